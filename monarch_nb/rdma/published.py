@@ -83,7 +83,8 @@ class Published:
 
     def updating(self, version: int | None = None) -> AbstractContextManager[int]:
         """Return a context in which the tensors are changed, on each rank that has published them. Readers
-        get all of the old version or all of the new one; who reads meanwhile waits.
+        get all of the old version or all of the new one; who reads meanwhile waits. The block begins later,
+        by 10 s at most, if a reader that has found no time to read asks for it.
 
         If the block raises, the tensors are no version: readers wait until the next block is done.
 
@@ -201,12 +202,16 @@ def load_into(
     published = source if isinstance(source, Published) else Published.join(_each(source))
     deadline = deadline_of(timeout)
     counters = published._versioned() if min_version is not None else published.counters
-    while True:
-        version = versions.settled(counters, min_version, deadline) if counters else None
-        jobs, conversions = _plan(state_dict, published, deadline, strict=strict)
-        receipt = data_plane().submit(jobs).get() if jobs else Receipt(READ, "local", 0, 0.0)
-        if version is None or versions.still(counters, version, deadline):
-            break
+    turn = versions.Turn(counters, deadline)
+    try:
+        while True:
+            version = turn.settled(min_version) if counters else None
+            jobs, conversions = _plan(state_dict, published, deadline, strict=strict)
+            receipt = data_plane().submit(jobs).get() if jobs else Receipt(READ, "local", 0, 0.0)
+            if version is None or turn.still(version):
+                break
+    finally:
+        turn.end()
     for target, fresh in conversions:
         target.copy_(fresh)
     _set_values(state_dict, published)

@@ -4,6 +4,10 @@ Each publisher has two counters in registered memory: versions begun, and versio
 it writes. A reader looks at them before it reads, and again afterwards: if all were equal and have stayed as
 they were, all that it has read is of one version; else it reads again. That's a sequence lock (Lameter,
 "Effective synchronization on Linux/NUMA systems", 2005), over the data plane and for several writers.
+
+A writer that leaves no gap would starve readers. So a reader that has failed says for how long it needs what
+is there: it writes that, in microseconds, beside the counters. The next update begins when that time is over,
+or when the reader has what it needs and writes a 0. A reader that dies holds the writer up just that long.
 """
 
 from __future__ import annotations
@@ -12,18 +16,25 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from monarch_nb.exceptions import MeshUsageError, TransferTimeout
-from monarch_nb.rdma.buffer import RDMABuffer, handle_of, make_job
+from monarch_nb.exceptions import MeshUsageError, RDMAError, TransferTimeout
+from monarch_nb.rdma.buffer import RDMABuffer, deadline_of, handle_of, make_job
 from monarch_nb.rdma.data_plane import data_plane
-from monarch_nb.rdma.path import READ
+from monarch_nb.rdma.memory import memory_of
+from monarch_nb.rdma.path import READ, WRITE, Job
 
-_BEGUN, _DONE = 0, 1
+_BEGUN, _DONE, _ASKED = 0, 1, 2
 _FIRST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.02
 """How often a reader that waits looks: less often each time."""
+
+_FIRST_ASK_S = 0.05
+_LONGEST_ASK_S = 10.0
+"""For how long a reader asks a writer to hold still: at first, and at most."""
+_HOLD_POLL_S = 0.0005
+_TELL_S = 10.0
 
 _ours: dict[tuple[int, int], Any] = {}
 """Counters of this process, by slot and key of their registration."""
@@ -40,7 +51,7 @@ def new_counter(version: int) -> RDMABuffer:
         raise MeshUsageError(f"publish: a version is a whole number of at least 0, not {version!r}")
     import numpy
 
-    memory = numpy.array([version, version], dtype=numpy.int64)
+    memory = numpy.array([version, version, 0], dtype=numpy.int64)
     counter = RDMABuffer(memory)
     with _lock:
         _ours[_key(counter)] = memory
@@ -67,10 +78,23 @@ def writing(counters: Sequence[RDMABuffer], version: int | None) -> Iterator[int
     new = before + 1 if version is None else version
     if not isinstance(new, int) or new <= before:
         raise MeshUsageError(f"updating: a new version is a number above {before}, not {new!r}")
+    _hold_still(memory)
     memory[_BEGUN] = new
     yield new  # if this raises, what is there is no version: it stays begun, until the next one is done
     _finish_on_devices()
     memory[_DONE] = new
+
+
+def _hold_still(memory: Any) -> None:
+    """Wait as long as readers have asked for. They may ask again meanwhile: for another time, each time."""
+    limit = time.monotonic() + _LONGEST_ASK_S
+    while (asked := int(memory[_ASKED])) and time.monotonic() < limit:
+        until = min(limit, time.monotonic() + asked / 1e6)
+        while int(memory[_ASKED]) == asked and time.monotonic() < until:
+            time.sleep(_HOLD_POLL_S)
+        if int(memory[_ASKED]) == asked:
+            break  # whoever asked has taken longer than it has said, or has ended
+    memory[_ASKED] = 0
 
 
 def _own(counters: Sequence[RDMABuffer]) -> Any:
@@ -101,29 +125,93 @@ def _key(counter: RDMABuffer) -> tuple[int, int]:
 # --- readers
 
 
+class Turn:
+    """One reader's turn: it looks until it has all of one version, and has writers hold still if that fails.
+
+    Args:
+        counters: of all publishers.
+        deadline: when it must be over (`time.monotonic`); None: never.
+    """
+
+    def __init__(self, counters: Sequence[RDMABuffer], deadline: float | None) -> None:
+        self._counters = counters
+        self._deadline = deadline
+        self._num_asked = 0
+        self._began = time.monotonic()
+
+    def settled(self, at_least: int | None) -> int:
+        """Wait until all publishers hold the same version, at least `at_least`, and none is writing; return
+        it.
+
+        Raises:
+            TransferTimeout: if that takes too long; it says how far publishers are.
+            BufferGone: if one has dropped it, or has ended.
+        """
+        pause_s = _FIRST_PAUSE_S
+        first: list[int] | None = None
+        while True:
+            self._began = time.monotonic()
+            states = _read(self._counters, self._deadline)
+            done = [state[_DONE] for state in states]
+            if len({number for state in states for number in state}) == 1 and _reaches(done[0], at_least):
+                return done[0]
+            if self._deadline is not None and time.monotonic() + pause_s > self._deadline:
+                raise TransferTimeout(_late(states, at_least))
+            first = first or done
+            if done != first and all(_reaches(each, at_least) for each in done):
+                self._ask()  # versions come, but no moment in which nobody writes
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def still(self, version: int) -> bool:
+        """Say whether no publisher has begun another version; if one has, writers are asked to hold still for
+        the next try.
+        """
+        is_still = set(_read(self._counters, self._deadline)) == {(version, version)}
+        if not is_still:
+            self._ask()
+        return is_still
+
+    def end(self) -> None:
+        """Have writers go on, if they were asked to hold still."""
+        if self._num_asked:
+            with suppress(RDMAError):  # one has ended: nobody waits there
+                self._tell(0)
+
+    def _ask(self) -> None:
+        """Ask for twice as long as the last try has taken, and each time for longer."""
+        self._num_asked += 1
+        wanted_s = max(_FIRST_ASK_S, 2 * (time.monotonic() - self._began)) * 2 ** min(self._num_asked - 1, 6)
+        self._tell(int(min(wanted_s, _LONGEST_ASK_S) * 1e6) + self._num_asked)
+
+    def _tell(self, asked_us: int) -> None:
+        import numpy
+
+        left = deadline_of(_TELL_S)
+        asked = numpy.array([asked_us], dtype=numpy.int64)
+        data_plane().submit(
+            [
+                Job(WRITE, handle_of(counter).part((slice(_ASKED, _ASKED + 1),)), memory_of(asked), left)
+                for counter in self._counters
+            ]
+        ).get()
+
+
+def _reaches(version: int, at_least: int | None) -> bool:
+    return at_least is None or version >= at_least
+
+
 def settled(counters: Sequence[RDMABuffer], at_least: int | None, deadline: float | None) -> int:
-    """Wait until all publishers hold the same version, at least `at_least`, and none is writing; return
-    it.
+    """Wait for a version that all publishers hold, at least `at_least`, and return it.
 
     Raises:
-        TransferTimeout: if that takes too long; it says how far publishers are.
-        BufferGone: if one has dropped it, or has ended.
+        TransferTimeout, BufferGone: as `Turn.settled`.
     """
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        states = _read(counters, deadline)
-        version = states[0][_DONE]
-        if set(states) == {(version, version)} and (at_least is None or version >= at_least):
-            return version
-        if deadline is not None and time.monotonic() + pause_s > deadline:
-            raise TransferTimeout(_late(states, at_least))
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-
-def still(counters: Sequence[RDMABuffer], version: int, deadline: float | None) -> bool:
-    """Say whether no publisher has begun another version."""
-    return set(_read(counters, deadline)) == {(version, version)}
+    turn = Turn(counters, deadline)
+    try:
+        return turn.settled(at_least)
+    finally:
+        turn.end()
 
 
 def _late(states: Sequence[tuple[int, int]], at_least: int | None) -> str:
@@ -137,7 +225,7 @@ def _late(states: Sequence[tuple[int, int]], at_least: int | None) -> str:
 def _read(counters: Sequence[RDMABuffer], deadline: float | None) -> list[tuple[int, int]]:
     import numpy
 
-    found: list[Any] = [numpy.empty(2, dtype=numpy.int64) for _ in counters]
+    found: list[Any] = [numpy.empty(3, dtype=numpy.int64) for _ in counters]
     left = None if deadline is None else max(0.001, deadline - time.monotonic())
     jobs = [make_job(READ, counter, into, left) for counter, into in zip(counters, found, strict=True)]
     data_plane().submit(jobs).get()

@@ -13,7 +13,7 @@ import torch
 
 from monarch_nb.actor import Actor, ActorMesh, HostMesh, ProcMesh, endpoint
 from monarch_nb.exceptions import ActorError, MeshUsageError, TransferTimeout
-from monarch_nb.rdma import Published, load_into, publish
+from monarch_nb.rdma import Published, load_into, publish, versions
 
 NUM = 1 << 17
 
@@ -50,6 +50,19 @@ class Trainer(Actor):
         def work() -> None:
             while not self.stop.wait(0.002):
                 self._step()
+
+        threading.Thread(target=work, daemon=True).start()
+
+    @endpoint
+    def train_without_a_gap(self) -> None:
+        """Take steps in a thread, one right after the other; most of the time is spent in the step."""
+
+        def work() -> None:
+            while not self.stop.is_set():
+                with self.published.updating() as version:
+                    for tensor in self.state.values():
+                        tensor.fill_(version)
+                        self.stop.wait(0.01)
 
         threading.Thread(target=work, daemon=True).start()
 
@@ -95,6 +108,27 @@ def test_a_reader_never_gets_a_mix(pair: Any) -> None:
         assert values == {float(version)} and version > newest
         newest = version
     trainer.end.call_one().get(60)
+
+
+def test_a_trainer_that_leaves_no_gap_starves_no_reader(pair: Any) -> None:
+    trainer, reader, _ = pair
+    source = trainer.publish.call_one(0).get(60)
+    trainer.train_without_a_gap.call_one().get(60)
+    newest = 0
+    for _ in range(3):
+        version, values = reader.load.call_one(source, newest + 1, 20.0).get(90)
+        assert values == {float(version)} and version > newest
+        newest = version
+    assert source.wait(newest + 1, timeout=20.0) > newest  # it goes on
+    trainer.end.call_one().get(60)
+
+
+def test_a_reader_that_has_asked_and_died_holds_the_trainer_up_once(pair: Any) -> None:
+    trainer, _, _ = pair
+    source = trainer.publish.call_one(0).get(60)
+    versions.Turn(source.counters, None)._ask()
+    assert [trainer.step.call_one().get(60) for _ in range(2)] == [1, 2]
+    assert source.wait() == 2
 
 
 def test_it_waits_for_the_next_version(pair: Any) -> None:
