@@ -57,7 +57,13 @@ def restore(path: str | os.PathLike[str], model: nn.Module, optimizer: Any = Non
     if optimizer is not None:
         if "optimizer" not in found:
             raise MeshUsageError(f"{path} was saved without an optimiser: restore(path, model)")
-        _take_over(state["optimizer"], found["optimizer"])
+        saved_state = found["optimizer"]["state"]
+        numbered = (p for group in optimizer.param_groups for p in group["params"])
+        for number, each in enumerate(numbered):  # of a parameter without gradients nothing was saved
+            if number in saved_state:
+                _take_over(optimizer.state[each], saved_state[number])
+            else:
+                optimizer.state.pop(each, None)
         for group, saved in zip(optimizer.param_groups, found["optimizer"]["param_groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
     more: dict[str, Any] = found["more"]

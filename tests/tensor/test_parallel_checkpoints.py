@@ -55,6 +55,19 @@ def test_a_rank_dies_in_the_middle_and_training_goes_on(own_mesh: Mesh, tmp_path
     assert os.listdir(tmp_path) == ["run"]
 
 
+def test_a_parameter_without_gradients_has_no_state(mesh: Mesh, tmp_path: Path) -> None:
+    case = CASES["sparse attention"]  # its gate only chooses
+    model = monarch_nb.parallelize(case.make(), mesh)
+    optimizer = optim.AdamW(model.parameters(), lr=1e-2)
+    case.loss(model(case.batch()[0]), case.batch()[1]).backward()
+    optimizer.step()
+    assert model[1].gate.grad is None and len(optimizer.state) == 6
+    monarch_nb.save(tmp_path / "run", model, optimizer)
+    monarch_nb.restore(tmp_path / "run", model, optimizer)
+    assert len(optimizer.state) == 6
+    assert all(state["step"] == 1 for state in optimizer.state.values())
+
+
 def test_other_ranks_and_another_strategy_read_it(mesh: Mesh, own_mesh: Mesh, tmp_path: Path) -> None:
     plain = CASE.make()
     batch = CASE.batch()

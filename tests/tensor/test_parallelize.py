@@ -212,7 +212,7 @@ def test_what_is_chosen_and_why(mesh: Mesh) -> None:
 @pytest.mark.parametrize("words", [{"checkpoint": True}, {"precision": "bf16"}, {"compile": True}], ids=str)
 def test_ways_to_run(mesh: Mesh, words: dict[str, Any]) -> None:
     torch.set_default_dtype(torch.float32)
-    case = CASES["gpt"]
+    case = CASES["mlp" if "compile" in words else "gpt"]
     plain = case.make()
     model = monarch_nb.parallelize(plain, mesh, "fsdp", **words)
     batches = [case.batch() for _ in range(2)]

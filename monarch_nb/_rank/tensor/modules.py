@@ -217,14 +217,15 @@ class OnRank:
         self._reached = ""
         scale = float(self._mesh.size()) if self._divides() else 1.0
         local = [self._share(g, p, scale) for g, p in zip(gradients, layouts, strict=True)]
-        parameters = list(self.module.parameters())
         try:
             torch.autograd.backward([ran.outputs[n] for n in numbers], local, retain_graph=keeps)
+            # fully_shard swaps parameters: only now they are those that have gradients
+            parameters = list(self.module.parameters())
             found = [self._as_global(self._taken(parameters[n], n)) for n in wanted]
         except Exception as error:
             raise self._located(error, "backward") from error
         finally:
-            for each in parameters:
+            for each in self.module.parameters():
                 each.grad = None
         return [*(self._of_input(*each) for each in ran.inputs), *found]
 
@@ -243,6 +244,10 @@ class OnRank:
 
     def _taken(self, parameter: nn.Parameter, number: int) -> torch.Tensor:
         if parameter.grad is None:
+            if _local(parameter).numel():
+                raise RuntimeError(
+                    f"{self._names[number]} has got no gradient, though it contributes to the result"
+                )
             return torch.zeros_like(parameter)
         gradient = parameter.grad
         if self._recipe.strategy == "fsdp" and self._names[number] in self._recipe.apart:
