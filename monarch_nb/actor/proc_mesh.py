@@ -490,6 +490,15 @@ def why_stopped(mesh: ProcMesh) -> str:
     return mesh._stopped
 
 
+def check_alive(mesh: ProcMesh, what: str) -> None:
+    """Refuse something that is to be done on processes that this program has stopped.
+
+    Raises:
+        SupervisionError: if it has stopped them, saying why.
+    """
+    mesh._check_alive(what)
+
+
 def mark_stopped(mesh: ProcMesh, reason: str) -> None:
     """Take note that these processes have been stopped: the next use of the handle raises."""
     mesh._stopped = reason

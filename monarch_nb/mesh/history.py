@@ -20,6 +20,7 @@ from monarch_nb.display.fold import Fold
 from monarch_nb.exceptions import MeshUsageError, RankFailure, fold_alike
 from monarch_nb.mesh.cell_run import CellRun
 from monarch_nb.mesh.export import export
+from monarch_nb.mesh.log_page import read_page
 from monarch_nb.units import size_text
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ class History:
         self._mesh = mesh
 
     def entries(self, limit: int = 1000) -> Entries:
-        """Return the last entries, oldest first."""
+        """Return the last entries of the journal, oldest first."""
         found = session_of(self._mesh).request(GetHistory(limit))
         entries = Entries(Entry.of(row) for row in found.entries)
         dropped, trouble = found.num_dropped_bytes, found.trouble
@@ -231,6 +232,16 @@ class History:
                 "%mesh set journal DAYS|off; not of a cell whose first line has # nolog)"
             )
         return entries
+
+    def last_lines(self, ranks: str | Sequence[int] = "all", limit: int = 50) -> list[str]:
+        """Return what ranks have printed last, the oldest line first.
+
+        Example:
+            >>> mesh.last_lines("0", 2)                   # doctest: +SKIP
+            ['loss 0.41', 'loss 0.39']
+        """
+        page = read_page(self._mesh, self._mesh.select(ranks), limit=limit)
+        return [line.text for line in page.lines[-limit:]]
 
     def settings(self, *, off: bool | None = None, keep_s: float | None = None) -> JournalSettings:
         """Turn the journal off or on, or say for how long what is in it is kept; return what holds."""

@@ -14,47 +14,93 @@ from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.actor.value_mesh import ValueMesh
 from monarch_nb.exceptions import ActorError
 from monarch_nb.mesh.export import literals
-from monarch_nb.mesh.variables import Variables, check_name, explained
+from monarch_nb.mesh.scatter import parts_of
+from monarch_nb.mesh.variables import Difference, Variables, check_name, explained, find_difference
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
 
 
-def push(mesh: Mesh, variables: Mapping[str, Any], ranks: str | Sequence[int]) -> None:
-    """Set variables on ranks; see `Mesh.push`."""
-    for name in variables:
+class Namespace:
+    """The variables of cells, on the ranks of a mesh: `mesh.push(...)` is `mesh.variables.push(...)`."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+
+    def push(self, variables: Mapping[str, Any], ranks: str | Sequence[int] = "all") -> None:
+        """Set variables in the cells' namespace of ranks."""
+        mesh = self._mesh
+        for name in variables:
+            check_name(name)
+        part = mesh.part(ranks)
+        if is_on_other_hosts(part):
+            _host_broadcast().push(part, variables)
+        else:
+            work_on(part, Work.PUSH, dict(variables), f"push of {', '.join(variables)}").get()
+        _note(mesh, "push", list(variables), mesh.select(ranks), values=literals(variables))
+
+    def scatter(self, name: str, value: Any, ranks: str | Sequence[int] = "all", *, dim: int = 0) -> None:
+        """Give each rank a part of a value, as a variable of that name: sizes of parts differ by one at most.
+
+        Args:
+            value: a tensor, an array, a list; or a table, whose rows are split: Arrow, Polars, pandas, a
+                Hugging Face dataset, a relation of DuckDB, of which ranks get Arrow tables. What arrives is
+                of the same type.
+            dim: of a tensor or an array.
+
+        Raises:
+            MeshUsageError: if it can't be split.
+
+        Example:
+            >>> mesh.scatter("frame", polars.read_parquet("data.parquet"))     # doctest: +SKIP
+        """
         check_name(name)
-    part = mesh.part(ranks)
-    if is_on_other_hosts(part):
-        _host_broadcast().push(part, variables)
-    else:
-        work_on(part, Work.PUSH, dict(variables), f"push of {', '.join(variables)}").get()
-    _note(mesh, "push", list(variables), mesh.select(ranks), values=literals(variables))
+        chosen = self._mesh.select(ranks)
+        for rank, part in zip(chosen, parts_of(name, value, len(chosen), dim), strict=True):
+            self.push({name: part}, [rank])
 
+    def pull(self, *names: str, ranks: str | Sequence[int] = "all") -> ValueMesh[Any]:
+        """Return variables of the cells' namespace: one value per rank, or a dict for several names.
 
-def pull(mesh: Mesh, names: Sequence[str], ranks: str | Sequence[int]) -> ValueMesh[Any]:
-    """Return variables of ranks; see `Mesh.pull`."""
-    for name in names:
-        check_name(name)
-    chosen = mesh.select(ranks)
-    part = mesh.part(ranks) if ranks != "all" else mesh
-    try:
-        found: ValueMesh[Any] = (
-            _host_broadcast().pull(part, names)
-            if is_on_other_hosts(part)
-            else work_on(part, Work.PULL, list(names), f"pull of {', '.join(names)}").get()
-        )
-    except ActorError as error:
-        raise explained(error, chosen) from None
-    _note(mesh, "pull", names, chosen)
-    return found.map(lambda values: values[names[0]]) if len(names) == 1 else found
+        Raises:
+            UnknownVariable: (an ActorError and a NameError) if a rank has no such variable.
+        """
+        mesh = self._mesh
+        for name in names:
+            check_name(name)
+        chosen = mesh.select(ranks)
+        part = mesh.part(ranks) if ranks != "all" else mesh
+        try:
+            found: ValueMesh[Any] = (
+                _host_broadcast().pull(part, names)
+                if is_on_other_hosts(part)
+                else work_on(part, Work.PULL, list(names), f"pull of {', '.join(names)}").get()
+            )
+        except ActorError as error:
+            raise explained(error, chosen) from None
+        _note(mesh, "pull", names, chosen)
+        return found.map(lambda values: values[names[0]]) if len(names) == 1 else found
 
+    def vars(self, ranks: str | Sequence[int] = "all", names: Sequence[str] = ()) -> Variables:
+        """Return what ranks hold in the cells' namespace: type, shape, dtype, device, norm; where they
+        differ.
 
-def described(mesh: Mesh, ranks: str | Sequence[int], names: Sequence[str]) -> Variables:
-    """Return what ranks hold; see `Mesh.vars`."""
-    chosen = mesh.select(ranks)
-    found = work_on(mesh.part(chosen), Work.VARS, list(names), "vars").get()
-    return Variables(dict(zip(chosen, found.values(), strict=True)))
+        Args:
+            names: only these.
+        """
+        mesh = self._mesh
+        chosen = mesh.select(ranks)
+        found = work_on(mesh.part(chosen), Work.VARS, list(names), "vars").get()
+        return Variables(dict(zip(chosen, found.values(), strict=True)))
+
+    def diff(self, name: str, ranks: str | Sequence[int] = "all") -> Difference:
+        """Return where ranks disagree on a variable: a tensor, a module, a state dict, or anything else.
+
+        Raises:
+            UnknownVariable: (an ActorError and a NameError) if a rank has no such variable.
+        """
+        check_name(name.partition(".")[0].partition("[")[0])
+        return find_difference(self._mesh, name, self._mesh.select(ranks))
 
 
 def _note(mesh: Mesh, kind: str, names: Sequence[str], ranks: tuple[int, ...], **fields: Any) -> None:

@@ -4,10 +4,12 @@ spread evenly.
 pool      hands out tasks; one that was on a rank when that died is given to another
 mapping   mesh.map: a function over items, in order or as they're done
 executor  mesh.executor(): a concurrent.futures.Executor
+many      both, as a mesh has them
 joblib    the backend "monarch_nb" of joblib
 """
 
 from monarch_nb.mesh.tasks.executor import MeshExecutor
+from monarch_nb.mesh.tasks.many import Tasks
 from monarch_nb.mesh.tasks.mapping import MapRun
 
-__all__ = ["MapRun", "MeshExecutor"]
+__all__ = ["MapRun", "MeshExecutor", "Tasks"]

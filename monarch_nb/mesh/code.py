@@ -1,0 +1,87 @@
+"""The code that ranks run: files brought to the hosts, modules reloaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from monarch_nb._reload import SyncMode
+from monarch_nb.mesh.sync import SYNC_S, EnvironmentChoice, SyncRequest, set_sync_mode, sync, sync_mode
+from monarch_nb.sync import SyncOptions, SyncReceipt
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.core import Mesh
+
+
+class Code:
+    """What code the ranks of a mesh run: `mesh.sync()` is `mesh.code.sync()`."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+
+    def sync(
+        self,
+        *paths: str | os.PathLike[str],
+        dry_run: bool = False,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        same_path: bool = False,
+        reload: bool = True,
+        force: bool = False,
+        env: bool = False,
+        verify: bool = False,
+        copy: bool = False,
+        timeout_s: float = SYNC_S,
+    ) -> SyncReceipt:
+        """Bring the workspace to all other hosts; then have this program and all ranks run what the files of
+        their modules hold now.
+
+        The workspace is the repository that this program works in, or else its working directory. Files that
+        git ignores don't go along, nor do secrets, environments, and files over 100 MB; a `.meshignore` says
+        more, in the language of a .gitignore. On another host they lie in a folder of their own, which ranks
+        there import from and work in. What is sent is what is missing there. Hosts that share the file system
+        are sent nothing. Objects keep their identity and state when a module is reloaded; only modules of
+        yours are looked at, not installed packages.
+
+        Args:
+            paths: files or folders to reload; a folder outside of the workspace is brought to the hosts, too.
+            dry_run: only say what would be sent and reloaded.
+            include: patterns of what goes along although it's ignored, secret or big; they hold for later
+                syncs, too.
+            exclude: patterns of what doesn't.
+            same_path: make a link at the notebook's path on each host.
+            reload: without it, files are only put in place.
+            force: however large the workspace is; without it, up to a GiB.
+            env: bring the environment that this program runs with, too, interpreter included. Living ranks
+                keep what they were started with; those that are started from then on (`restart`, `heal`,
+                `resize`) run in it.
+            verify: with `env`: read every file here, whatever its package's record says.
+            copy: with `env`: make a copy also for hosts that see this program's files, so that what is
+                installed here later changes nothing there.
+            timeout_s: so long a rank that is busy is waited for; it reloads when it's done, and the receipt
+                says so.
+
+        Raises:
+            MeshUsageError: if a path doesn't exist, or the workspace can't be meant.
+
+        Example:
+            >>> print(mesh.sync())                        # doctest: +SKIP
+            workspace /home/me/proj: 31 files, 210 KiB, in 41 ms
+            [hosts 1-2] 1 changed (model.py): 9.1 KiB sent
+            [0-7] reloaded model.py (class Net, 2 functions)
+        """
+        options = SyncOptions(tuple(include), tuple(exclude), dry_run, same_path, force)
+        environment = EnvironmentChoice(verify, copy) if env else None
+        return sync(self._mesh, SyncRequest(paths, timeout_s, reload, environment), options)
+
+    @property
+    def mode(self) -> SyncMode:
+        """What ranks do before a cell when modules that they have loaded have changed: warn, watch, strict
+        or off.
+        """
+        return sync_mode(self._mesh)
+
+    def set_mode(self, mode: str) -> None:
+        """Say what ranks do before a cell when modules that they have loaded have changed."""
+        set_sync_mode(self._mesh, mode)

@@ -1,0 +1,36 @@
+"""A method of a mesh that one of its parts does: written once, with its signature and its text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def delegate(part: str, method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Return a method that calls one of a part of its object; help and signature are that one's.
+
+    Args:
+        part: the attribute of the object that holds the part.
+        method: the part's method, as its class has it.
+
+    Example:
+        >>> class Names:
+        ...     def add(self, name: str) -> str:
+        ...         return f"added {name}"
+        >>> class Book:
+        ...     def __init__(self):
+        ...         self.names = Names()
+        ...     add = delegate("names", Names.add)
+        >>> Book().add("Ada")
+        'added Ada'
+    """
+
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return method(getattr(self, part), *args, **kwargs)
+
+    return update_wrapper(call, method)

@@ -1,0 +1,64 @@
+"""Many small tasks on the ranks of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from monarch_nb.actor.proc_mesh import check_alive
+from monarch_nb.mesh.tasks.executor import MeshExecutor
+from monarch_nb.mesh.tasks.mapping import MapRun
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.core import Mesh
+
+R = TypeVar("R")
+
+
+class Tasks:
+    """Give tasks to whichever rank of a mesh is free: `mesh.map(...)` is `mesh.tasks.map(...)`."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+
+    def map(
+        self,
+        function: Callable[..., R],
+        items: Iterable[Any],
+        *,
+        ranks: str | Sequence[int] = "all",
+        ordered: bool = True,
+        retries: int = 2,
+        return_exceptions: bool = False,
+        progress: bool = True,
+    ) -> MapRun[R]:
+        """Call `function` of each item on whichever rank is free; begins at once, and doesn't wait.
+
+        Args:
+            items: anything that can be iterated; of a generator, items are taken as ranks get free, in
+                another thread.
+            ordered: results in the order of the items; else as they're done.
+            retries: how often an item is given to another rank when one has died at it.
+            return_exceptions: an item's error takes the place of its result; else it's raised, and the rest
+                is given up.
+            progress: show a bar in a notebook, if it takes more than two seconds.
+
+        Example:
+            >>> mesh.map(lambda x: x * x, range(4)).get()            # doctest: +SKIP
+            [0, 1, 4, 9]
+        """
+        check_alive(self._mesh, "map")
+        return MapRun(
+            self._mesh, function, items, self._mesh.select(ranks),
+            ordered=ordered, retries=retries, return_exceptions=return_exceptions, progress=progress,
+        )  # fmt: skip
+
+    def executor(self, ranks: str | Sequence[int] = "all", *, retries: int = 2) -> MeshExecutor:
+        """Return a `concurrent.futures.Executor` whose workers are ranks.
+
+        Example:
+            >>> with mesh.executor() as pool:                         # doctest: +SKIP
+            ...     futures = [pool.submit(evaluate, path) for path in paths]
+        """
+        check_alive(self._mesh, "executor")
+        return MeshExecutor(self._mesh, self._mesh.select(ranks), retries=retries)
