@@ -129,6 +129,7 @@ EXAMPLES = [
     "_host.agent.dumped",
     "_protocol.base",
     "_protocol.registry",
+    "_host.controller.heal_steps",
     "_host.controller.workflow",
     "_journal.disk",
     "_journal.entries",

@@ -15,8 +15,8 @@
     looks        stacks, and what ranks wait for
     debug_service   who stands at a breakpoint
     question_service  what ranks ask whoever can type
-    healing      what is done about losses, as heal_states decides (pure); orphans, reshaping, spawn_specs,
-                 groups, checkpoints, singletons; workflow: steps that wait for answers
+    healing      what is done about losses, as heal_states and heal_steps decide (pure); orphans, reshaping,
+                 spawn_specs, groups, checkpoints, singletons; workflow: steps that wait for answers
 
 `controller` derives from `agent.process`: the controller's machine has ranks like any other.
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
 from msgspec import to_builtins
 from msgspec.structs import replace
@@ -18,10 +18,26 @@ from msgspec.structs import replace
 from monarch_nb._host.controller.exits import Exited
 from monarch_nb._host.controller.groups import remake_groups
 from monarch_nb._host.controller.heal_states import TOGETHER_S, Losses, Turns
-from monarch_nb._host.controller.registry import Group, Policy, Proc, Waiting
+from monarch_nb._host.controller.heal_steps import (
+    START_S,
+    AwaitTaken,
+    Effect,
+    FindBusy,
+    MakeActors,
+    RemakeGroup,
+    ReplaceHost,
+    RestartRanks,
+    RunDefinitions,
+    Settle,
+    StartRanks,
+    TellHealed,
+    common_version,
+    heal_steps,
+)
+from monarch_nb._host.controller.registry import Group, Policy, Waiting
 from monarch_nb._host.controller.reshaping import Reshaping
 from monarch_nb._host.controller.spawn_specs import SpawnSpec, SpawnSpecs
-from monarch_nb._host.controller.workflow import Workflow, run_workflow
+from monarch_nb._host.controller.workflow import Workflow, carry_out, run_workflow
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.events import ActorsHealed, Notice
 from monarch_nb._protocol.exits import RankExit
@@ -38,7 +54,7 @@ from monarch_nb._protocol.healing import (
 )
 from monarch_nb._protocol.questions import AbortCollectives, CheckpointVersions, LivingActors, WhereNow
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
-from monarch_nb._protocol.states import CellStatus, CheckpointKind, EntryKind, HostState, OnFailure, ProcState
+from monarch_nb._protocol.states import CellStatus, CheckpointKind, EntryKind, OnFailure
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -50,7 +66,6 @@ if TYPE_CHECKING:
 
 Done = Callable[[Report], None]
 
-START_S = 60.0
 TAKEN_S = 60.0
 """How long a heal waits for hosts that are being taken away."""
 CONSTRUCT_S = 120.0
@@ -252,37 +267,41 @@ class Healing:
     # --- healing
 
     def _heal(self, request: Heal) -> Workflow[Report]:
-        controller, group, asked, report = self._controller, request.group, request.procs, Report()
         began = time.monotonic()
-        yield partial(self._when_taken, group)
-        members = {
-            p.proc: p
-            for p in controller.registry.procs.values()
-            if p.group == group and p.state != ProcState.STOPPED
-        }
-        wanted = set(members) if asked is None else set(asked)
-        lost = [p for p in members.values() if p.end is not None and p.proc in wanted]
-        # Who asks wants a mesh that works. By itself nothing is ended that still lives: somebody may want to
-        # look at it.
-        hanging = [
-            p for p in members.values() if p.proc in (asked or ()) and controller.cells.is_stuck(p.proc)
-        ]
-        yield from self._restart(hanging, report)
-        yield from self._start_ranks(lost, report)
-        ranks = {p.rank: p.proc for p in members.values() if p.end is None}
-        report.ranks = sorted(p.rank for p in (*lost, *hanging) if p.end is None)
-        said = yield from remake_groups(controller, ranks, if_torn=not report.ranks, retry=_RETRY)
-        report.messages += [said] if said else []
-        new = {rank: ranks[rank] for rank in report.ranks}
-        yield from controller.definitions.run(controller.registry.groups[group], new, report)
-        yield from self.make_actors(set(ranks.values()) & wanted, report)
-        if report.ranks and asked:
-            yield from self._say_who_is_busy(
-                {r: p for r, p in ranks.items() if r not in report.ranks}, report
-            )
-        self._tell_all(group, report)
+        steps = heal_steps(self._controller.registry, request, self._controller.cells.is_stuck)
+        report = yield from carry_out(steps, self._perform)
         report.seconds = time.monotonic() - began
         return report
+
+    def _perform(self, effect: Effect) -> Workflow[Any]:
+        """Do one step of a heal; return what came of it."""
+        controller = self._controller
+        match effect:
+            case AwaitTaken(group):
+                yield partial(self._when_taken, group)
+            case RestartRanks(procs):
+                controller.ranks.restart(list(procs))
+            case StartRanks(procs):
+                for proc in procs:
+                    controller.ranks.start_again(proc)
+            case ReplaceHost(index):
+                return controller.hosts.link.replace(controller.registry.hosts[index])
+            case Settle(who):
+                yield partial(self.when_settled, set(who))
+            case RemakeGroup(ranks, if_torn):
+                return (yield from remake_groups(controller, dict(ranks), if_torn=if_torn, retry=_RETRY))
+            case RunDefinitions(group, ranks, report):
+                yield from controller.definitions.run(controller.registry.groups[group], ranks, report)
+            case MakeActors(actors_on, report):
+                yield from self.make_actors(set(actors_on), report)
+            case FindBusy(ranks):
+                found = yield partial(controller.asking.ask, dict(ranks), WhereNow(), timeout_s=_BUSY_S)
+                return sorted(rank for rank, where in found.items() if where.in_function)
+            case TellHealed(group, actor_ids):
+                self._tell_all(group, actor_ids)
+            case _:
+                assert_never(effect)
+        return None
 
     def _when_taken(self, group: str, go_on: Callable[[Any], None]) -> None:
         """Wait for hosts that are being taken away: their ranks save what they hold, and then are lost."""
@@ -297,66 +316,6 @@ class Healing:
                 go_on(None)
 
         look()
-
-    def _restart(self, hanging: list[Proc], report: Report) -> Workflow[None]:
-        if not hanging:
-            return
-        self._controller.ranks.restart([p.proc for p in hanging])
-        report.messages.append(f"{name_ranks(p.rank for p in hanging)} hung in a cell that was given up")
-        yield from self._await_start(hanging, report)
-
-    def _start_ranks(self, lost: list[Proc], report: Report) -> Workflow[None]:
-        controller = self._controller
-        yield from self._replace_hosts(lost, report)
-        startable = [
-            p for p in lost if controller.registry.hosts[address.host_of(p.proc)].state == HostState.UP
-        ]
-        for entry in startable:
-            controller.ranks.start_again(entry.proc)
-        yield from self._await_start(startable, report)
-
-    def _await_start(self, entries: list[Proc], report: Report) -> Workflow[None]:
-        """Wait until ranks that are being started are up, or have failed."""
-        yield partial(self.when_settled, {p.proc for p in entries})
-        for entry in entries:
-            if entry.end is not None:
-                report.problems.append(f"rank {entry.rank} did not start: {describe_end(entry.end)}")
-            elif entry.state == ProcState.STARTING:
-                report.problems.append(f"rank {entry.rank} did not start within {START_S:g} s")
-
-    def _say_who_is_busy(self, ranks: dict[int, int], report: Report) -> Workflow[None]:
-        """Functions of a call that has failed go on elsewhere, and whatever comes next waits for them:
-        nobody else would say so.
-        """
-        found = yield partial(self._controller.asking.ask, ranks, WhereNow(), timeout_s=_BUSY_S)
-        busy = sorted(r for r, where in found.items() if where.in_function)
-        if busy:
-            what = (
-                "a function that was called before" if len(busy) == 1 else "functions that were called before"
-            )
-            report.messages.append(
-                f"{name_ranks(busy)} still {'runs' if len(busy) == 1 else 'run'} {what}; to end that: "
-                "%mesh interrupt (mesh.interrupt())"
-            )
-
-    def _replace_hosts(self, lost: list[Proc], report: Report) -> Workflow[None]:
-        indices = {address.host_of(p.proc) for p in lost}
-        hosts = [
-            h for i in sorted(indices) if (h := self._controller.registry.hosts[i]).state != HostState.UP
-        ]
-        for host in hosts:
-            problem = self._controller.hosts.link.replace(host)
-            if problem:
-                report.problems.append(problem)
-        replaced = {address.host_proc(h.index) for h in hosts if h.state == HostState.EXPECTED}
-        yield partial(self.when_settled, replaced)
-        for host in hosts:
-            if host.state == HostState.UP:
-                report.hosts.append(host.label or host.hostname)
-            elif host.state == HostState.EXPECTED:
-                report.problems.append(
-                    f"host {host.label or host.index} did not come back within {START_S:g} s"
-                )
 
     def when_settled(self, who: set[int], go_on: Callable[[Any], None]) -> None:
         """Go on once ranks (or hosts) are up or have ended, or the time is up."""
@@ -431,10 +390,10 @@ class Healing:
             answers = yield partial(
                 self._controller.asking.ask, survivors, CheckpointVersions(), timeout_s=_ASK_S
             )
-            versions = [set(found.get(spec.actor_id, ())) for found in answers.values()]
-            common = set.intersection(*versions) if len(versions) == len(survivors) else set()
-            if common and (saved is None or max(common) >= saved.version):
-                resume = Resume(0, max(common), peer=next(iter(survivors.values())))
+            kept = [set(found.get(spec.actor_id, ())) for found in answers.values()]
+            common = common_version(kept, len(survivors), None if saved is None else saved.version)
+            if common is not None:
+                resume = Resume(0, common, peer=next(iter(survivors.values())))
                 where = "the others' memory"
         if resume is None or resume.version is None:
             report.messages.append(f"actor {spec.name!r} begins anew on what was lost: it had no checkpoint")
@@ -484,10 +443,10 @@ class Healing:
                 f"actor {spec.name!r} was not made again on rank {rank}: {refusal.type}: {refusal.message}"
             )
 
-    def _tell_all(self, group: str, report: Report) -> None:
+    def _tell_all(self, group: str, actor_ids: tuple[int, ...]) -> None:
         """Have handles on healed actors work again, everywhere."""
         for to in self._controller.everybody():
-            self._controller.event(to, ActorsHealed(group, tuple(report.actor_ids)))
+            self._controller.event(to, ActorsHealed(group, actor_ids))
 
 
 def _problem(error: Exception) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+E = TypeVar("E")
 
 GoOn = Callable[[Any], None]
 Step = Callable[[GoOn], None]
@@ -38,3 +39,24 @@ def run_workflow(workflow: Workflow[T], done: Callable[[T | Exception], None]) -
             step(go_on)
 
     go_on()
+
+
+def carry_out(steps: Generator[E, Any, T], perform: Callable[[E], Workflow[Any]]) -> Workflow[T]:
+    """Carry out pure steps, which yield what is to be done and are sent what came of it.
+
+    Example:
+        >>> def add():
+        ...     return (yield 3) + (yield 4)
+        >>> def double(n):
+        ...     return (yield lambda go_on: go_on(2 * n))
+        >>> run_workflow(carry_out(add(), double), print)
+        14
+    """
+    outcome = None
+    while True:
+        try:
+            effect = steps.send(outcome)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        outcome = yield from perform(effect)
