@@ -17,8 +17,8 @@ from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb.cells import DefinitionCell, with_definitions
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
-    from monarch_nb._host.controller.registry import Group
+    from monarch_nb._host.controller.cells import Cells
+    from monarch_nb._host.controller.registry import Group, Registry
 
 CELL_S = 60.0
 """How long such a cell may take on new ranks: it can't wait for ranks that don't take part."""
@@ -27,8 +27,8 @@ CELL_S = 60.0
 class Definitions:
     """Owned by the loop thread."""
 
-    def __init__(self, controller: ControllerProcess) -> None:
-        self._controller = controller
+    def __init__(self, registry: Registry, cells: Cells) -> None:
+        self._registry, self._runs = registry, cells
         self._cells: dict[str, tuple[DefinitionCell, ...]] = {}
         """By group, in the order in which they run."""
         self._restarted: set[int] = set()
@@ -46,7 +46,7 @@ class Definitions:
 
     def run(self, group: Group, ranks: Mapping[int, int], report: Report) -> Workflow[None]:
         """Run them on new ranks (numbers to procs), one after the other; what fails is a problem."""
-        procs = self._controller.registry.procs
+        procs = self._registry.procs
         up = {rank: proc for rank, proc in ranks.items() if procs[proc].state == ProcState.RUNNING}
         done = []
         for cell in self._cells.get(group.name, ()) if up else ():
@@ -66,7 +66,7 @@ class Definitions:
             cell.source, list(ranks), list(ranks.values()), format_ranks(ranks), group.name, cell.number,
             group.context, timeout_s=CELL_S, replay_of=cell.n,
         )  # fmt: skip
-        self._controller.cells.begin(request, "the host process", when_over=go_on)
+        self._runs.begin(request, "the host process", when_over=go_on)
 
     # --- restarts, of which nobody waits for a report
 
@@ -79,8 +79,8 @@ class Definitions:
         if proc not in self._restarted:
             return
         self._restarted.discard(proc)
-        entry = self._controller.registry.procs[proc]
-        group = self._controller.registry.groups[entry.group]
+        entry = self._registry.procs[proc]
+        group = self._registry.groups[entry.group]
         for cell in self._cells.get(group.name, ()):
             self._run(cell, group, {entry.rank: proc}, lambda _over: None)
 

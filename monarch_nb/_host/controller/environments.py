@@ -22,7 +22,10 @@ from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._wire import address
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.controller.hosts import HostService
+    from monarch_nb._host.controller.sending import Sends
+    from monarch_nb._host.controller.status_publisher import StatusPublisher
+    from monarch_nb._host.loop import Loop
 
 SWITCH_S = 120.0
 """How long a zygote may take until it answers."""
@@ -41,8 +44,8 @@ class _Switch:
 class EnvironmentService:
     """Owned by the loop thread."""
 
-    def __init__(self, controller: ControllerProcess) -> None:
-        self._controller = controller
+    def __init__(self, hosts: HostService, status: StatusPublisher, loop: Loop, sends: Sends) -> None:
+        self._hosts, self._status, self._loop, self._sends = hosts, status, loop, sends
         self._in_use: dict[int, RankEnvironment] = {}
         self._switches: dict[int, _Switch] = {}
         self._num_switches = 0
@@ -53,7 +56,7 @@ class EnvironmentService:
         can't, by host."""
         wanted = request.environments
         for index in wanted:
-            self._controller.hosts.get(index)
+            self._hosts.get(index)
         if not wanted:
             return {}
         self._num_switches += 1
@@ -61,8 +64,8 @@ class EnvironmentService:
         self._switches[number] = _Switch(sender.proc, sender.ref, set(wanted))
         for index, environment in wanted.items():
             self._in_use[index] = environment  # before it's asked: our own host may answer at once
-            self._controller.hosts.ask(index, SwitchEnvironment(environment, number))
-        self._controller.loop.call_later(SWITCH_S, lambda: self._give_up(number))
+            self._hosts.ask(index, SwitchEnvironment(environment, number))
+        self._loop.call_later(SWITCH_S, lambda: self._give_up(number))
         return LATER
 
     @handles(GetEnvironments)
@@ -98,7 +101,7 @@ class EnvironmentService:
     def joined(self, host: int) -> None:
         """A host process has joined: if it takes another's place, it starts ranks in what that was told."""
         if host in self._in_use:
-            self._controller.hosts.ask(host, SwitchEnvironment(self._in_use[host], 0))
+            self._hosts.ask(host, SwitchEnvironment(self._in_use[host], 0))
 
     def lost(self, host: int) -> None:
         """A host is lost: who waits for it is told. What takes its place is still to use its environment."""
@@ -116,5 +119,5 @@ class EnvironmentService:
 
     def _answer(self, number: int) -> None:
         switch = self._switches.pop(number)
-        self._controller.status_publisher.touch()
-        self._controller.reply(switch.src, switch.ref, switch.problems)
+        self._status.touch()
+        self._sends.reply(switch.src, switch.ref, switch.problems)

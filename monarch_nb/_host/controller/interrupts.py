@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 from typing import TYPE_CHECKING
 
 from monarch_nb._protocol.questions import AbortCollectives
@@ -11,7 +12,12 @@ from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._protocol.states import EntryKind
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.controller.asking import Asking
+    from monarch_nb._host.controller.cells import Cells
+    from monarch_nb._host.controller.journal_service import JournalService
+    from monarch_nb._host.controller.ranks import RankService
+    from monarch_nb._host.controller.registry import Registry
+    from monarch_nb._host.controller.sending import Sends
 
 _ABORT_S = 1.0
 
@@ -19,30 +25,30 @@ _ABORT_S = 1.0
 class InterruptService:
     """Owned by the loop thread. How a cell is made to end is the `escalation`'s business."""
 
-    def __init__(self, controller: ControllerProcess) -> None:
-        self._controller = controller
+    def __init__(
+        self, registry: Registry, cells: Cells, ranks: RankService, journal: JournalService, asking: Asking,
+        sends: Sends,
+    ) -> None:  # fmt: skip
+        self._registry, self._cells, self._ranks = registry, cells, ranks
+        self._journal, self._asking, self._sends = journal, asking, sends
 
     @handles(InterruptCell)
     def do_interrupt_cell(self, request: InterruptCell, sender: Sender) -> bool:
         """Interrupt a cell; once more takes the next step at once."""
-        return self._controller.cells.interrupt(request.n)
+        return self._cells.interrupt(request.n)
 
     @handles(Interrupt)
     def do_interrupt(self, request: Interrupt, sender: Sender) -> None:
         """Interrupt whatever runs on ranks: cells, or functions on their main threads."""
-        cells, procs = self._controller.cells, set(request.procs)
+        cells, procs = self._cells, set(request.procs)
         cells.interrupt_procs(procs)
-        self._controller.ranks.signal([p for p in procs if not cells.is_busy(p)], int(signal.SIGINT))
-        self._controller.journal.note(
-            sender.proc, EntryKind.COMMAND, source="%mesh interrupt", ranks=request.rank_set
-        )
+        self._ranks.signal([p for p in procs if not cells.is_busy(p)], int(signal.SIGINT))
+        self._journal.note(sender.proc, EntryKind.COMMAND, source="%mesh interrupt", ranks=request.rank_set)
 
     @handles(AbortCall)
     def do_abort_call(self, request: AbortCall, sender: Sender) -> dict[int, int] | Later:
         """Abort collectives on ranks whose actors don't react to an interrupt; answers once done."""
-        controller, src, ref = self._controller, sender.proc, sender.ref
-        ranks = controller.registry.by_rank(request.procs)
-        controller.asking.ask(
-            ranks, AbortCollectives(), lambda answers: controller.reply(src, ref, answers), _ABORT_S
-        )
+        reply = partial(self._sends.reply, sender.proc, sender.ref)
+        ranks = self._registry.by_rank(request.procs)
+        self._asking.ask(ranks, AbortCollectives(), reply, _ABORT_S)
         return LATER

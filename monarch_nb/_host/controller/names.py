@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from monarch_nb._host.controller.registry import Registry
 from monarch_nb._protocol.base import Plain
 from monarch_nb._protocol.names import GetMesh, GetName, GroupRecord, SetMesh, SetName
 from monarch_nb._protocol.registry import Sender, handles
-
-if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
 
 
 class NameService:
     """Owned by the loop thread."""
 
-    def __init__(self, controller: ControllerProcess) -> None:
-        self._controller = controller
-        self._names = controller.registry.names
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._names = registry.names
 
     @handles(SetName)
     def do_set_name(self, request: SetName, sender: Sender) -> Plain:
@@ -30,12 +26,12 @@ class NameService:
     @handles(SetMesh)
     def do_set_mesh(self, request: SetMesh, sender: Sender) -> None:
         """Take note of the ranks that people call by the mesh's name."""
-        self._controller.registry.mesh = request.record
+        self._registry.mesh = request.record
 
     @handles(GetMesh)
     def do_get_mesh(self, request: GetMesh, sender: Sender) -> GroupRecord | None:
         """Return them."""
-        return self._controller.registry.mesh
+        return self._registry.mesh
 
     @handles(GetName)
     def do_get_name(self, request: GetName, sender: Sender) -> Plain:

@@ -27,7 +27,9 @@ from monarch_nb._protocol.keyboard import (
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.controller.cells import Cells
+    from monarch_nb._host.controller.registry import Registry
+    from monarch_nb._host.controller.sending import Sends
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,8 @@ class Question:
 class QuestionService:
     """Owned by the loop thread."""
 
-    def __init__(self, controller: ControllerProcess) -> None:
-        self._controller = controller
+    def __init__(self, registry: Registry, cells: Cells, sends: Sends) -> None:
+        self._registry, self._cells, self._sends = registry, cells, sends
         self._ids = itertools.count(1)
         self._questions: dict[int, Question] = {}
 
@@ -71,14 +73,14 @@ class QuestionService:
             return Typed(refused="no notebook watches this cell")
         question = Question(next(self._ids), sender.proc, sender.ref, client, request.prompt, request.hidden)
         self._questions[question.id] = question
-        self._controller.event(client, UserAsked())
+        self._sends.event(client, UserAsked())
         return LATER
 
     def _client_of(self, origin: int) -> int | None:
         """Return the client that a cell, or a call, belongs to, if it has a notebook."""
-        clients = self._controller.registry.clients
+        clients = self._registry.clients
         if is_cell(origin):
-            found = self._controller.cells.watchers(origin)
+            found = self._cells.watchers(origin)
         else:
             found = [
                 c.proc
@@ -102,14 +104,14 @@ class QuestionService:
         for question in over:
             del self._questions[question.id]
         for client in {q.client for q in over}:
-            self._controller.event(client, AskedNoMore(tuple(q.id for q in over if q.client == client)))
+            self._sends.event(client, AskedNoMore(tuple(q.id for q in over if q.client == client)))
 
     # --- clients
 
     @handles(UserQuestions)
     def do_user_questions(self, request: UserQuestions, sender: Sender) -> list[QuestionRow]:
         """Return what a client is asked, by rank."""
-        ranks = self._controller.registry.procs
+        ranks = self._registry.procs
         mine = [q for q in self._questions.values() if q.client == sender.proc]
         rows = [QuestionRow(q.id, ranks[q.proc].rank, q.prompt, q.hidden) for q in mine]
         return sorted(rows, key=lambda row: (row.rank, row.id))
@@ -119,7 +121,7 @@ class QuestionService:
         """Take an answer; False if the rank doesn't wait for it any more."""
         question = self._questions.pop(request.id, None)
         if question is not None:
-            self._controller.reply(question.proc, question.ref, Typed(request.text))
+            self._sends.reply(question.proc, question.ref, Typed(request.text))
         return question is not None
 
     @handles(RefuseUser)
@@ -134,4 +136,4 @@ class QuestionService:
     def _refuse(self, client: int, reason: str) -> None:
         for question in [q for q in self._questions.values() if q.client == client]:
             del self._questions[question.id]
-            self._controller.reply(question.proc, question.ref, Typed(refused=reason))
+            self._sends.reply(question.proc, question.ref, Typed(refused=reason))

@@ -13,8 +13,8 @@ from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._wire import address
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
-    from monarch_nb._host.controller.registry import Client
+    from monarch_nb._host.controller.ranks import RankService
+    from monarch_nb._host.controller.registry import Client, Registry
 
 
 class SingletonService:
@@ -25,8 +25,8 @@ class SingletonService:
     process of the controller's.
     """
 
-    def __init__(self, controller: ControllerProcess) -> None:
-        self._controller = controller
+    def __init__(self, registry: Registry, ranks: RankService, hostname: str) -> None:
+        self._registry, self._ranks, self._hostname = registry, ranks, hostname
         self._known: dict[str, tuple[int, int]] = {}
         """Proc and actor id of each."""
         self._own_proc = 0
@@ -43,19 +43,17 @@ class SingletonService:
         return ControllerPlace(*known, is_new)
 
     def _lives(self, proc: int) -> bool:
-        registry = self._controller.registry
+        registry = self._registry
         return proc in registry.clients if address.is_client(proc) else registry.procs[proc].end is None
 
     def _program(self, asks: int) -> int:
-        programs = {
-            c.proc: c for c in self._controller.registry.clients.values() if c.listens and not c.observes
-        }
+        programs = {c.proc: c for c in self._registry.clients.values() if c.listens and not c.observes}
         return asks if asks in programs else next(iter(programs), 0)
 
     def _process(self, spec: GroupSpec) -> int:
         """Return the process on the controller host, started when first asked for."""
         if not self._own_proc or not self._lives(self._own_proc):
-            (self._own_proc,) = self._controller.ranks.spawn(Spawn([0], 1, "controllers", spec, "fork"))
+            (self._own_proc,) = self._ranks.spawn(Spawn([0], 1, "controllers", spec, "fork"))
         return self._own_proc
 
     def client_gone(self, client: Client) -> None:
@@ -65,12 +63,12 @@ class SingletonService:
             return
         for name in gone:
             del self._known[name]
-        self._controller.ranks.tell_end(
+        self._ranks.tell_end(
             RankExit(
                 client.proc,
                 "client",
                 0,
-                self._controller.hostname,
+                self._hostname,
                 client.pid,
                 stopped=True,
                 reason=(

@@ -1,0 +1,19 @@
+"""How services send: all that most of them need of the process that they're part of."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from monarch_nb._protocol.base import Event
+
+
+class Sends(Protocol):
+    """Sends to processes of the mesh, by their proc ids."""
+
+    def event(self, dst: int, event: Event, src: int | None = None) -> None:
+        """Tell one process of something; `src`: in whose name, if not our own."""
+        ...
+
+    def reply(self, dst: int, ref: int, value: object, *, error: bool = False, last: bool = False) -> None:
+        """Answer a request."""
+        ...
