@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
 from msgspec import convert
 from msgspec.structs import asdict
@@ -57,8 +57,21 @@ from monarch_nb._wire import message as wire
 from monarch_nb.cells import DefinitionCell
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.asking import Answers
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from collections.abc import Sequence
+
+    from monarch_nb._host.agent.supervisor import Supervisor
+    from monarch_nb._host.controller.asking import Answers, Asking
+    from monarch_nb._host.controller.clients import ClientService
+    from monarch_nb._host.controller.debug_service import DebugService
+    from monarch_nb._host.controller.definitions import Definitions
+    from monarch_nb._host.controller.journal_service import JournalService
+    from monarch_nb._host.controller.looks import Looks
+    from monarch_nb._host.controller.output_service import OutputService
+    from monarch_nb._host.controller.question_service import QuestionService
+    from monarch_nb._host.controller.ranks import RankService
+    from monarch_nb._host.controller.registry import Registry
+    from monarch_nb._host.controller.status_publisher import StatusPublisher
+    from monarch_nb._host.loop import Loop
 
 LATE_BYTES = 16 << 20
 """How much of the journal after a cell's end is searched for its late output."""
@@ -67,6 +80,30 @@ MAX_SOURCE_SHOWN = 100_000
 
 WhenOver = Callable[[CellOver], None]
 _ABORT_ANSWER_S = 1.0
+
+
+class Parts(Protocol):
+    """What of a controller is needed here."""
+
+    asking: Asking
+    cells: Cells
+    clients: ClientService
+    debug: DebugService
+    definitions: Definitions
+    environment_id: str
+    journal: JournalService
+    looks: Looks
+    loop: Loop
+    output: OutputService
+    questions: QuestionService
+    ranks: RankService
+    registry: Registry
+    status_publisher: StatusPublisher
+    supervisor: Supervisor
+
+    def send_cell(self, receivers: Sequence[tuple[int, int]], origin: int, frame: bytes) -> None:
+        """Send a cell to (proc, rank)s: one message to each other host."""
+        ...
 
 
 @dataclass
@@ -86,7 +123,7 @@ class _Running:
 class _Facts:
     """What the states of cells ask about ranks."""
 
-    def __init__(self, controller: ControllerProcess) -> None:
+    def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._procs = controller.registry.procs
 
@@ -103,7 +140,7 @@ class _Facts:
 class Cells:
     """Hands events to the states of cells, and does what follows. Owned by the loop thread."""
 
-    def __init__(self, controller: ControllerProcess) -> None:
+    def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._states = CellStates(_Facts(controller))
         self._running: dict[int, _Running] = {}

@@ -12,10 +12,11 @@ import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_nb._host.agent.process import PREEMPT_S
 from monarch_nb._host.controller.exits import Exited
+from monarch_nb._host.controller.sending import Sends
 from monarch_nb._host.controller.spawn_specs import SpawnSpec
 from monarch_nb._host.controller.workflow import run_workflow
 from monarch_nb._journal.disk import why
@@ -27,12 +28,27 @@ from monarch_nb._shape import name_ranks
 from monarch_nb._wire import address
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.controller.clients import ClientService
+    from monarch_nb._host.controller.healing import Healing
+    from monarch_nb._host.controller.journal_service import JournalService
+    from monarch_nb._host.controller.registry import Registry
+    from monarch_nb._host.loop import Loop
 
 GATHER_S = 180.0
 
 Key = tuple[int, int, str]
 """Actor, version, phase."""
+
+
+class Parts(Sends, Protocol):
+    """What of a controller is needed here."""
+
+    clients: ClientService
+    config: dict[str, Any]
+    healing: Healing
+    journal: JournalService
+    loop: Loop
+    registry: Registry
 
 
 @dataclass
@@ -68,7 +84,7 @@ _TAKEN = "this host is about to be taken away: states are saved"
 class CheckpointService:
     """Owned by the loop thread."""
 
-    def __init__(self, controller: ControllerProcess) -> None:
+    def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._gatherings: dict[Key, _Gathering] = {}
         self._saved: dict[int, list[Saved]] = {}
@@ -322,5 +338,5 @@ class CheckpointService:
         run_workflow(controller.healing.save(specs, deadline_s), once)
 
 
-def _ranks(controller: ControllerProcess, procs: list[int]) -> str:
+def _ranks(controller: Parts, procs: list[int]) -> str:
     return name_ranks(controller.registry.procs[p].rank for p in procs)

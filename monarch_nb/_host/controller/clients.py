@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from monarch_nb._host.controller.registry import Client
+from monarch_nb._host.controller.sending import Sends
 from monarch_nb._protocol.base import Event
 from monarch_nb._protocol.events import Notice
 from monarch_nb._protocol.programs import Goodbye, Hello, InUse, Leaving, Welcome
@@ -15,15 +16,51 @@ from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._wire import address
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.agent.router import Router
+    from monarch_nb._host.controller.debug_service import DebugService
+    from monarch_nb._host.controller.journal_service import JournalService
+    from monarch_nb._host.controller.lease import Lease
+    from monarch_nb._host.controller.output_service import OutputService
+    from monarch_nb._host.controller.question_service import QuestionService
+    from monarch_nb._host.controller.registry import Registry
+    from monarch_nb._host.controller.singletons import SingletonService
+    from monarch_nb._host.controller.status_publisher import StatusPublisher
+    from monarch_nb._host.loop import Loop
+    from monarch_nb._wire.mesh_address import MeshAddress
 
 _MAX_LEFT = 100
+
+
+class Parts(Sends, Protocol):
+    """What of a controller is needed here."""
+
+    debug: DebugService
+    directory: str
+    journal: JournalService
+    lease: Lease
+    loop: Loop
+    name: str
+    output: OutputService
+    questions: QuestionService
+    registry: Registry
+    router: Router
+    singletons: SingletonService
+    status_publisher: StatusPublisher
+
+    def drop_route(self, dst: int) -> None:
+        """Close the way to a process that has gone."""
+        ...
+
+    @property
+    def mesh_address(self) -> MeshAddress:
+        """What handles on this mesh carry."""
+        ...
 
 
 class ClientService:
     """Owned by the loop thread."""
 
-    def __init__(self, controller: ControllerProcess) -> None:
+    def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._left: dict[int, str] = {}
         """What those who have left were known by, the last ones: the kernel may tell of a program's end

@@ -11,8 +11,9 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from monarch_nb._host.controller.sending import SendsFrames
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.debugging import (
     DebugBreak,
@@ -42,12 +43,28 @@ from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.controller.asking import Asking
+    from monarch_nb._host.controller.cells import Cells
+    from monarch_nb._host.controller.clients import ClientService
+    from monarch_nb._host.controller.journal_service import JournalService
+    from monarch_nb._host.controller.registry import Registry
+    from monarch_nb._host.loop import Loop
 
 ABANDONED_S = 600.0
 BREAK_S = 3.0
 POST_MORTEM_S = 10.0
 """How long ranks may take to stand where they failed: one that is busy doesn't get there before it's done."""
+
+
+class Parts(SendsFrames, Protocol):
+    """What of a controller is needed here."""
+
+    asking: Asking
+    cells: Cells
+    clients: ClientService
+    journal: JournalService
+    loop: Loop
+    registry: Registry
 
 
 @dataclass
@@ -92,7 +109,7 @@ class DebugWatch:
 class DebugService:
     """Owned by the loop thread."""
 
-    def __init__(self, controller: ControllerProcess) -> None:
+    def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._stops: dict[int, Stop] = {}
         self._ids = itertools.count(1)

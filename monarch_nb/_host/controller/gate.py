@@ -12,7 +12,7 @@ import socket as sockets
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import psutil
 import zmq
@@ -28,9 +28,19 @@ from monarch_nb._wire.invitation import Admission, Invitation, InvitationError, 
 from monarch_nb._wire.keys import KeyPair
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.controller.hosts import HostService
+    from monarch_nb._host.controller.registry import Registry
+    from monarch_nb._host.loop import Loop
 
 MAX_REFUSALS = 20
+
+
+class Parts(Protocol):
+    """What of a controller is needed here."""
+
+    hosts: HostService
+    loop: Loop
+    registry: Registry
 
 
 @dataclass
@@ -45,7 +55,7 @@ class _Open:
 class Gate:
     """Owned by the loop thread."""
 
-    def __init__(self, controller: ControllerProcess) -> None:
+    def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._guests: dict[str, _Open] = {}
         """By the key that may only knock."""

@@ -17,17 +17,35 @@ import stat
 import struct
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from monarch_nb._wire.claim import Claim
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.agent.supervisor import Supervisor
+    from monarch_nb._host.controller.lease import Lease
+    from monarch_nb._host.controller.registry import Registry
+    from monarch_nb._host.loop import Loop
 
 CLAIM, YOURS, THANKS, TAKEN, WARM = b"claim", b"yours", b"thanks", b"taken", b"warm"
 _FACTS = "warm.json"
 _MAX_BYTES = 8 << 20
 _PEER = struct.Struct("3i")
+
+
+class Parts(Protocol):
+    """What of a controller is needed here."""
+
+    config: dict[str, Any]
+    directory: str
+    lease: Lease
+    loop: Loop
+    registry: Registry
+    supervisor: Supervisor
+
+    def shut_down(self, how: str = "") -> None:
+        """End the mesh."""
+        ...
 
 
 class Belongings(NamedTuple):
@@ -66,7 +84,7 @@ def read_facts(directory: str) -> dict[str, Any]:
 class Handover:
     """Owned by the loop thread. Does nothing in a controller that belongs to whoever has started it."""
 
-    def __init__(self, controller: ControllerProcess) -> None:
+    def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._keeper: socket.socket | None = None
         self._taker: socket.socket | None = None

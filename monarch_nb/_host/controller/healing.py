@@ -10,11 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, assert_never
 
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from monarch_nb._host.controller import reshaping
 from monarch_nb._host.controller.exits import Exited
 from monarch_nb._host.controller.groups import remake_groups
 from monarch_nb._host.controller.heal_states import TOGETHER_S, Losses, Turns
@@ -62,7 +63,10 @@ from monarch_nb.exceptions import describe_end
 from monarch_nb.units import size_text
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.controller.asking import Asking
+    from monarch_nb._host.controller.checkpoints import CheckpointService
+    from monarch_nb._host.controller.clients import ClientService
+    from monarch_nb._host.controller.status_publisher import StatusPublisher
 
 Done = Callable[[Report], None]
 
@@ -77,6 +81,15 @@ _RETRY = "end that, and heal again: %mesh interrupt, %mesh heal"
 _SILENT = Failure("RankTimeout", f"no answer within {CONSTRUCT_S:g} s")
 
 
+class Parts(reshaping.Parts, Protocol):
+    """What of a controller is needed here."""
+
+    asking: Asking
+    checkpoints: CheckpointService
+    clients: ClientService
+    status_publisher: StatusPublisher
+
+
 class _Turn(NamedTuple):
     """A heal or a resize of a group, which `client` (0: nobody) has asked for."""
 
@@ -89,7 +102,7 @@ class _Turn(NamedTuple):
 class Healing:
     """Losses and heals of a mesh. Owned by the loop thread."""
 
-    def __init__(self, controller: ControllerProcess, specs: SpawnSpecs) -> None:
+    def __init__(self, controller: Parts, specs: SpawnSpecs) -> None:
         self._controller = controller
         self.spawn_specs = specs
         self._turns: Turns[_Turn] = Turns()

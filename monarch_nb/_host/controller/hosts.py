@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from monarch_nb._host import capacity
+from monarch_nb._host.controller import link
 from monarch_nb._host.controller.link import HostLink
 from monarch_nb._host.controller.registry import Host
 from monarch_nb._host.request import RequestError
@@ -25,11 +26,25 @@ from monarch_nb._wire.process import machine_id
 from monarch_nb._workspace.answers import SetElsewhere
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.controller.environments import EnvironmentService
+    from monarch_nb._host.controller.ranks import RankService
+    from monarch_nb._host.controller.status_publisher import StatusPublisher
+    from monarch_nb._host.controller.waiting import WaitingService
+    from monarch_nb._protocol.registry import Handlers
 
 
 GONE_S = 10.0
 """For how long a request to end hosts waits for them; longer than one takes that ends its ranks by force."""
+
+
+class Parts(link.Parts, Protocol):
+    """What of a controller is needed here."""
+
+    environments: EnvironmentService
+    handlers: Handlers
+    ranks: RankService
+    status_publisher: StatusPublisher
+    waits: WaitingService
 
 
 @dataclass
@@ -48,7 +63,7 @@ class HostService:
         link: the way to other hosts.
     """
 
-    def __init__(self, controller: ControllerProcess) -> None:
+    def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self.link = HostLink(controller, self._lost)
         self._departures: list[_Departure] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_nb._host.controller.exits import Exited
 from monarch_nb._journal.disk import check_room, why
@@ -38,7 +38,11 @@ from monarch_nb.exceptions import describe_end
 from monarch_nb.units import size_text
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.controller.cells import Cells
+    from monarch_nb._host.controller.clients import ClientService
+    from monarch_nb._host.controller.registry import Registry
+    from monarch_nb._host.controller.status_publisher import StatusPublisher
+    from monarch_nb._host.loop import Loop
 
 DROP_S = 3600.0
 """How often what is too old is looked for."""
@@ -47,6 +51,20 @@ MAX_RETRY_S = 60.0
 """How long it takes until the disk is tried again; twice as long each time that it has failed again within
 the maximum.
 """
+
+
+class Parts(Protocol):
+    """What of a controller is needed here."""
+
+    cells: Cells
+    clients: ClientService
+    config: dict[str, Any]
+    directory: str
+    environment_id: str
+    loop: Loop
+    name: str
+    registry: Registry
+    status_publisher: StatusPublisher
 
 
 class JournalService:
@@ -58,7 +76,7 @@ class JournalService:
         trouble: why nothing is kept just now; empty if all is.
     """
 
-    def __init__(self, controller: ControllerProcess) -> None:
+    def __init__(self, controller: Parts) -> None:
         self._controller = controller
         directory = os.path.join(controller.directory, "journal")
         self.store = OutputStore(directory, **controller.config.get("journal_limits", {}))

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_nb._host.controller.environment import describe_environment
 from monarch_nb._host.controller.lease_state import LeaseState
+from monarch_nb._host.controller.sending import SendsFrames
 from monarch_nb._host.request import RequestError
 from monarch_nb._protocol.events import MeshNamed
 from monarch_nb._protocol.programs import Adopt, SetLease, SetOwner
@@ -17,13 +18,38 @@ from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._protocol.states import EntryKind
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.controller.cells import Cells
+    from monarch_nb._host.controller.debug_service import DebugService
+    from monarch_nb._host.controller.journal_service import JournalService
+    from monarch_nb._host.controller.mesh_name import MeshName
+    from monarch_nb._host.controller.registry import Registry
+    from monarch_nb._host.loop import Loop
+
+
+class Parts(SendsFrames, Protocol):
+    """What of a controller is needed here."""
+
+    cells: Cells
+    config: dict[str, Any]
+    debug: DebugService
+    environment_id: str
+    hostname: str
+    journal: JournalService
+    loop: Loop
+    mesh_name: MeshName
+    name: str
+    registry: Registry
+    versions: dict[str, str]
+
+    def shut_down(self, how: str = "") -> None:
+        """End the mesh."""
+        ...
 
 
 class Lease:
     """Owned by the loop thread."""
 
-    def __init__(self, controller: ControllerProcess) -> None:
+    def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self.owner_pid: int | None = None
         """The process that this mesh ends with, if there is one."""

@@ -14,13 +14,14 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import zmq
 from msgspec.structs import asdict
 
 from monarch_nb._host.agent.process import BEAT_S, LOST_AFTER_S
 from monarch_nb._host.controller.registry import Host
+from monarch_nb._host.controller.sending import Sends
 from monarch_nb._host.starting import PROCESS_JOB, start_host_process
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.events import Beat, HostJoined, Leave, TakePlace
@@ -33,13 +34,31 @@ from monarch_nb._wire.pieces import cut, join
 from monarch_nb._wire.strangers import Strangers
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.controller.gate import Gate
+    from monarch_nb._host.controller.registry import Registry
+    from monarch_nb._host.loop import Loop
 
 _BIG_BYTES = 1 << 16
 BACK_S = BEAT_S + 0.2
 """How long a host whose connection has ended may take to be heard of by another one: it beats meanwhile."""
 STILL_READ_S = 0.15
 _IDENTITY = re.compile(rb"h(\d{1,9})\.(\d{1,9})\.[0-9a-f]+")
+
+
+class Parts(Sends, Protocol):
+    """What of a controller is needed here."""
+
+    config: dict[str, Any]
+    context: zmq.Context[zmq.Socket[bytes]]
+    directory: str
+    gate: Gate
+    loop: Loop
+    me: int
+    registry: Registry
+
+    def receive_remote(self, frames: Sequence[Any]) -> None:
+        """Take a message of another host."""
+        ...
 
 
 def _claimed(identity: bytes) -> tuple[int, int]:
@@ -68,7 +87,7 @@ class HostLink:
         on_lost: told of a host that is given up.
     """
 
-    def __init__(self, controller: ControllerProcess, on_lost: Callable[[Host], None]) -> None:
+    def __init__(self, controller: Parts, on_lost: Callable[[Host], None]) -> None:
         self._controller = controller
         self._on_lost = on_lost
         self._socket: zmq.Socket[bytes] | None = None

@@ -11,10 +11,11 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from monarch_nb._frames.cells import CELL_FRAME
 from monarch_nb._host.agent.stack_service import NATIVE_S, PY_SPY_S, Found
+from monarch_nb._host.controller.sending import Sends
 from monarch_nb._protocol.events import StacksTaken, TakeStacks
 from monarch_nb._protocol.hang import Hang, HangRow, RankStacks, Stacks
 from monarch_nb._protocol.questions import AwaitedThings, ThreadStacks
@@ -23,8 +24,12 @@ from monarch_nb._protocol.states import EntryKind
 from monarch_nb._wire import address
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.asking import Answers
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.agent.stack_service import StackService
+    from monarch_nb._host.controller.asking import Answers, Asking
+    from monarch_nb._host.controller.hosts import HostService
+    from monarch_nb._host.controller.journal_service import JournalService
+    from monarch_nb._host.controller.registry import Registry
+    from monarch_nb._host.loop import Loop
 
 ANSWER_S = 0.4
 HANG_S = 1.0
@@ -34,6 +39,21 @@ at once on few cores.
 
 ByRank = dict[int, RankStacks]
 Done = Callable[[ByRank], None]
+
+
+class Parts(Sends, Protocol):
+    """What of a controller is needed here."""
+
+    asking: Asking
+    hosts: HostService
+    journal: JournalService
+    loop: Loop
+    registry: Registry
+    stack_service: StackService
+
+    def process_state(self, proc: int) -> str:
+        """Return what the kernel says of a rank of this machine; empty if nothing is special."""
+        ...
 
 
 class _Take:
@@ -48,7 +68,7 @@ class _Take:
 class Looks:
     """Owned by the loop thread."""
 
-    def __init__(self, controller: ControllerProcess) -> None:
+    def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._takes: dict[int, _Take] = {}
         self._num_takes = 0

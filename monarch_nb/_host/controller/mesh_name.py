@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_nb._protocol.programs import ClaimName
 from monarch_nb._protocol.registry import Sender, handles
@@ -16,7 +16,20 @@ from monarch_nb._wire.claim import Claim
 from monarch_nb._wire.process import machine_id, start_time
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.controller.clients import ClientService
+    from monarch_nb._host.controller.journal_service import JournalService
+    from monarch_nb._host.controller.registry import Registry
+
+
+class Parts(Protocol):
+    """What of a controller is needed here."""
+
+    clients: ClientService
+    directory: str
+    hostname: str
+    journal: JournalService
+    name: str
+    registry: Registry
 
 
 class MeshName:
@@ -24,7 +37,7 @@ class MeshName:
     kills it.
     """
 
-    def __init__(self, controller: ControllerProcess) -> None:
+    def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._claim: Claim | None = None
         self._claim_path = ""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from monarch_nb._host.controller.registry import Client
+from monarch_nb._host.controller.sending import SendsFrames
 from monarch_nb._host.controller.watch import Wanted, Watch, Watches
 from monarch_nb._journal import record as records
 from monarch_nb._journal.record import CLIENT_BITS, CLIENT_MASK, CLIENT_ORIGIN, Record, is_cell
@@ -15,13 +16,29 @@ from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._wire.marks import SETTLED, TEXT, Piece
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.agent.supervisor import Supervisor
+    from monarch_nb._host.controller.clients import ClientService
+    from monarch_nb._host.controller.journal_service import JournalService
+    from monarch_nb._host.controller.registry import Registry
+    from monarch_nb._host.controller.status_publisher import StatusPublisher
+    from monarch_nb._host.loop import Loop
+
+
+class Parts(SendsFrames, Protocol):
+    """What of a controller is needed here."""
+
+    clients: ClientService
+    journal: JournalService
+    loop: Loop
+    registry: Registry
+    status_publisher: StatusPublisher
+    supervisor: Supervisor
 
 
 class OutputService:
     """Owned by the loop thread."""
 
-    def __init__(self, controller: ControllerProcess) -> None:
+    def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._store = controller.journal.store
         self.watches = Watches()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
@@ -12,6 +12,7 @@ from monarch_nb._host import capacity
 from monarch_nb._host.controller import exits
 from monarch_nb._host.controller.exits import Exited
 from monarch_nb._host.controller.registry import Group, Proc
+from monarch_nb._host.controller.sending import SendsFrames
 from monarch_nb._host.starting import PROCESS_JOB
 from monarch_nb._protocol.events import RankEnded, RankHeartbeat, RankIsUp, RanksEnded, RanksRevived
 from monarch_nb._protocol.exits import RankExit
@@ -32,15 +33,57 @@ from monarch_nb._shape import decode_extent
 from monarch_nb._wire import address
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.controller.cells import Cells
+    from monarch_nb._host.controller.debug_service import DebugService
+    from monarch_nb._host.controller.definitions import Definitions
+    from monarch_nb._host.controller.exits import Subscriber
+    from monarch_nb._host.controller.healing import Healing
+    from monarch_nb._host.controller.hosts import HostService
+    from monarch_nb._host.controller.journal_service import JournalService
+    from monarch_nb._host.controller.registry import Registry
+    from monarch_nb._host.controller.status_publisher import StatusPublisher
+    from monarch_nb._host.controller.waiting import WaitingService
+    from monarch_nb._wire.mesh_address import MeshAddress
 
 _LEFT_OUT_GRACE_S = 3.0
+
+
+class Parts(SendsFrames, Protocol):
+    """What of a controller is needed here."""
+
+    cells: Cells
+    debug: DebugService
+    definitions: Definitions
+    exit_subscribers: tuple[Subscriber, ...]
+    healing: Healing
+    hosts: HostService
+    journal: JournalService
+    registry: Registry
+    status_publisher: StatusPublisher
+    waits: WaitingService
+
+    def has_route(self, dst: int) -> bool:
+        """Say whether a process of this machine has been sent anything."""
+        ...
+
+    @property
+    def mesh_address(self) -> MeshAddress:
+        """What handles on this mesh carry."""
+        ...
+
+    def rank_is_up(self, proc: int) -> None:
+        """A rank of this machine has started."""
+        ...
+
+    def spread_ends(self, ends: Sequence[RankExit]) -> None:
+        """Tell the processes of this machine which ranks have ended."""
+        ...
 
 
 class RankService:
     """Owned by the loop thread."""
 
-    def __init__(self, controller: ControllerProcess) -> None:
+    def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._restarting: set[int] = set()
         """Procs that are started again as soon as they have ended."""

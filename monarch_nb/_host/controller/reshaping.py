@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_nb._host import capacity
 from monarch_nb._host.controller.groups import remake_groups
 from monarch_nb._host.controller.registry import Group, Host
+from monarch_nb._host.controller.sending import SendsFrames
 from monarch_nb._host.controller.workflow import Workflow
 from monarch_nb._host.starting import PROCESS_JOB
 from monarch_nb._protocol.events import Renumbered, Reshaped
@@ -23,17 +24,39 @@ from monarch_nb._shape import Extent, elastic_numbers, format_ranks
 from monarch_nb._wire import address
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.controller.asking import Asking
+    from monarch_nb._host.controller.cells import Cells
+    from monarch_nb._host.controller.definitions import Definitions
+    from monarch_nb._host.controller.healing import Healing
+    from monarch_nb._host.controller.hosts import HostService
+    from monarch_nb._host.controller.journal_service import JournalService
+    from monarch_nb._host.controller.ranks import RankService
+    from monarch_nb._host.controller.registry import Registry
+    from monarch_nb._host.loop import Loop
 
 HOSTS = "hosts"
 _STOP_S = 5.0
 _SAVE_S = 120.0
 
 
+class Parts(SendsFrames, Protocol):
+    """What of a controller is needed here."""
+
+    asking: Asking
+    cells: Cells
+    definitions: Definitions
+    healing: Healing
+    hosts: HostService
+    journal: JournalService
+    loop: Loop
+    ranks: RankService
+    registry: Registry
+
+
 class Reshaping:
     """Owned by the loop thread; its workflows run one at a time, like heals (see `Healing`)."""
 
-    def __init__(self, controller: ControllerProcess, client: int = 0) -> None:
+    def __init__(self, controller: Parts, client: int = 0) -> None:
         self._controller = controller
         self._client = client
 

@@ -17,3 +17,19 @@ class Sends(Protocol):
     def reply(self, dst: int, ref: int, value: object, *, error: bool = False, last: bool = False) -> None:
         """Answer a request."""
         ...
+
+
+class SendsFrames(Sends, Protocol):
+    """Sends what has been packed already, and knows whom all that matters to."""
+
+    def send_local(self, dst: int, frame: bytes) -> None:
+        """Send a frame to a process of this machine."""
+        ...
+
+    def send_to_rank(self, proc: int, frame: bytes) -> None:
+        """Send a frame to a rank, here or elsewhere."""
+        ...
+
+    def everybody(self) -> list[int]:
+        """Return all who are told of ends: clients, ranks, other hosts."""
+        ...

@@ -12,12 +12,13 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
 from monarch_nb._host.agent.resource_monitor import Rows
 from monarch_nb._host.controller.registry import Group, Host, Proc
+from monarch_nb._host.controller.sending import SendsFrames
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.events import HostLooked, LookNow, ResourcesSeen
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
@@ -31,13 +32,40 @@ from monarch_nb.status.messages import Snapshot, StatusTaken, UnwatchStatus, Wat
 from monarch_nb.status.model import HostStatus, MeshHead, MeshStatus, RankStatus
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.agent.resource_monitor import ResourceMonitor
+    from monarch_nb._host.controller.cells import Cells
+    from monarch_nb._host.controller.healing import Healing
+    from monarch_nb._host.controller.hosts import HostService
+    from monarch_nb._host.controller.journal_service import JournalService
+    from monarch_nb._host.controller.lease import Lease
+    from monarch_nb._host.controller.registry import Registry
+    from monarch_nb._host.loop import Loop
 
 PUBLISH_S = 0.05
 LOOK_S = 0.6
 _LEASE_S = 30.0
 _TAIL_BYTES = 400
 _UNMEASURED = MonitoredHost()
+
+
+class Parts(SendsFrames, Protocol):
+    """What of a controller is needed here."""
+
+    cells: Cells
+    environment_id: str
+    healing: Healing
+    hosts: HostService
+    journal: JournalService
+    lease: Lease
+    loop: Loop
+    name: str
+    registry: Registry
+    resource_monitor: ResourceMonitor
+    versions: dict[str, str]
+
+    def watch_resources(self, on: bool) -> None:
+        """Have all hosts look often at what ranks do, or hardly ever."""
+        ...
 
 
 @dataclass
@@ -59,7 +87,7 @@ class StatusWatch:
 class StatusPublisher:
     """Owned by the loop thread."""
 
-    def __init__(self, controller: ControllerProcess) -> None:
+    def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._monitored: Rows = {}
         self._machines: dict[int, MonitoredHost] = {}
