@@ -140,7 +140,7 @@ def test_a_rank_that_dies_is_told(notebook: Notebook) -> None:
         "%%mesh --name doomed\nimport os, signal\nif rank: os.kill(os.getpid(), signal.SIGKILL)\nrank"
     )
     assert "the process was killed by SIGKILL" in text
-    assert "lost      ranks 1" in notebook.text("%mesh status doomed")
+    assert "lost      rank 1" in notebook.text("%mesh status doomed")
     assert notebook.text("%%mesh --name doomed --ranks 0\n'alive'") == "[0] 'alive'"
     assert "has ended" in notebook.text("%mesh stop doomed")
 
