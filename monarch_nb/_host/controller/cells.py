@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from monarch_nb._host.controller.ranks import RankService
     from monarch_nb._host.controller.registry import Registry
     from monarch_nb._host.controller.status_publisher import StatusPublisher
+    from monarch_nb._host.controller.time_limit import TimeLimit
     from monarch_nb._host.loop import Loop
 
 LATE_BYTES = 16 << 20
@@ -98,6 +99,7 @@ class Parts(Protocol):
     questions: QuestionService
     ranks: RankService
     registry: Registry
+    time_limit: TimeLimit
     status_publisher: StatusPublisher
     supervisor: Supervisor
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from monarch_nb._host.controller.healing import Healing
     from monarch_nb._host.controller.journal_service import JournalService
     from monarch_nb._host.controller.registry import Registry
+    from monarch_nb._host.controller.time_limit import TimeLimit
     from monarch_nb._host.loop import Loop
 
 GATHER_S = 180.0
@@ -49,6 +50,7 @@ class Parts(Sends, Protocol):
     journal: JournalService
     loop: Loop
     registry: Registry
+    time_limit: TimeLimit
 
 
 @dataclass

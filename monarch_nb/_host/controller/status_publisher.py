@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from monarch_nb._host.controller.journal_service import JournalService
     from monarch_nb._host.controller.lease import Lease
     from monarch_nb._host.controller.registry import Registry
+    from monarch_nb._host.controller.time_limit import TimeLimit
     from monarch_nb._host.loop import Loop
 
 PUBLISH_S = 0.05
@@ -60,6 +61,7 @@ class Parts(SendsFrames, Protocol):
     loop: Loop
     name: str
     registry: Registry
+    time_limit: TimeLimit
     resource_monitor: ResourceMonitor
     versions: dict[str, str]
 

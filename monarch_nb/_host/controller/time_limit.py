@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from monarch_nb._host.controller.time_limit_state import Step, TimeLimitState
 from monarch_nb._protocol.events import Notice
@@ -13,17 +13,34 @@ from monarch_nb._protocol.states import EntryKind
 from monarch_nb.units import duration
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.controller.checkpoints import CheckpointService
+    from monarch_nb._host.controller.clients import ClientService
+    from monarch_nb._host.controller.journal_service import JournalService
+    from monarch_nb._host.controller.registry import Registry
+    from monarch_nb._host.controller.status_publisher import StatusPublisher
+    from monarch_nb._host.loop import Loop
 
 UNLIMITED_S = 300 * 86400.0
 LOOK_S = 30.0
 """How often, at least, the clock is looked at: it may be set, and machines sleep."""
 
 
+class Parts(Protocol):
+    """What of a controller is needed here."""
+
+    checkpoints: CheckpointService
+    clients: ClientService
+    journal: JournalService
+    loop: Loop
+    name: str
+    registry: Registry
+    status_publisher: StatusPublisher
+
+
 class TimeLimit:
     """Owned by the loop thread."""
 
-    def __init__(self, controller: ControllerProcess) -> None:
+    def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._state = TimeLimitState()
         self._job = ""
