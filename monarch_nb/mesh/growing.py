@@ -70,12 +70,16 @@ def grow(
         _edit(
             mesh.name, lambda a: replace(a, plan=replace(a.plan, num_spares=a.plan.num_spares + len(joined)))
         )
-        return HealReport(messages=(f"{len(joined)} more host{'s' * (len(joined) > 1)} wait as spares",))
+        return HealReport(messages=(_spares_text(len(joined)),))
     try:
         return mesh.take_hosts(joined)
     except BaseException:
         _give_back(session_of(mesh), mesh.name, part)
         raise
+
+
+def _spares_text(num: int) -> str:
+    return "1 more host waits as a spare" if num == 1 else f"{num} more hosts wait as spares"
 
 
 def _dimension(mesh: Mesh, dim: str) -> str:

@@ -1,0 +1,241 @@
+"""Many hosts: `python tests/benchmarks/bench_hosts.py [PART ...]`. Parts: loss, scale, engines.
+
+Prints, beside their floors: how long the loss of a host process takes to an exception, and to a mesh that a
+spare has made whole; what 1,024 ranks on 128 hosts cost the controller (the hosts are simulated: real
+messages, no ranks); from a command to the first answer on ssh and on a real Slurm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+from msgspec.structs import asdict
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
+
+import slurmd
+import sshd
+
+from monarch_nb._client import session as sessions
+from monarch_nb._protocol.programs import Status
+from monarch_nb._protocol.ranks import Tickets
+from monarch_nb._shape import Extent, Shape
+from monarch_nb.actor.host_mesh import HostMesh
+from monarch_nb.exceptions import MeshError
+from monarch_nb.job.allocation import Plan
+from monarch_nb.job.profiles import Profile
+from monarch_nb.job.spec import HostRange, HostSpec, machines
+from monarch_nb.mesh import Mesh, on_engine, start
+
+T = 120
+ROUNDS = 3
+SIMULATED = """
+import json, sys, time, zmq
+from monarch_nb._protocol.base import decode, encode
+from monarch_nb._protocol.events import Beat, HostJoined, RankEnded, RankIsUp
+from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.ranks import StartRanks, StopRanks
+from monarch_nb._wire import address, message as wire
+from monarch_nb._wire.pieces import join
+
+context, hosts, ranks = zmq.Context(), {}, {}
+poller = zmq.Poller()
+for t in json.load(open(sys.argv[1])):
+    link = context.socket(zmq.DEALER)
+    link.setsockopt(zmq.IDENTITY, b"h%d.%d.0a" % (t["host"], t["generation"]))
+    link.curve_serverkey = t["controller_key"].encode()
+    link.curve_publickey, link.curve_secretkey = t["public"].encode(), t["secret"].encode()
+    link.connect(t["controller"])
+    hosts[link] = t["host"]
+    poller.register(link, zmq.POLLIN)
+
+def tell(link, event, src=None):
+    src = address.host_proc(hosts[link]) if src is None else src
+    name, to = event.wire_name.encode(), address.CONTROLLER
+    link.send(wire.pack(wire.EVENT, src=src, dst=to, name=name, payload=encode(event)))
+
+def take(link):
+    message = wire.unpack(bytes(join([f.buffer for f in link.recv_multipart(copy=False)])[0]))
+    name = message.name.decode()
+    if name == StartRanks.wire_name:
+        asked = decode(StartRanks, message.payload)
+        for place in asked.ranks:
+            ranks[place.proc] = (asked.spec.group, place.rank)
+            tell(link, RankIsUp(1), place.proc)
+    elif name == StopRanks.wire_name:
+        for proc in decode(StopRanks, message.payload).procs:
+            group, rank = ranks[proc]
+            tell(link, RankEnded(RankExit(proc, group, rank, "sim", 1, stopped=True)))
+
+for link, index in hosts.items():
+    tell(link, HostJoined(f"sim{index}", 1, f"sim{index}", 8, 8))
+beat = time.monotonic()
+while True:
+    for link, _ in poller.poll(100):
+        while link.get(zmq.EVENTS) & zmq.POLLIN:
+            take(link)
+    if time.monotonic() - beat > 1:
+        beat = time.monotonic()
+        for link in hosts:
+            tell(link, Beat())
+"""
+
+
+def say(what: str, ours: float, unit: str, aim: str, floor: str = "") -> None:
+    """Print a row."""
+    print(f"{what:<66} {ours:>8.3g} {unit:<2} {floor:<34} {aim}", flush=True)
+
+
+def took(function: Callable[[], object]) -> float:
+    """Return how long a call takes, in seconds."""
+    begun = time.perf_counter()
+    function()
+    return time.perf_counter() - begun
+
+
+# --- losses
+
+
+def loss() -> None:
+    """Kill host processes of a mesh with spares."""
+    exceptions, healed = [], []
+    for round_ in range(ROUNDS):
+        mesh = start(f"loss{round_}", {"procs": 2}, num_hosts=2, num_spares=1, on_failure="heal")
+        waiting = mesh.slice(hosts=1).execute(signal.pause)
+        lost = _last_used(mesh)
+        begun = time.perf_counter()
+        os.kill(lost, signal.SIGKILL)
+        waiting.exception(T)
+        exceptions.append(time.perf_counter() - begun)
+        while not _answers(mesh):
+            time.sleep(0.02)
+        healed.append(time.perf_counter() - begun)
+        mesh.stop().get(T)
+    say("loss of a host process to the exception", min(exceptions), "s", "at most 1.5 s")
+    say("... to a mesh that a spare has made whole", min(healed), "s", "at most 10 s")
+
+
+def _last_used(mesh: Mesh) -> int:
+    """Return the pid of the host process with the last ranks; spares have none."""
+    status = mesh.status()
+    used = {r.host for r in status.ranks}
+    return next(h.pid for h in reversed(status.hosts) if h.index in used)
+
+
+def _answers(mesh: Mesh) -> bool:
+    try:
+        return len(mesh.execute(os.getpid).get(T)) == 4
+    except MeshError:
+        return False
+
+
+# --- scale
+
+
+def scale(num_hosts: int = 128, per_host: int = 8) -> None:
+    """Start and stop simulated ranks."""
+    session = sessions.current()
+    tickets = session.request(Tickets(num_hosts))
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump([asdict(t) for t in tickets], file)
+        file.flush()
+        simulated = subprocess.Popen([sys.executable, "-c", SIMULATED, file.name])
+        try:
+            hosts = HostMesh([t.host for t in tickets], Shape.full(Extent(["hosts"], [num_hosts])), session)
+            hosts.initialized.get(T)
+            controller = psutil.Process(session.request(Status()).pid)
+            what = f"{num_hosts * per_host} simulated ranks on {num_hosts} hosts"
+            starts, stops = [], []
+            for _ in range(ROUNDS):
+                before = _cpu_s(controller)
+                procs = hosts.spawn_procs({"gpus": per_host})
+                procs.initialized.get(T)
+                between = _cpu_s(controller)
+                wall = took(procs.stop().get)
+                starts.append(between - before)
+                stops.append((_cpu_s(controller) - between, wall))
+            say(f"{what}: spawn, CPU of the controller", min(starts), "s", "at most 0.1 s")
+            say(f"{what}: stop, CPU of the controller", min(c for c, _ in stops), "s", "at most 0.3 s")
+            say(f"{what}: stop", min(w for _, w in stops), "s", "")
+            lost = [h for h in session.request(Status()).hosts if h.state == "lost"]
+            say(f"{what}: hosts declared lost", len(lost), "", "0")
+        finally:
+            simulated.kill()
+            simulated.wait()
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    found = process.cpu_times()
+    return float(found.user + found.system)
+
+
+# --- engines
+
+
+def engines() -> None:
+    """From a command to the first answer, beside a bare interpreter started the same way."""
+    with tempfile.TemporaryDirectory() as folder:
+        for part, why_not in ((_ssh, sshd.why_not()), (_slurm, slurmd.why_not())):
+            if why_not:
+                print(f"{part.__name__[1:]}: {why_not}")
+            else:
+                part(Path(folder))
+
+
+def _first_answer(spec: HostSpec) -> float:
+    profile = Profile(spec.engine, spec)
+
+    def run() -> None:
+        mesh = on_engine.start_on("bench", profile, Plan((("procs", 1),)))
+        mesh.execute(os.getpid).get(T)
+
+    try:
+        return took(run)
+    finally:
+        on_engine.cancel("bench")
+
+
+def _row(engine: str, ours: list[float], bare: list[float]) -> None:
+    floor = f"bare interpreter {min(bare):.2f} s"
+    say(f"{engine}: command to first answer", min(ours), "s", f"at most {1.5 * min(bare) + 1:.2f} s", floor)
+
+
+def _ssh(folder: Path) -> None:
+    server = sshd.Sshd(folder / "ssh", ["hb1", "hb2"])
+    try:
+        spec = HostSpec("ssh", machines=machines("hb1,hb2"), own=(("config", str(server.config)),))
+        bare = ["ssh", "-F", str(server.config), "hb1", sys.executable, "-c", "pass"]
+        pairs = [(_first_answer(spec), took(lambda: subprocess.run(bare, check=True))) for _ in range(ROUNDS)]
+        _row("ssh, 2 hosts", [a for a, _ in pairs], [b for _, b in pairs])
+    finally:
+        server.close()
+
+
+def _slurm(folder: Path) -> None:
+    (folder / "slurm").mkdir()
+    cluster = slurmd.Cluster(folder / "slurm")
+    os.environ["SLURM_CONF"] = str(cluster.config)
+    try:
+        spec = HostSpec("slurm", hosts=HostRange(2, 2), setup=(slurmd.SETUP,))
+        bare = ["srun", "--nodes=2", "--ntasks=2", sys.executable, "-c", "pass"]
+        pairs = [(_first_answer(spec), took(lambda: subprocess.run(bare, check=True))) for _ in range(ROUNDS)]
+        _row("slurm, 2 nodes, with its queue", [a for a, _ in pairs], [b for _, b in pairs])
+    finally:
+        cluster.close()
+
+
+PARTS: dict[str, Callable[[], None]] = {"loss": loss, "scale": scale, "engines": engines}
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or PARTS:
+        PARTS[name]()
