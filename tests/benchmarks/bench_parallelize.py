@@ -1,0 +1,110 @@
+"""A training step of `parallelize` beside FSDP2 and DDP written by hand, on the same ranks and process groups,
+and the first step: CPU seconds of a rank and wall seconds, interleaved.
+
+Run: `python -m tests.benchmarks.bench_parallelize [rounds]`. A ratio that lies within those of hand against
+hand says nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import sys
+import time
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+import monarch_nb
+from monarch_nb._rank.tensor.modules import OnRank
+from monarch_nb.distributed import Mesh
+from tests.tensor.models import GPT
+
+STEPS = 5
+SIZE = {"vocabulary": 1000, "width": 128, "depth": 3, "length": 64, "heads": 4}
+_by_hand: dict[str, tuple[Any, Any]] = {}
+
+
+def _hand(strategy: str, mesh: Any) -> tuple[Any, Any]:
+    made: Any = GPT(**SIZE)
+    if strategy == "fsdp":
+        for block in made.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(made, mesh=mesh)
+    else:
+        made = DistributedDataParallel(made, process_group=mesh.get_group(0), init_sync=False)
+    return made, torch.optim.AdamW(made.parameters(), lr=1e-3)
+
+
+def by_hand(strategy: str, tokens: Any, targets: Any, steps: int) -> tuple[float, float]:
+    """On a rank: train; return CPU and wall seconds."""
+    mesh = next(x for x in gc.get_objects() if type(x) is OnRank)._mesh
+    began, cpu = time.perf_counter(), time.process_time()
+    if strategy not in _by_hand:
+        _by_hand[strategy] = _hand(strategy, mesh)
+    model, optimizer = _by_hand[strategy]
+    place, size = mesh.get_local_rank(0), mesh.size()
+    rows, wanted = (x.to_local().chunk(size)[place] for x in (tokens, targets))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(rows), wanted).backward()
+        optimizer.step()
+    return time.process_time() - cpu, time.perf_counter() - began
+
+
+def ours(
+    mesh: Mesh, model: Any, optimizer: Any, tokens: Any, targets: Any, steps: int
+) -> tuple[float, float]:
+    """The user's loop; CPU seconds of a rank, and wall seconds."""
+    before, began = cpu_of(mesh), time.perf_counter()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(tokens), targets).backward()
+        optimizer.step()
+    after = cpu_of(mesh)
+    return after - before, time.perf_counter() - began
+
+
+def cpu_of(mesh: Mesh) -> float:
+    """Return the CPU seconds of all ranks, after what was done to tensors."""
+    found = mesh.execute(time.process_time)
+    return float(sum(found)) / len(found)
+
+
+def measure(mesh: Mesh, strategy: str, rounds: int) -> None:
+    """Print a strategy's figures."""
+    tokens, targets = torch.randint(1000, (8, 64)), torch.randint(1000, (512,))
+    began = time.perf_counter()
+    model = monarch_nb.parallelize(GPT(**SIZE), mesh, strategy)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    made = time.perf_counter() - began
+    first = ours(mesh, model, optimizer, tokens, targets, 1)
+    of_hand = mesh.execute(by_hand, strategy, tokens, targets, 1)[0]
+    print(f"{strategy}: parallelize {made:.2f} s")
+    print(f"  first step: {first[1]:.2f} s wall, {first[0]:.2f} s of a rank's CPU")
+    print(f"  by hand, made included: {of_hand[1]:.2f} s wall, {of_hand[0]:.2f} s CPU")
+    ours(mesh, model, optimizer, tokens, targets, 1)
+    mesh.execute(by_hand, strategy, tokens, targets, 1)
+    rows = []
+    for _ in range(rounds):
+        one = mesh.execute(by_hand, strategy, tokens, targets, STEPS)[0]
+        mine = ours(mesh, model, optimizer, tokens, targets, STEPS)
+        two = mesh.execute(by_hand, strategy, tokens, targets, STEPS)[0]
+        rows.append((one, mine, two))
+    for n, what in enumerate(("rank CPU", "wall")):
+        least = min(min(one[n], two[n]) for one, _, two in rows) / STEPS
+        mine_least = min(mine[n] for _, mine, _ in rows) / STEPS
+        ratios = [2 * mine[n] / (one[n] + two[n]) for one, mine, two in rows]
+        floor = [two[n] / one[n] for one, _, two in rows]
+        print(f"  {what}: by hand {least * 1e3:.1f} ms a step, ours {mine_least * 1e3:.1f} ms (minima)")
+        print(f"    ours / hand by rounds: {statistics.median(ratios):.3f}")
+        print(f"    hand / hand: {min(floor):.3f} to {max(floor):.3f}")
+
+
+if __name__ == "__main__":
+    with Mesh((2,), ("data_parallel",)) as ranks:
+        for each in ("fsdp", "ddp"):
+            measure(ranks, each, int(sys.argv[1]) if len(sys.argv) > 1 else 5)
