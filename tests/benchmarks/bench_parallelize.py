@@ -1,5 +1,5 @@
-"""A training step of `parallelize` beside FSDP2 and DDP written by hand, on the same ranks and process groups,
-and the first step: CPU seconds of a rank and wall seconds, interleaved.
+"""A training step of `parallelize` beside FSDP2 and DDP written by hand, on the same ranks and groups, and
+the first step: CPU seconds of a rank and wall seconds, interleaved.
 
 Run: `python -m tests.benchmarks.bench_parallelize [rounds]`. A ratio that lies within those of hand against
 hand says nothing.
