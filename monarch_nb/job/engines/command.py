@@ -23,6 +23,32 @@ from monarch_nb.job.engines.ssh import NamedHosts
 from monarch_nb.job.spec import HostSpec
 
 _ID = r"(\d+)"
+_EACH_LSF = """blaunch -z "$(printf '%s\\n' $LSB_HOSTS | sort -u | tr '\\n' ' ')\""""
+TEMPLATES: dict[str, dict[str, str]] = {
+    "pbs": {
+        "submit": "qsub",
+        "look": "qstat -f {id}",
+        "end": "qdel {id}",
+        "id": r"^(\S+)\s*$",
+        "queued": r"job_state = [QHWT]\b",
+        "granted": r"job_state = [RE]\b",
+        "header": "#PBS -N {name}\\n#PBS -l select={hosts}\\n#PBS -l place=scatter\\n#PBS -r n",
+        "each": "pbsdsh --",
+    },
+    "lsf": {
+        "submit": "bsub",
+        "look": "bjobs -noheader -o stat {id}",
+        "end": "bkill {id}",
+        "id": r"Job <(\d+)>",
+        "queued": r"\b(PEND|PSUSP)\b",
+        "granted": r"\b(RUN|USUSP|SSUSP)\b",
+        "header": "#BSUB -J {name}\\n#BSUB -n {hosts}\\n#BSUB -R span[ptile=1]",
+        "each": _EACH_LSF,
+    },
+}
+"""What `template =` stands for; what a profile says goes before it. `each` runs a command on every node
+of a job. Tested by recorded answers only.
+"""
 
 
 class Command(Engine):
@@ -30,24 +56,27 @@ class Command(Engine):
 
     name = "command"
     can = Capabilities(queue=True)
-    own_keys = ("start", "submit", "look", "end", "id", "queued", "granted", "header")
+    own_keys = ("start", "submit", "look", "end", "id", "queued", "granted", "header", "each", "template")
 
     def __init__(self) -> None:
         self._each = _Each()
 
     def usable(self, spec: HostSpec) -> Usable:
         for key in ("start", "submit", "look", "end"):
-            words = shlex.split(spec.own_value(key))
+            words = shlex.split(_value(spec, key))
             if words and not spec.login and shutil.which(words[0]) is None:
                 return Usable(
-                    f"{key} = {spec.own_value(key)!r}: {words[0]} isn't installed here, or not on PATH"
+                    f"{key} = {_value(spec, key)!r}: {words[0]} isn't installed here, or not on PATH"
                 )
         return Usable()
 
     def check(self, spec: HostSpec) -> list[str]:
+        template = spec.own_value("template")
+        if template and template not in TEMPLATES:
+            return [f"[command] template = {template!r} is unknown. Known: {', '.join(TEMPLATES)}"]
         if spec.own_value("start"):
             return self._each.check(spec)
-        batch = [key for key in ("submit", "look", "end") if spec.own_value(key)]
+        batch = [key for key in ("submit", "look", "end") if _value(spec, key)]
         if batch and len(batch) < 3:
             missing = next(key for key in ("submit", "look", "end") if key not in batch)
             return [
@@ -62,11 +91,11 @@ class Command(Engine):
         spec = allocation.spec
         if spec.own_value("start"):
             return self._each.submit(allocation, invitation)
-        if not spec.own_value("submit"):
+        if not _value(spec, "submit"):
             return self._write(allocation, invitation)
         script = self.script(allocation).replace(_INVITATION, invitation.to_json())
-        done = shell.run_at(spec.login, shlex.split(spec.own_value("submit")), script)
-        found = re.search(spec.own_value("id") or _ID, done.out)
+        done = shell.run_at(spec.login, shlex.split(_value(spec, "submit")), script)
+        found = re.search(_value(spec, "id") or _ID, done.out, re.MULTILINE)
         if done.code != 0 or found is None:
             raise EngineError(
                 f"{spec.own_value('submit')}: {done.words}"
@@ -89,7 +118,7 @@ class Command(Engine):
         if spec.own_value("start"):
             return self._each.script(allocation)
         header = (
-            spec.own_value("header")
+            _value(spec, "header")
             .replace("{hosts}", str(spec.wanted.most))
             .replace("{name}", allocation.mesh)
         )
@@ -99,10 +128,7 @@ class Command(Engine):
                 "#!/bin/bash -l",
                 *lines,
                 "umask 077",
-                *spec.setup,
-                f"exec {shell.launcher_command(spec)} <<'END'",
-                _INVITATION,
-                "END",
+                *(_on_each(spec) if _value(spec, "each") else _on_first(spec)),
                 "",
             ]
         )
@@ -111,14 +137,14 @@ class Command(Engine):
         spec = allocation.spec
         if spec.own_value("start"):
             return self._each.look(allocation)
-        if not spec.own_value("submit"):
+        if not _value(spec, "submit"):
             return Look(State.QUEUED, f"on each host: monarch-nb host --join {allocation.directory}")
-        done = shell.run_at(spec.login, _filled(spec.own_value("look"), allocation.id))
+        done = shell.run_at(spec.login, _filled(_value(spec, "look"), allocation.id))
         for key, state, default in (
             ("granted", State.GRANTED, r"\bR(UNNING)?\b"),
             ("queued", State.QUEUED, r"\b(PENDING|PEND|PD|Q|H|WAITING)\b"),
         ):
-            found = re.search(spec.own_value(key) or default, done.out)
+            found = re.search(_value(spec, key) or default, done.out)
             if found:
                 return Look(state, found[0])
         return Look(
@@ -133,7 +159,7 @@ class Command(Engine):
         if spec.own_value("start"):
             self._each.end(allocation)
         elif allocation.id:
-            shell.run_at(spec.login, _filled(spec.own_value("end"), allocation.id))
+            shell.run_at(spec.login, _filled(_value(spec, "end"), allocation.id))
         elif allocation.directory:
             with suppress(FileNotFoundError):
                 os.unlink(allocation.directory)
@@ -172,6 +198,29 @@ class _Each(NamedHosts):
         words = shlex.split(template)
         found = [word.replace("{host}", machine).replace("{script}", script) for word in words]
         return found if "{script}" in template else [*found, *shlex.split(script)]
+
+
+def _value(spec: HostSpec, key: str) -> str:
+    """Return a setting: the profile's, or its template's."""
+    return spec.own_value(key) or TEMPLATES.get(spec.own_value("template"), {}).get(key, "")
+
+
+def _on_first(spec: HostSpec) -> list[str]:
+    """Return lines that run the launcher where the job's script runs."""
+    return [*spec.setup, f"exec {shell.launcher_command(spec)} <<'END'", _INVITATION, "END"]
+
+
+def _on_each(spec: HostSpec) -> list[str]:
+    """Return lines that run the launcher on every node: it reads a file in the home that they share."""
+    script = shell.host_script(spec)
+    return [
+        'file="$(mktemp "$HOME/.monarch_nb.XXXXXXXX")" || exit 1',
+        "trap 'rm -f \"$file\"' EXIT",
+        "cat >\"$file\" <<'END'",
+        _INVITATION,
+        "END",
+        f'{_value(spec, "each")} bash -c {shlex.quote(script + " <$0")} "$file"',
+    ]
 
 
 def _filled(template: str, number: str) -> list[str]:
