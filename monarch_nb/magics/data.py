@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from monarch_nb.commands import actions
@@ -42,7 +43,18 @@ def vars_(state: State, arguments: Namespace) -> Any:
     missing = [n for n in arguments.names if n not in found.names()]
     if missing:
         raise MeshUsageError(f"%mesh vars: no rank has a variable {', '.join(missing)}")
+    if not arguments.names and "monarch_nb.tensor.engines" in sys.modules:
+        _tell_of_tensors()
     return found
+
+
+def _tell_of_tensors() -> None:
+    """Print what tensors of the mesh take on the ranks, if there are any."""
+    from monarch_nb.tensor.live import biggest
+
+    text = biggest()
+    if text:
+        print(text)
 
 
 def diff(state: State, arguments: Namespace) -> Any:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from monarch_nb._rank.tensor.private import make_wrapper, no_torch_function, tensor_text
 from monarch_nb.exceptions import MeshError, WrongTensor
 from monarch_nb.tensor import reduction as reduction_of
+from monarch_nb.tensor.drawing import html_of
 from monarch_nb.tensor.metadata import Grid, Meta
 from monarch_nb.tensor.slots import DroppedHandle
 
@@ -239,6 +240,10 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         kind = "Parameter" if isinstance(self, torch.nn.Parameter) else "Tensor"
         about = f"shape={list(self.shape)}, {self.dtype}, {self.mesh_meta.layout}"
         return f"{kind}({self._numbers()}{about})"
+
+    def _repr_html_(self) -> str:
+        """Shown by a notebook: its numbers, if they're few, and which part each rank has."""
+        return html_of(self.mesh_meta, "dropped" if self.dropped else repr(self))
 
     def _numbers(self) -> str:
         if not self.is_global or self.numel() > SHOWN_NUMBERS:
