@@ -241,7 +241,6 @@ def call_until_lost(mesh: Mesh) -> None:
         mesh.execute(os.getpid).get(T)
 
 
-@pytest.mark.usefixtures("lab")
 def test_a_kubernetes_job_gives_pods_by_name(server: Kube) -> None:
     job = KubernetesJob({"trainers": 1}, image=IMAGE, kubeconfig=str(server.config), python_exe=PYTHON)
     assert job.can_run(KubernetesJob({"trainers": 2}, image=IMAGE)) == (
