@@ -81,7 +81,7 @@ docs: $(VENV)/.docs
 
 # Frameworks are many and large: where the registry lacks one, the tests go on without, and say so.
 $(VENV)/.frameworks: $(VENV)/.ready
-	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[frameworks]' || echo "not all frameworks can be installed here: tests of those that are missing are skipped"
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[frameworks,titan,kubernetes]' || echo "not all frameworks can be installed here: tests of those that are missing are skipped"
 	touch $@
 
 # Two processes run the tests: they mostly wait. Tests that failed beside others get one more try alone, and the report names them: what a busy machine
