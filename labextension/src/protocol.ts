@@ -1,69 +1,12 @@
 /**
- * What the server extension (`monarch_nb.server`) says and takes: one snapshot per mesh, changes to it, logs, actions.
+ * What the server extension (`monarch_nb.server`) says and takes: one snapshot per mesh, changes, logs, actions.
  *
- * A mesh's state is in `state.ts`, which is generated from the Python types. Times are seconds since the epoch, durations seconds, sizes
- * bytes, shares per cent. A number that isn't known is null.
+ * What the server says is in `state.ts`, which is generated from the Python types; here is what it takes.
  */
-
-import type { IHost, IMeshHead, IMeshStatus, IMeshSummary, IRank, StopState } from './state';
 
 export const PROTOCOL = 1;
 
 export type * from './state';
-
-/** A line that a rank has written. */
-export interface ILogLine {
-  rank: number;
-  stream: 'stdout' | 'stderr';
-  when: number;
-  text: string;
-}
-
-/** A page of a rank's output, oldest line first. */
-export interface ILogPage {
-  lines: ILogLine[];
-  /**
-   * Where the page before this one ends; null if there is none. A search looks through so much at a time: a page may be empty and still have
-   * a page before it.
-   */
-  before: number | null;
-  /** Where this page ends, a position of the same kind. To follow from here, watch logs from this position. */
-  after: number;
-}
-
-/** A thread of a rank that stands in the debugger. */
-export interface IStop {
-  id: number;
-  rank: number;
-  /** "main", or the actor's name. */
-  thread: string;
-  /** "cell #3", "Trainer.step". */
-  what: string;
-  /** "In [3]", or a path. */
-  file: string;
-  line: number;
-  function: string;
-  /** The source line. */
-  text: string;
-  /** running: a step hasn't come back yet. */
-  state: StopState;
-  /** breakpoint, step, exception, post-mortem. */
-  reason: string;
-  /** What was raised, after an error. */
-  error?: string;
-  /** Lines around it, with their numbers. */
-  source?: [number, string][];
-  /** interact: lines are Python. */
-  mode?: 'pdb' | 'interact';
-}
-
-/** What stops have answered to a line: equal answers once. */
-export interface IDebugAnswers {
-  answers: { ids: number[]; ranks: string; text: string }[];
-  /** Stops that haven't come back in time: they run on. */
-  left?: number[];
-  stops: IStop[];
-}
 
 // --- WebSocket `monarch_nb/stream`. Every message with an `id` is to be answered with {op: 'taken', id}: until then the server holds
 // further changes back and puts them together, so a slow reader gets fewer messages, never late ones.
@@ -75,19 +18,6 @@ export type ClientMessage =
   | { op: 'watch'; id: number; what: 'logs'; mesh: string; ranks: string; grep: string; after: number | null }
   | { op: 'unwatch'; id: number }
   | { op: 'taken'; id: number };
-
-export type ServerMessage =
-  | { type: 'hello'; version: string; protocol: number }
-  | { type: 'meshes'; id: number; meshes: IMeshSummary[] }
-  | { type: 'status'; id: number; status: IMeshStatus }
-  | { type: 'delta'; id: number; mesh: Partial<IMeshHead>; hosts: IHost[]; ranks: IRank[] }
-  /** All who stand in the debugger, whenever that changes. */
-  | { type: 'debug'; id: number; stops: IStop[] }
-  | { type: 'log'; id: number; lines: ILogLine[]; after: number }
-  /** What was watched is no more: the mesh has ended. The watch is over. */
-  | { type: 'gone'; id: number; reason: string }
-  /** The watch couldn't begin; it's over. */
-  | { type: 'error'; id: number; message: string };
 
 // --- REST, below `monarch_nb/api`. Errors are {message: one sentence} with status 400, 403, 404, 409 or 504.
 //
@@ -117,14 +47,4 @@ export interface IStartRequest {
   idle_timeout: string;
   /** Empty: none; auto: what fits the ranks' devices. */
   process_group: '' | 'auto' | 'nccl' | 'gloo';
-}
-
-export interface IEntry {
-  n: number;
-  kind: string;
-  who: string;
-  when: number;
-  status?: string;
-  ranks?: string;
-  source?: string;
 }

@@ -50,13 +50,7 @@ class StopNotices:
         places: dict[tuple[str, ...], list[int]] = {}
         for stop in stops:
             where = stop.where
-            key = (
-                where["file"],
-                str(where["line"]),
-                where["function"],
-                where["text"],
-                where["what"] or where["thread"],
-            )
+            key = (where.file, str(where.line), where.function, where.text, where.what or where.thread)
             places.setdefault(key, []).append(stop.rank)
         lines = []
         for (file, line, function, text, what), ranks in places.items():

@@ -2,8 +2,58 @@
 
 from __future__ import annotations
 
-from monarch_nb._protocol.base import Plain, Record, Request
+from monarch_nb._protocol.base import Record, Request
 from monarch_nb._protocol.names import GroupRecord
+from monarch_nb._protocol.states import StopState
+
+
+class StopPlace(Record, frozen=True):
+    """Where a thread stands; the fields are those of `Stop`."""
+
+    thread: str
+    what: str
+    file: str
+    line: int
+    function: str
+    text: str = ""
+    reason: str = "breakpoint"
+    error: str = ""
+    path: str = ""
+    source: tuple[tuple[int, str], ...] = ()
+    origin: int = 0
+
+
+class Stop(Record, frozen=True):
+    """A thread of a rank that stands in the debugger."""
+
+    id: int
+    """Its number in the mesh, as long as it stands there."""
+    rank: int
+    thread: str
+    """"main", or the actor's name."""
+    what: str
+    """"cell #3", "Trainer.step"."""
+    file: str
+    """"In [3]", or a path."""
+    line: int
+    function: str
+    text: str = ""
+    """The source line."""
+    state: StopState = StopState.STOPPED
+    """running: a step hasn't come back yet."""
+    reason: str = "breakpoint"
+    """breakpoint, step (next, return, until), exception, post-mortem."""
+    error: str = ""
+    """What was raised, after an error."""
+    path: str = ""
+    """Of the file, as Python knows it."""
+    source: tuple[tuple[int, str], ...] = ()
+    """Lines around it, with their numbers."""
+    origin: int = 0
+    """The cell or call that has come there."""
+    mode: str = "pdb"
+    """pdb; or interact: lines are Python."""
+
 
 # --- what ranks tell
 
@@ -15,13 +65,12 @@ class DebugStopped(Request[None], frozen=True):
         key: its number in its process.
         n: the line that it answers; 0: none.
         text: the answer.
-        where: thread, what, file, path, line, function, text, source, reason, error, origin.
     """
 
     key: int
     n: int
     text: str
-    where: Plain
+    where: StopPlace
     mode: str
 
 
@@ -49,11 +98,8 @@ class DebugLine(Record, frozen=True):
 
 # --- what programs ask
 
-StopRow = Plain
-"""id, rank, state, mode, and the fields of where it is."""
 
-
-class DebugStops(Request[list[StopRow]], frozen=True):
+class DebugStops(Request[list[Stop]], frozen=True):
     """Return who stands where."""
 
     group: str
@@ -70,7 +116,7 @@ class LineAnswers(Record, frozen=True):
 
     answers: dict[int, str]
     left: list[int]
-    stops: list[StopRow]
+    stops: list[Stop]
 
 
 class DebugCommand(Request[LineAnswers], frozen=True):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from monarch_nb._protocol.base import Event, Plain
+from monarch_nb._protocol.base import Event
+from monarch_nb._protocol.debugging import StopPlace
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.hang import RankStacks
 from monarch_nb._protocol.healing import Report
@@ -224,7 +225,7 @@ class RankStopped(Event, frozen=True):
 
     group: str
     rank: int
-    where: Plain
+    where: StopPlace
 
 
 class UserAsked(Event, frozen=True):

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET, UnsetType
+
 from monarch_nb._protocol.base import Plain, Record, Request
 from monarch_nb._protocol.states import EntryKind
 
@@ -68,3 +70,18 @@ class Seen(Request[None], frozen=True):
 
     cells: list[int] = []
     others: bool = False
+
+
+class EntryRow(Record, frozen=True):
+    """An entry of the journal, as a front end shows it; what an entry has not is left out."""
+
+    n: int
+    kind: str
+    who: str = ""
+    when: float = 0.0
+    ended: float | UnsetType | None = UNSET
+    status: str | UnsetType = UNSET
+    ranks: str | UnsetType = UNSET
+    source: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    """Of an entry that is no cell."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._frames.cells import cell_number, is_of_kernel
 from monarch_nb._frames.owner import HIDDEN, module_of, owner_of
 from monarch_nb._protocol.base import Request
-from monarch_nb._protocol.debugging import DebugLeft, DebugRunning, DebugStopped
+from monarch_nb._protocol.debugging import DebugLeft, DebugRunning, DebugStopped, StopPlace
 from monarch_nb._protocol.work import Work
 from monarch_nb._rank.breakpoints import Breakpoints
 from monarch_nb._rank.this_rank import this_rank
@@ -388,27 +388,27 @@ class MeshPdb(pdb.Pdb):
         self._debugger.notify_controller(DebugStopped(self._key, n, self._taken(), self._where(), mode))
         self._line = None
 
-    def _where(self) -> dict[str, Any]:
+    def _where(self) -> StopPlace:
         frame, lineno = self.stack[self.curindex]
         file = frame.f_code.co_filename
         lines = linecache.getlines(file, frame.f_globals)
         first = max(1, lineno - SOURCE_LINES)
-        return {
-            "thread": _thread_name(),
-            "what": self.what or _doing(),
-            "file": place(file),
-            "path": file,
-            "line": lineno,
-            "function": frame.f_code.co_name,
-            "text": lines[lineno - 1].strip() if 0 < lineno <= len(lines) else "",
-            "source": [
-                [first + i, text.rstrip("\n")]
+        return StopPlace(
+            thread=_thread_name(),
+            what=self.what or _doing(),
+            file=place(file),
+            path=file,
+            line=lineno,
+            function=frame.f_code.co_name,
+            text=lines[lineno - 1].strip() if 0 < lineno <= len(lines) else "",
+            source=tuple(
+                (first + i, text.rstrip("\n"))
                 for i, text in enumerate(lines[first - 1 : lineno + SOURCE_LINES])
-            ],
-            "reason": self.reason,
-            "error": self.raised if self.curindex == len(self.stack) - 1 else "",
-            "origin": current_origin(),
-        }
+            ),
+            reason=self.reason,
+            error=self.raised if self.curindex == len(self.stack) - 1 else "",
+            origin=current_origin(),
+        )
 
     def _goes_on_by_steps(self) -> bool:
         """Say whether the program will come back here by itself."""

@@ -7,7 +7,8 @@ question a question at the keyboard that can be taken back
 prompt   the prompt itself: in a cell, after `%mesh debug`, or in a terminal
 """
 
-from monarch_nb.debug.client import Answers, MeshDebugger, Stop
+from monarch_nb._protocol.debugging import Stop
+from monarch_nb.debug.client import Answers, MeshDebugger
 from monarch_nb.debug.prompt import Prompt
 from monarch_nb.debug.question import Question, TakenBack
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_nb._client.state import StatusFeed
+from monarch_nb._protocol.base import Record
 from monarch_nb._protocol.debugging import (
     DebugBreak,
     DebugCommand,
@@ -15,64 +16,19 @@ from monarch_nb._protocol.debugging import (
     DebugSet,
     DebugSettings,
     DebugStops,
-    StopRow,
+    Stop,
     UnwatchDebug,
     WatchDebug,
 )
 from monarch_nb._protocol.states import StopState
 from monarch_nb.actor.handle import placement_of, session_of, transport_of
-from monarch_nb.debug.fold import fold_answers
+from monarch_nb.debug.fold import FoldedAnswer, fold_answers
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
 
 COMMAND_S = 15.0
 """How long a line may take; a step that takes longer goes on, and is told of when it's done."""
-
-
-@dataclass(frozen=True)
-class Stop:
-    """A thread of a rank that stands somewhere.
-
-    Attributes:
-        id: its number in the mesh, as long as it stands there.
-        thread: "main", or the actor's name.
-        what: "cell #3", "Trainer.step".
-        file: a path, or "In [3]".
-        text: the source line.
-        state: stopped, or running: a step hasn't come back yet.
-        reason: breakpoint, step (next, return, until), exception, post-mortem.
-        error: what was raised, after an error.
-        source: (number, line) around it.
-        mode: pdb, or interact: lines are Python.
-    """
-
-    id: int
-    rank: int
-    thread: str
-    what: str
-    file: str
-    line: int
-    function: str
-    text: str = ""
-    state: StopState = StopState.STOPPED
-    reason: str = "breakpoint"
-    error: str = ""
-    path: str = ""
-    source: tuple[tuple[int, str], ...] = ()
-    origin: int = 0
-    mode: str = "pdb"
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Stop:
-        """Make it of what the controller says."""
-        return cls(
-            **{
-                **row,
-                "state": StopState(row["state"]),
-                "source": tuple((n, text) for n, text in row["source"]),
-            }
-        )
 
 
 @dataclass(frozen=True)
@@ -90,6 +46,15 @@ class Answers:
     ranks: Mapping[int, int] = field(default_factory=dict)
 
 
+class DebugAnswers(Record, frozen=True):
+    """What stops have answered to a line: equal answers once."""
+
+    answers: list[FoldedAnswer]
+    left: tuple[int, ...]
+    """Stops that haven't come back in time: they run on."""
+    stops: list[Stop]
+
+
 class MeshDebugger:
     """The debugger of one mesh. Any number of clients may have one; stops belong to the mesh."""
 
@@ -98,12 +63,7 @@ class MeshDebugger:
 
     def stops(self) -> list[Stop]:
         """Return who stands where, by rank."""
-        return [Stop.of(row) for row in self.rows()]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the stops as plain data, for JSON."""
-        found: list[dict[str, Any]] = session_of(self.mesh).request(DebugStops(placement_of(self.mesh).group))
-        return found
+        return session_of(self.mesh).request(DebugStops(placement_of(self.mesh).group))
 
     def send(self, stops: Sequence[Stop], line: str, timeout_s: float = COMMAND_S) -> Answers:
         """Have stops do what a line says, all at once; return what they answer.
@@ -115,20 +75,20 @@ class MeshDebugger:
         found = session_of(self.mesh).request(DebugCommand(ids, line, timeout_s), timeout_s + 10.0)
         return Answers(found.answers, tuple(found.left), {s.id: s.rank for s in stops})
 
-    def command(self, ids: Sequence[int] | None, line: str, timeout_s: float = COMMAND_S) -> dict[str, Any]:
-        """Do the same for front ends: {"answers": [{"ids", "ranks", "text"}], "left": ids, "stops": rows}."""
+    def command(self, ids: Sequence[int] | None, line: str, timeout_s: float = COMMAND_S) -> DebugAnswers:
+        """Do the same for front ends; `ids`: None: all stops."""
         stops = [s for s in self.stops() if ids is None or s.id in ids]
         answers = self.send(stops, line, timeout_s)
-        return {"answers": fold_answers(answers), "left": list(answers.left), "stops": self.rows()}
+        return DebugAnswers(fold_answers(answers), answers.left, self.stops())
 
     def watch(
-        self, on_stops: Callable[[list[dict[str, Any]]], None], on_end: Callable[[], None] | None = None
-    ) -> StatusFeed[list[StopRow]]:
+        self, on_stops: Callable[[list[Stop]], None], on_end: Callable[[], None] | None = None
+    ) -> StatusFeed[list[Stop]]:
         """Be told who stands where, now and whenever that changes; called in the reading thread. `close`
         of the feed ends it.
         """
-        feed: StatusFeed[list[StopRow]] = StatusFeed(
-            transport_of(self.mesh), list[StopRow], on_stops, UnwatchDebug, on_end
+        feed: StatusFeed[list[Stop]] = StatusFeed(
+            transport_of(self.mesh), list[Stop], on_stops, UnwatchDebug, on_end
         )
         session_of(self.mesh).watch(feed, WatchDebug(placement_of(self.mesh).group))
         return feed

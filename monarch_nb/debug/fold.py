@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from monarch_nb._protocol.base import Record
 from monarch_nb._protocol.states import StopState
 from monarch_nb._shape import format_ranks, name_ranks
 
 if TYPE_CHECKING:
-    from monarch_nb.debug.client import Answers, Stop
+    from monarch_nb._protocol.debugging import Stop
+    from monarch_nb.debug.client import Answers
 
 
 def places(stops: Iterable[Stop]) -> list[list[Stop]]:
@@ -33,7 +35,7 @@ def places(stops: Iterable[Stop]) -> list[list[Stop]]:
 def place_text(stops: list[Stop]) -> str:
     """Return where some stops stand, in a line.
 
-    >>> from monarch_nb.debug.client import Stop
+    >>> from monarch_nb.debug import Stop
     >>> place_text([Stop(1, 0, "main", "cell #3", "In [3]", 4, "step", "loss.backward()")])
     'rank 0: In [3], line 4, in step: loss.backward()  (cell #3)'
     """
@@ -65,18 +67,28 @@ def stops_text(stops: list[Stop], lines: int = 2) -> str:
     return "\n".join(parts)
 
 
-def fold_answers(answers: Answers) -> list[dict[str, Any]]:
+class FoldedAnswer(Record, frozen=True):
+    """What several stops have answered."""
+
+    ids: list[int]
+    ranks: str
+    """Their ranks, as a rank set."""
+    text: str
+
+
+def fold_answers(answers: Answers) -> list[FoldedAnswer]:
     """Return equal answers once: ids, rank set, text; in the order of the ranks.
 
     >>> from monarch_nb.debug.client import Answers
-    >>> fold_answers(Answers({1: "5", 2: "5", 3: "7"}, (), {1: 0, 2: 1, 3: 2}))
-    [{'ids': [1, 2], 'ranks': '0-1', 'text': '5'}, {'ids': [3], 'ranks': '2', 'text': '7'}]
+    >>> answers = Answers({1: "5", 2: "5", 3: "7"}, (), {1: 0, 2: 1, 3: 2})
+    >>> [(each.ranks, each.text) for each in fold_answers(answers)]
+    [('0-1', '5'), ('2', '7')]
     """
     found: dict[str, list[int]] = {}
     for each in sorted(answers.texts, key=lambda i: answers.ranks.get(i, 0)):
         found.setdefault(answers.texts[each], []).append(each)
     return [
-        {"ids": ids, "ranks": format_ranks(sorted({answers.ranks[i] for i in ids})), "text": text}
+        FoldedAnswer(ids, format_ranks(sorted({answers.ranks[i] for i in ids})), text)
         for text, ids in found.items()
     ]
 
@@ -85,6 +97,6 @@ def answers_text(answers: Answers, num_ranks: int) -> str:
     """Return what was answered, each text once with its ranks in front of its lines."""
     lines = []
     for each in fold_answers(answers):
-        prefix = f"[{each['ranks']}] " if num_ranks > 1 else ""
-        lines += [prefix + line for line in str(each["text"]).split("\n")] if each["text"] else []
+        prefix = f"[{each.ranks}] " if num_ranks > 1 else ""
+        lines += [prefix + line for line in each.text.split("\n")] if each.text else []
     return "\n".join(lines)

@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from monarch_nb._protocol.debugging import Stop
 from monarch_nb._protocol.states import StopState
 from monarch_nb._shape import format_ranks, parse_ranks
 from monarch_nb._shape.rank_set import RankSetError
 from monarch_nb.debug import grammar
-from monarch_nb.debug.client import Answers, MeshDebugger, Stop
+from monarch_nb.debug.client import Answers, MeshDebugger
 from monarch_nb.debug.fold import answers_text, places, stops_text
 from monarch_nb.debug.grammar import PromptError
 from monarch_nb.debug.question import Question, TakenBack
@@ -103,12 +104,12 @@ class Prompt:
         finally:
             self._asked = set()
 
-    def _changed(self, rows: list[dict[str, Any]]) -> None:
+    def _changed(self, rows: list[Stop]) -> None:
         """Take who stands where. Called in the reading thread."""
         with self._lock:
             self._num_changes += 1
             asked = self._asked
-            is_over = bool(asked) and asked.isdisjoint(row["id"] for row in rows)
+            is_over = bool(asked) and asked.isdisjoint(row.id for row in rows)
         if is_over and isinstance(self._read, Question):
             self._read.take_back()
 

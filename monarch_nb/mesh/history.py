@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client.feed import Feed, Watcher
 from monarch_nb._protocol.cells import Unwatch, WatchCell, WatchOutput
-from monarch_nb._protocol.journal import GetEntry, GetHistory, GetMissed, JournalSettings, SetJournal
+from monarch_nb._protocol.journal import (
+    EntryRow,
+    GetEntry,
+    GetHistory,
+    GetMissed,
+    JournalSettings,
+    SetJournal,
+)
 from monarch_nb._protocol.shown import CellEnd, Shown
 from monarch_nb._protocol.states import CellStatus, EntryKind
 from monarch_nb.actor.handle import placement_of, session_of, transport_of
@@ -206,7 +213,7 @@ class Missed:
         return "; ".join(parts)
 
 
-_SHOWN = ("n", "kind", "who", "when", "ended", "status", "ranks", "source", "text")
+_SHOWN = EntryRow.__struct_fields__
 
 
 class History:
@@ -247,12 +254,10 @@ class History:
         """Turn the journal off or on, or say for how long what is in it is kept; return what holds."""
         return session_of(self._mesh).request(SetJournal(off, keep_s))
 
-    def rows(self, limit: int = 1000) -> list[dict[str, Any]]:
-        """Return the last entries as plain data, oldest first: number, kind, who, when, status, ranks,
-        source.
-        """
+    def rows(self, limit: int = 1000) -> list[EntryRow]:
+        """Return the last entries as front ends show them, oldest first."""
         found = session_of(self._mesh).request(GetHistory(limit))
-        return [{name: row[name] for name in _SHOWN if name in row} for row in found.entries]
+        return [EntryRow(**{name: row[name] for name in _SHOWN if name in row}) for row in found.entries]
 
     def entry(self, n: int) -> Entry:
         """Return an entry by its number.

@@ -8,11 +8,11 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._journal import record as records
 from monarch_nb._protocol.cells import OutputPart, ReadOutput
+from monarch_nb._protocol.logs import LogLine, LogPage, Stream
 from monarch_nb.actor.handle import placement_of, session_of
 from monarch_nb.exceptions import MeshUsageError
 
@@ -26,34 +26,6 @@ LONGEST_BYTES = 4 << 20
 """How far around a page the ends of lines are looked for that are cut by its bounds."""
 
 Key = tuple[int, str]
-
-
-@dataclass(frozen=True)
-class LogLine:
-    """A line that a rank has written; `when` it was complete."""
-
-    rank: int
-    stream: str
-    when: float
-    text: str
-
-
-@dataclass(frozen=True)
-class LogPage:
-    """Lines, oldest first.
-
-    Attributes:
-        before: where the page before this one ends, for `read_page`; None: there is none.
-        after: where this page ends, for a `LogTail`.
-    """
-
-    lines: tuple[LogLine, ...]
-    before: int | None
-    after: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return this as plain data, for JSON."""
-        return {"lines": [asdict(line) for line in self.lines], "before": self.before, "after": self.after}
 
 
 def read_page(
@@ -199,4 +171,5 @@ class Lines:
         shown = text.rstrip("\r").rpartition("\r")[2]
         if self._pattern is not None and not self._pattern.search(shown):
             return []
-        return [LogLine(key[0], key[1], self._when, shown[:MAX_LINE])]
+        stream: Stream = "stderr" if key[1] == "stderr" else "stdout"
+        return [LogLine(key[0], stream, self._when, shown[:MAX_LINE])]

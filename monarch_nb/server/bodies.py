@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from monarch_nb._client.launch import connection_path
 from monarch_nb.units import parse_duration
 
+Body = Mapping[str, Any]
+"""What has come as JSON: it may hold anything."""
 JOBS = ("local", "process")
 PROCESS_GROUPS = ("", "auto", "nccl", "gloo")
 MAX_SIZE = 4096
@@ -30,7 +32,7 @@ class StartRequest(NamedTuple):
     """nccl, gloo, auto: what fits the ranks' devices; or none."""
 
 
-def read_start(body: Mapping[str, Any]) -> StartRequest:
+def read_start(body: Body) -> StartRequest:
     """Return what a mesh is to be started with.
 
     Raises:
@@ -71,7 +73,7 @@ def read_start(body: Mapping[str, Any]) -> StartRequest:
     )
 
 
-def read_resize(body: Mapping[str, Any]) -> dict[str, int]:
+def read_resize(body: Body) -> dict[str, int]:
     """Return new sizes by dimension.
 
     Raises:
@@ -109,7 +111,7 @@ def read_sizes(value: Any, field: str) -> dict[str, int]:
     return found
 
 
-def read_text(body: Mapping[str, Any], field: str, default: str, *, empty_is_default: bool = False) -> str:
+def read_text(body: Body, field: str, default: str, *, empty_is_default: bool = False) -> str:
     """Return a field that is text.
 
     Raises:

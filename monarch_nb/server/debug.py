@@ -8,21 +8,22 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jupyter_server.auth.decorator import authorized
 from tornado.web import authenticated
 
 from monarch_nb.exceptions import MeshError
-from monarch_nb.server.bodies import BadBody, read_text
+from monarch_nb.server.bodies import BadBody, Body, read_text
 from monarch_nb.server.handlers import MeshHandler
 from monarch_nb.server.link import how_ended
 from monarch_nb.server.meshes import Meshes
+from monarch_nb.server.messages import Gone, Stops
 from monarch_nb.server.watch import Send, Watch
 
 if TYPE_CHECKING:
     from monarch_nb._client.state import StatusFeed
-    from monarch_nb._protocol.debugging import StopRow
+    from monarch_nb._protocol.debugging import Stop
     from monarch_nb.mesh import Mesh
     from monarch_nb.server.link import Link
 
@@ -39,7 +40,7 @@ class DebugHandler(MeshHandler):
     @authorized
     async def get(self, name: str) -> None:
         """Return the stops."""
-        self.answer({"stops": await self.on_mesh(name, lambda mesh: mesh.debugger().rows())})
+        self.answer({"stops": await self.on_mesh(name, lambda mesh: mesh.debugger().stops())})
 
     @authenticated
     @authorized
@@ -52,7 +53,7 @@ class DebugHandler(MeshHandler):
         self.answer(await self.on_mesh(name, lambda mesh: mesh.debugger().command(ids, line, COMMAND_S)))
 
 
-def read_ids(body: dict[str, Any]) -> list[int] | None:
+def read_ids(body: Body) -> list[int] | None:
     """Return the ids of stops; None for all.
 
     Raises:
@@ -73,8 +74,8 @@ class DebugWatch(Watch):
         super().__init__(meshes, send)
         self._name = mesh
         self._link: Link | None = None
-        self._feed: StatusFeed[list[StopRow]] | None = None
-        self._stops: list[dict[str, Any]] | None = None
+        self._feed: StatusFeed[list[Stop]] | None = None
+        self._stops: list[Stop] | None = None
 
     async def begin_watch(self) -> None:
         link = self._meshes.link(self._name)
@@ -86,7 +87,7 @@ class DebugWatch(Watch):
         else:
             self._feed = feed
 
-    def _watch(self, loop: asyncio.AbstractEventLoop, mesh: Mesh) -> StatusFeed[list[StopRow]]:
+    def _watch(self, loop: asyncio.AbstractEventLoop, mesh: Mesh) -> StatusFeed[list[Stop]]:
         """Begin, where it may block. What is heard comes in the reading thread."""
 
         def soon(callback: Callable[[], None]) -> None:
@@ -98,16 +99,16 @@ class DebugWatch(Watch):
             lambda: soon(partial(self._ended, how_ended(mesh))),
         )
 
-    def _on_stops(self, stops: list[dict[str, Any]]) -> None:
+    def _on_stops(self, stops: list[Stop]) -> None:
         self._stops = stops
         self.wake()
 
     def _ended(self, how: str) -> None:
-        self.send_last("gone", reason=how)
+        self.send_last(Gone(reason=how))
 
-    def next_message(self) -> dict[str, Any] | None:
+    def next_message(self) -> Stops | None:
         stops, self._stops = self._stops, None
-        return None if stops is None else {"type": "debug", "stops": stops}
+        return None if stops is None else Stops(stops=stops)
 
     def close(self) -> None:
         self.over = True

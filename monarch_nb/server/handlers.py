@@ -239,7 +239,7 @@ class LogsHandler(MeshHandler):
         page = await self.on_mesh(
             name, lambda mesh: read_page(mesh, mesh.select(ranks), grep=grep, before=before, limit=chosen)
         )
-        self.answer(page.as_dict())
+        self.answer(page)
 
 
 class StacksHandler(MeshHandler):

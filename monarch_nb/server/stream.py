@@ -16,13 +16,17 @@ import msgspec
 from jupyter_server.auth.decorator import ws_authenticated
 from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.base.websocket import WebSocketMixin
+from msgspec.structs import replace
 from tornado.web import HTTPError
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 from monarch_nb._version import __version__
 from monarch_nb.exceptions import MeshError
+from monarch_nb.server import messages
+from monarch_nb.server.bodies import Body
 from monarch_nb.server.debug import DebugWatch
 from monarch_nb.server.meshes import Meshes, MeshList
+from monarch_nb.server.messages import Failed, Gone, WatchMessage
 from monarch_nb.server.protocol import PROTOCOL
 from monarch_nb.server.watch import Send, Watch
 from monarch_nb.status import FullStatus, MeshSummary
@@ -30,6 +34,7 @@ from monarch_nb.status import FullStatus, MeshSummary
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from monarch_nb._protocol.logs import LogLine
     from monarch_nb.mesh import Mesh
     from monarch_nb.mesh.log_page import LogTail
     from monarch_nb.server.link import Link
@@ -60,12 +65,12 @@ class ListWatch(Watch):
         self._timer = None
         self.wake()
 
-    def next_message(self) -> dict[str, Any] | None:
+    def next_message(self) -> WatchMessage | None:
         rows = self._list.rows if self._list is not None else None
         if rows is None or rows == self._sent:
             return None
         self._sent = rows
-        return {"type": "meshes", "meshes": rows}
+        return messages.Meshes(meshes=rows)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -97,17 +102,17 @@ class StatusWatch(Watch):
     def wake(self) -> None:
         super().wake()
         if self._link is not None and self._link.mirror.gone and not self.over:
-            self.send_last("gone", reason=self._link.mirror.gone)
+            self.send_last(Gone(reason=self._link.mirror.gone))
 
-    def next_message(self) -> dict[str, Any] | None:
+    def next_message(self) -> WatchMessage | None:
         mirror = self._link.mirror if self._link is not None else None
         change = mirror.unseen_changes(self._seen) if mirror is not None else None
         if mirror is None or change is None:
             return None
         self._seen = mirror.rows.version
         if isinstance(change, FullStatus):
-            return {"type": "status", "status": change.status}
-        return {"type": "delta", "mesh": change.mesh, "hosts": change.hosts, "ranks": change.ranks}
+            return messages.Status(status=change.status)
+        return messages.Delta(mesh=change.mesh, hosts=change.hosts, ranks=change.ranks)
 
     def close(self) -> None:
         self.over = True
@@ -129,7 +134,7 @@ class LogsWatch(Watch):
         self._name, self._ranks, self._grep = mesh, ranks or "all", grep
         self._after = after
         self._tail: LogTail | None = None
-        self._lines: list[dict[str, Any]] = []
+        self._lines: list[LogLine] = []
         self._task: asyncio.Task[None] | None = None
         self._link: Link | None = None
 
@@ -152,10 +157,10 @@ class LogsWatch(Watch):
                     await self._read(link)
                     self.wake()
             except MeshError as error:
-                self.send_last("gone", reason=link.mirror.gone or str(error))
+                self.send_last(Gone(reason=link.mirror.gone or str(error)))
                 return
             except Exception as error:  # a position that no journal has, say: who watches is told
-                self.send_last("error", message=could_not(error))
+                self.send_last(Failed(message=could_not(error)))
                 return
             await asyncio.sleep(FOLLOW_S if not self._lines else 0.02)
 
@@ -164,7 +169,7 @@ class LogsWatch(Watch):
         if tail is None:
             self._tail = await link.call(self._first)
         else:
-            self._lines = [vars(line) for line in await link.call(tail.read)]
+            self._lines = await link.call(tail.read)
 
     def _first(self, mesh: Mesh) -> LogTail:
         from monarch_nb.mesh.log_page import LogTail, read_page
@@ -173,11 +178,11 @@ class LogsWatch(Watch):
         after = read_page(mesh, ranks, limit=1).after if self._after is None else self._after
         return LogTail(ranks, after, self._grep)
 
-    def next_message(self) -> dict[str, Any] | None:
+    def next_message(self) -> WatchMessage | None:
         if not self._lines:
             return None
         lines, self._lines = self._lines, []
-        return {"type": "log", "lines": lines, "after": self._tail.after if self._tail is not None else 0}
+        return messages.Log(lines=lines, after=self._tail.after if self._tail is not None else 0)
 
     def close(self) -> None:
         self.over = True
@@ -222,7 +227,7 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     async def open(self, *args: Any, **kwargs: Any) -> None:
         """Say who we are."""
         super().open(*args, **kwargs)
-        self._write({"type": "hello", "version": __version__, "protocol": PROTOCOL})
+        self._write(messages.Hello(version=__version__, protocol=PROTOCOL))
 
     def on_message(self, data: str | bytes) -> None:
         """Take a message; one that can't be understood is answered, and the connection stays."""
@@ -232,9 +237,7 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             if not isinstance(number, int):
                 raise TypeError("id")
         except (ValueError, TypeError, KeyError, RecursionError):
-            self._write(
-                {"type": "error", "id": 0, "message": 'expected {"op": "watch", "id": 1, "what": ...}'}
-            )
+            self._write(Failed(message='expected {"op": "watch", "id": 1, "what": ...}'))
             return
         if op == "watch":
             self._begin(number, message)
@@ -243,13 +246,13 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         elif op == "unwatch":
             self._drop(number)
 
-    def _begin(self, number: int, message: dict[str, Any]) -> None:
+    def _begin(self, number: int, message: Body) -> None:
         self._drop(number)
         meshes: Meshes = self.settings["monarch_nb_meshes"]
 
-        def send(update: dict[str, Any]) -> None:
-            self._write({**update, "id": number})
-            if update["type"] in ("gone", "error"):
+        def send(update: WatchMessage) -> None:
+            self._write(replace(update, id=number))
+            if isinstance(update, Gone | Failed):
                 self._watches.pop(number, None)
 
         try:
@@ -257,7 +260,7 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             if len(self._watches) >= MAX_WATCHES:
                 raise ValueError(f"one page may watch {MAX_WATCHES} things")
         except (ValueError, RecursionError) as error:
-            send({"type": "error", "message": str(error)})
+            send(Failed(message=str(error)))
             return
         self._watches[number] = watch
         task = asyncio.ensure_future(self._start(number, watch))
@@ -268,10 +271,10 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         try:
             await watch.begin_watch()
         except (MeshError, ValueError, LookupError) as error:
-            watch.send_last("error", message=str(error))
+            watch.send_last(Failed(message=str(error)))
         except Exception as error:  # who asks waits for an answer, whatever comes of it
             self.log.warning("monarch_nb could not watch %r", watch, exc_info=error)
-            watch.send_last("error", message=could_not(error))
+            watch.send_last(Failed(message=could_not(error)))
 
     def _drop(self, number: int) -> None:
         watch = self._watches.pop(number, None)
@@ -279,7 +282,7 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             watch.over = True
             watch.close()
 
-    def _write(self, message: dict[str, Any]) -> None:
+    def _write(self, message: messages.ServerMessage | WatchMessage) -> None:
         with suppress(WebSocketClosedError):
             self.write_message(msgspec.json.encode(message).decode())
 
@@ -295,7 +298,7 @@ def could_not(error: Exception) -> str:
     return f"the Jupyter server could not do this: {type(error).__name__}: {error}"
 
 
-def _make(meshes: Meshes, send: Send, message: dict[str, Any]) -> Watch:
+def _make(meshes: Meshes, send: Send, message: Body) -> Watch:
     """Return what a message asks for.
 
     Raises:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 from monarch_nb.server.meshes import Meshes
+from monarch_nb.server.messages import Failed, Gone, WatchMessage
 
-Send = Callable[[dict[str, Any]], None]
+Send = Callable[[WatchMessage], None]
 
 
 class Watch(ABC):
@@ -33,11 +33,11 @@ class Watch(ABC):
                 self._is_ready = False
                 self._send(message)
 
-    def send_last(self, kind: str, **fields: Any) -> None:
+    def send_last(self, message: Gone | Failed) -> None:
         """Send the last message."""
         if not self.over:
             self.over = True
-            self._send({"type": kind, **fields})
+            self._send(message)
             self.close()
 
     @abstractmethod
@@ -45,7 +45,7 @@ class Watch(ABC):
         """Begin to watch."""
 
     @abstractmethod
-    def next_message(self) -> dict[str, Any] | None:
+    def next_message(self) -> WatchMessage | None:
         """Return a message with all that is new, or None."""
 
     @abstractmethod

@@ -445,7 +445,7 @@ def test_the_grammar() -> None:
 def test_folding() -> None:
     from monarch_nb.debug import Answers
 
-    assert [e["ranks"] for e in fold_answers(Answers({4: "a", 5: "b", 6: "a"}, (), {4: 0, 5: 1, 6: 2}))] == [
+    assert [e.ranks for e in fold_answers(Answers({4: "a", 5: "b", 6: "a"}, (), {4: 0, 5: 1, 6: 2}))] == [
         "0,2",
         "1",
     ]

@@ -40,7 +40,7 @@ from monarch_nb._runtime.actor_host import ActorHost
 
 
 def modules_of(package: types.ModuleType) -> Iterator[types.ModuleType]:
-    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         yield importlib.import_module(found.name)
 
 
@@ -102,6 +102,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return SIMPLE[kind]
     if origin in (typing.Union, types.UnionType):
         return st.one_of(*map(values_of, arguments))
+    if origin is typing.Literal:
+        return st.sampled_from(arguments)
     if origin is list:
         return st.lists(values_of(arguments[0]), max_size=3)
     if origin is tuple and arguments[-1] is Ellipsis:

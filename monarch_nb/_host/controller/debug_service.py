@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec.structs import asdict
+
 from monarch_nb._host.controller.sending import SendsFrames
+from monarch_nb._protocol import debugging as protocol
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.debugging import (
     DebugBreak,
@@ -28,7 +31,7 @@ from monarch_nb._protocol.debugging import (
     DebugStopped,
     DebugStops,
     LineAnswers,
-    StopRow,
+    StopPlace,
     UnwatchDebug,
     WatchDebug,
 )
@@ -74,14 +77,13 @@ class Stop:
     Attributes:
         id: its number in the mesh.
         key: its number in its process.
-        where: thread, what, file, path, line, function, text, source, reason, error, origin.
     """
 
     id: int
     proc: int
     key: int
     group: str
-    where: dict[str, Any]
+    where: StopPlace
     state: StopState = StopState.STOPPED
     mode: str = "pdb"
 
@@ -132,14 +134,14 @@ class DebugService:
         """Say whether a thread of a rank stands somewhere."""
         return any(stop.proc == proc for stop in self._stops.values())
 
-    def _rows(self, group: str) -> list[dict[str, Any]]:
+    def _rows(self, group: str) -> list[protocol.Stop]:
         """Return the stops of a group, by rank."""
         found = [self._row(stop) for stop in self._stops.values() if stop.group == group]
-        return sorted(found, key=lambda row: (row["rank"], row["id"]))
+        return sorted(found, key=lambda row: (row.rank, row.id))
 
-    def _row(self, stop: Stop) -> dict[str, Any]:
+    def _row(self, stop: Stop) -> protocol.Stop:
         rank = self._controller.registry.procs[stop.proc].rank
-        return {"id": stop.id, "rank": rank, "state": stop.state.value, "mode": stop.mode, **stop.where}
+        return protocol.Stop(id=stop.id, rank=rank, state=stop.state, mode=stop.mode, **asdict(stop.where))
 
     # --- what ranks tell
 
@@ -216,7 +218,7 @@ class DebugService:
     # --- what clients ask
 
     @handles(DebugStops)
-    def do_debug_stops(self, request: DebugStops, sender: Sender) -> list[StopRow]:
+    def do_debug_stops(self, request: DebugStops, sender: Sender) -> list[protocol.Stop]:
         """Return who stands where."""
         return self._rows(request.group)
 

@@ -1,0 +1,29 @@
+"""What ranks have printed, as lines."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from monarch_nb._protocol.base import Record
+
+Stream = Literal["stdout", "stderr"]
+
+
+class LogLine(Record, frozen=True):
+    """A line that a rank has written; `when`: it was complete."""
+
+    rank: int
+    stream: Stream
+    when: float
+    text: str
+
+
+class LogPage(Record, frozen=True):
+    """A page of what ranks have printed, oldest line first."""
+
+    lines: tuple[LogLine, ...]
+    before: int | None
+    """Where the page before this one ends; None if there is none. A search looks through so much at a time: a
+    page may be empty and still have a page before it."""
+    after: int
+    """Where this page ends, a position of the same kind: to follow from here, watch logs from this one."""
