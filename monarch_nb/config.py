@@ -38,9 +38,15 @@ EFFECTIVE = {
 }
 
 _INSTEAD = {
-    "default_transport": "messages take unix sockets on a machine and tcp with CURVE between machines, by themselves",  # noqa: E501
-    "enable_file_capture force_file_log": "a named mesh keeps all output in its journal: monarch-nb logs, mesh.journal",  # noqa: E501
-    "tail_log_lines read_log_buffer": "the last 20 lines of a rank that dies come with its failure; a named mesh's journal has all",  # noqa: E501
+    "default_transport": (
+        "messages take unix sockets on a machine and tcp with CURVE between machines, by themselves"
+    ),
+    "enable_file_capture force_file_log": (
+        "a named mesh keeps all output in its journal: monarch-nb logs, mesh.journal"
+    ),
+    "tail_log_lines read_log_buffer": (
+        "the last 20 lines of a rank that dies come with its failure; a named mesh's journal has all"
+    ),
     "prefix_with_rank": "procs.logging_option(aggregate_window_sec=None) shows output without ranks",
     (
         "codec_max_frame_length split_max_buffer_size split_max_buffer_age small_write_threshold "
@@ -51,15 +57,21 @@ _INSTEAD = {
     "message_latency_sampling_rate": "sockets acknowledge and keep each sender's order by themselves",
     "mesh_proc_spawn_max_idle actor_spawn_max_idle get_actor_state_max_idle proc_stop_max_idle "
     "get_proc_state_max_idle supervision_watchdog_timeout stop_actor_timeout cleanup_timeout "
-    "mesh_attach_config_timeout remote_allocator_heartbeat_interval": "the kernel tells of ends, no time-out does; bound a wait by .get(timeout=)",  # noqa: E501
-    "mesh_terminate_concurrency mesh_terminate_timeout": "all ranks are ended at once; process_exit_timeout says how long they have",  # noqa: E501
+    "mesh_attach_config_timeout remote_allocator_heartbeat_interval": (
+        "the kernel tells of ends, no time-out does; bound a wait by .get(timeout=)"
+    ),
+    "mesh_terminate_concurrency mesh_terminate_timeout": (
+        "all ranks are ended at once; process_exit_timeout says how long they have"
+    ),
     "mesh_bootstrap_enable_pdeathsig": "ranks always end with their host process",
     "shared_asyncio_runtime actor_queue_dispatch": "each actor has a thread and a loop of its own",
     "remote_alloc_bind_to_inaddr_any remote_alloc_bootstrap_addr remote_alloc_allowed_port_range": (
         "a worker says where it listens: "
         'run_worker_loop_forever(address="tcp://host:7000@tcp://0.0.0.0:7000")'
     ),
-    "mesh_orphan_timeout": "a script's ranks end with it; a named mesh has a lease: monarch-nb lease --set 24h",  # noqa: E501
+    "mesh_orphan_timeout": (
+        "a script's ranks end with it; a named mesh has a lease: monarch-nb lease --set 24h"
+    ),
     "mesh_admin_addr": "monarch-nb dashboard, and /metrics of the Jupyter server",
 }
 NOT_HERE = {name: instead for names, instead in _INSTEAD.items() for name in names.split()}

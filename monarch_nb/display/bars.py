@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from monarch_nb.display.fold import Row
 
 _WITH_TOTAL = re.compile(
-    r"^(?P<what>.*?)(?P<percent>[ \d]{2}\d)%\|[^|]*\| (?P<n>[\d.]+)(?P<unit>[kMGTP]?)/(?P<total>\S+) \[(?P<times>[^,\]]*)(?P<rest>.*)\]$"  # noqa: E501
+    r"^(?P<what>.*?)(?P<percent>[ \d]{2}\d)%\|[^|]*\| (?P<n>[\d.]+)(?P<unit>[kMGTP]?)/(?P<total>\S+) "
+    r"\[(?P<times>[^,\]]*)(?P<rest>.*)\]$"
 )
 _WITHOUT_TOTAL = re.compile(
     r"^(?P<what>.*?)(?P<n>[\d.]+)(?P<unit>[kMGTP]?)(?P<total>[a-zA-Z]+) \[(?P<times>[\d:]+)(?P<rest>, .*)\]$"

@@ -48,7 +48,8 @@ def load(shell: Any) -> None:
     spare.prepare()
     try:
         say_what_runs(shell)
-    except OSError as error:  # a controller that can't be written, say: the extension is loaded, and what needs it says it again  # noqa: E501
+    except OSError as error:
+        # A home that can't be written, say: the extension is loaded, and what needs it says it again.
         print(explanation(error, "%load_ext monarch_nb"), file=sys.stderr)
 
 

@@ -21,7 +21,7 @@ from own_meshes import own_mesh
 from monarch_nb import mesh as meshes
 from monarch_nb.debug import MeshDebugger, Prompt, Stop
 from monarch_nb.debug.client import completions
-from monarch_nb.debug.fold import fold_answers, place_text
+from monarch_nb.debug.fold import FoldedAnswer, fold_answers, place_text
 from monarch_nb.debug.grammar import Cast, Detach, Focus, Line, ListStops, PromptError, Quit, parse
 from monarch_nb.exceptions import ActorError
 from monarch_nb.mesh import Mesh
@@ -417,9 +417,7 @@ def test_completion_and_variables(mesh: Mesh, debugger: MeshDebugger) -> None:
     assert completions(mesh, "loss_") == ["loss_sum", "loss_value"]
     found = json.loads(next(iter(debugger.send(stops, "!!vars").texts.values())))
     assert found["loss_sum"] == {"type": "int", "value": "2"}
-    assert debugger.command(None, "p loss_sum")["answers"] == [
-        {"ids": [stops[0].id], "ranks": "1", "text": "2"}
-    ]
+    assert debugger.command(None, "p loss_sum").answers == [FoldedAnswer([stops[0].id], "1", "2")]
     talk(mesh, "c")
     run.wait()
 

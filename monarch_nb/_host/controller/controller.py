@@ -114,8 +114,10 @@ class ControllerProcess(HostProcess):
         self.time_limit = TimeLimit(self)
         self.handover = Handover(self)
         for service in (
-            self.clients, self.hosts, self.gate, self.ranks, self.waits, self.names, self.singletons, self.journal, self.output, self.status_publisher, self.cells, self.definitions,  # noqa: E501
-            self.interrupts, self.looks, self.debug, self.questions, self.checkpoints, self.healing, self.mesh_name, self.lease,  # noqa: E501
+            self.clients, self.hosts, self.gate, self.ranks, self.waits, self.names, self.singletons,
+            self.journal, self.output, self.status_publisher, self.cells, self.definitions,
+            self.interrupts, self.looks, self.debug, self.questions, self.checkpoints, self.healing,
+            self.mesh_name, self.lease,
             self.environments, self.time_limit,
         ):  # fmt: skip
             self.handlers.add(service)

@@ -100,7 +100,8 @@ class TimeLimit:
     def _tell(self) -> None:
         controller = self._controller
         left = duration(round((self.ends_at or 0.0) - time.time()))
-        text = f"{self._job} ends in {left}, and the hosts of mesh {controller.name!r} with it. More time: %mesh extend 1h"  # noqa: E501
+        hosts = f"the hosts of mesh {controller.name!r}"
+        text = f"{self._job} ends in {left}, and {hosts} with it. More time: %mesh extend 1h"
         controller.journal.note(0, EntryKind.NOTE, text=text)
         controller.clients.tell_listeners(Notice("", text))
 

@@ -46,7 +46,9 @@ def set_up_group(
 ) -> None:
     """Give a process group its backend and its name."""
     for method, *arguments in (
-        ("_set_default_backend", kind), ("_register_backend", device, kind, backend), ("_set_group_name", name),  # noqa: E501
+        ("_set_default_backend", kind),
+        ("_register_backend", device, kind, backend),
+        ("_set_group_name", name),
         ("_set_group_desc", description),
     ):  # fmt: skip
         methodcaller(method, *arguments)(group)

@@ -34,7 +34,9 @@ _QUEUED = (
 )
 _GRANTED = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 _STUCK = {
-    "PartitionConfig": "the partition can't give this, ever: ask for fewer hosts, or another one: --partition",  # noqa: E501
+    "PartitionConfig": (
+        "the partition can't give this, ever: ask for fewer hosts, or another one: --partition"
+    ),
     "PartitionNodeLimit": "the partition gives no job so many hosts: --hosts, or --partition",
     "PartitionTimeLimit": "the partition gives no job so much time: --time, or --partition",
     "PartitionDown": "the partition is down: --partition",
