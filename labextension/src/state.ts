@@ -120,6 +120,10 @@ export interface IHost {
   memory_total_bytes: number | null;
   gpus: IGpu[];
   history: IHistory;
+  /** Start of the id of the environment that `%mesh sync --env` has given it; empty: it has its own. */
+  environment: string;
+  /** In what its packages, or its copy of the workspace, differ from the notebook's, with what to type. */
+  differs: string;
 }
 
 /** A mesh without its hosts and ranks. */

@@ -1,4 +1,4 @@
-import type { ICollective, IMeshStatus, IMeshSummary, IRank, ITransfers, RankState } from './protocol';
+import type { ICollective, IHost, IMeshStatus, IMeshSummary, IRank, ITransfers, RankState } from './protocol';
 
 /** Translates a sentence; %1, %2 ... stand for the arguments, as in JupyterLab's `trans.__`. */
 export type Translate = (text: string, ...args: (string | number)[]) => string;
@@ -182,4 +182,19 @@ export function limitText(endsAt: number | null | undefined, t: Translate, now =
     return '';
   }
   return endsAt > now ? t('hosts: %1 left', duration(endsAt - now)) : t("the hosts' time is up");
+}
+
+/** In what hosts differ from the notebook, with what to type: a line for each kind. */
+export function differences(hosts: IHost[], t: Translate = untranslated): string[] {
+  const found = new Map<string, number[]>();
+  for (const { index, differs } of hosts) {
+    if (differs) {
+      found.set(differs, [...(found.get(differs) ?? []), index]);
+    }
+  }
+  return [...found].map(([text, which]) =>
+    which.length > 1
+      ? t('Hosts %1 differ: %2', rankSet(which), text)
+      : t('Host %1 differs: %2', rankSet(which), text)
+  );
 }

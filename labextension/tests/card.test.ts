@@ -50,6 +50,20 @@ describe('MeshCard', () => {
     expect(text('.mnb-card-health')).toBe('trouble');
   });
 
+  it('says in what hosts differ from the notebook, equal differences once', () => {
+    expect(text('.mnb-card-host-notes')).toBe('');
+    const differs = "einops isn't there: %mesh sync --env";
+    store.apply({
+      type: 'delta',
+      mesh: {},
+      hosts: [host(0), host(1, { differs }), host(2, { differs })],
+      ranks: []
+    });
+    expect(text('.mnb-card-host-notes')).toBe(`Hosts 1-2 differ: ${differs}`);
+    store.apply({ type: 'delta', mesh: {}, hosts: [host(1), host(2, { differs })], ranks: [] });
+    expect(text('.mnb-card-host-notes')).toBe(`Host 2 differs: ${differs}`);
+  });
+
   it('says once that a rank was lost', () => {
     expect(text('[role=status].mnb-unseen')).toBe('');
     change(rank(1, { state: 'lost', reason: 'killed by SIGKILL' }));

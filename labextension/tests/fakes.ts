@@ -36,6 +36,8 @@ export function host(index: number, more: Partial<IHost> = {}): IHost {
     memory_total_bytes: 16e9,
     gpus: [],
     history: { interval_s: 2, cpu_percent: [], memory_percent: [], gpu_percent: [] },
+    environment: '',
+    differs: '',
     ...more
   };
 }

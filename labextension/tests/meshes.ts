@@ -17,6 +17,8 @@ export function host(changes: Partial<IHost> = {}): IHost {
     memory_total_bytes: 16e9,
     gpus: [],
     history: { interval_s: 2, cpu_percent: [10, 25], memory_percent: [25, 25], gpu_percent: [] },
+    environment: '',
+    differs: '',
     ...changes
   };
 }

@@ -85,6 +85,17 @@ test('an open mesh shows hosts and ranks, and why ranks are lost', async () => {
   expect(button(node, 'Heal')?.disabled).toBe(false);
 });
 
+test('a host that differs from the notebook has a row, with what to type', async () => {
+  const { node, say, tell } = await panel();
+  await say(summary({ idle: 1 }));
+  await tell(status([rank(0)]));
+  expect(node.querySelector('.mnb-host-differs')).toBeNull();
+  await tell(status([rank(0)], { hosts: [host({ differs: "einops isn't there: %mesh sync --env" })] }));
+  expect(node.querySelector('.mnb-host-differs')?.textContent).toBe(
+    "Host 0 differs: einops isn't there: %mesh sync --env"
+  );
+});
+
 test('only what is lost can be healed, and only once at a time', async () => {
   const { node, say, tell } = await panel();
   await say(summary({ idle: 2 }));

@@ -67,6 +67,43 @@ class RankEnvironment(Record, frozen=True):
         }
 
 
+class PackageRow(Record, frozen=True):
+    """A package as it's installed: version, digest of what is in it, whether it was edited by hand."""
+
+    version: str
+    digest: str
+    edited: bool = False
+
+
+class HostPackages(Record, frozen=True):
+    """What is installed where a host's ranks are started.
+
+    Attributes:
+        is_same: whether that's the asking program's own environment: packages aren't listed then.
+    """
+
+    is_same: bool
+    packages: dict[str, PackageRow] = {}
+
+
+class GetPackages(Request[HostPackages], frozen=True):
+    """Ask a host process what is installed where its ranks are started.
+
+    Attributes:
+        files: which files the asking program sees, as `files_id` says.
+        prefix: of its interpreter.
+    """
+
+    files: str
+    prefix: str
+
+
+class SetDifferences(Request[None], frozen=True):
+    """Enter in what hosts differ from a notebook, in words, by host; empty: in nothing."""
+
+    differences: dict[int, str]
+
+
 class UseEnvironments(Request[dict[int, str]], frozen=True):
     """Have hosts start ranks in other environments from now on; answers with the problems of those that
     can't, by host."""

@@ -144,3 +144,13 @@ def name_ranks(ranks: Iterable[int]) -> str:
     """
     found = set(ranks)
     return f"{'rank' if len(found) == 1 else 'ranks'} {format_ranks(found)}"
+
+
+def name_hosts(hosts: Iterable[int]) -> str:
+    """Return what a sentence calls hosts.
+
+    >>> name_hosts([3]), name_hosts([1, 2])
+    ('host 3', 'hosts 1-2')
+    """
+    found = set(hosts)
+    return f"{'host' if len(found) == 1 else 'hosts'} {format_ranks(found)}"

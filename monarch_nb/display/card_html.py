@@ -83,6 +83,10 @@ def _host_text(host: HostStatus) -> str:
         f"GPU {g.index} {percent_text(g.utilization_percent)} {size_text(g.memory_used_bytes)}"
         for g in host.gpus
     ]
+    if host.environment:
+        parts.append(f"environment {host.environment}")
+    if host.differs:
+        parts.append(f"differs: {host.differs}")
     return ", ".join(parts)
 
 

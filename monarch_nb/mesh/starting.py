@@ -25,6 +25,7 @@ from monarch_nb.actor.handle import placement_of
 from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.actor.proc_mesh import ProcMesh
 from monarch_nb.exceptions import MeshEnded, MeshError, MeshNotFound, MeshUsageError, NameTaken
+from monarch_nb.mesh import drift
 from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
 from monarch_nb.mesh.running import Asked, refuse_other, take_on
@@ -307,4 +308,5 @@ def made(name: str, session: Session, record: GroupRecord, *, make_current: bool
         session.ending.name, session.ending.num_ranks = name, len(mesh)
     if make_current:
         sessions.use(session)
+        drift.compare_later(session, record.hosts)
     return mesh

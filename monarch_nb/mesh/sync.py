@@ -22,7 +22,7 @@ from monarch_nb.actor.handle import session_of
 from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.actor.workspace import answers
 from monarch_nb.exceptions import DeviceMeshError, MeshUsageError, RankTimeout, StaleCode
-from monarch_nb.mesh import shipping
+from monarch_nb.mesh import drift, shipping
 from monarch_nb.sync import Followed, Part, SyncOptions, SyncReceipt, known_workspaces, workspaces_of
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ def sync(mesh: Mesh, request: SyncRequest, options: SyncOptions) -> SyncReceipt:
         asked = ReloadRequest(paths, options.is_dry, elsewhere.get(part.host_indices[0], ()))
         futures[rank] = work_on(part, Work.RELOAD, asked, "sync")
     ranks, busy, lost = answers(futures, limit)
+    if not options.is_dry:
+        drift.compare_again(session)
     return SyncReceipt(ranks, program, busy, lost, time.monotonic() - start, options.is_dry, parts)
 
 

@@ -37,6 +37,10 @@ class HostStatus(Record, frozen=True):
     memory_total_bytes: int | None = None
     gpus: tuple[GpuStatus, ...] = ()
     history: History = NO_HISTORY
+    environment: str = ""
+    """Start of the id of the environment that `%mesh sync --env` has given it; empty: it has its own."""
+    differs: str = ""
+    """In what its packages, or its copy of the workspace, differ from the notebook's, with what to type."""
 
 
 class RankStatus(Record, frozen=True):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb._protocol.resources import Collective, Transfers
 from monarch_nb._protocol.states import RankState
-from monarch_nb._shape import name_ranks
+from monarch_nb._shape import name_hosts, name_ranks
 from monarch_nb.units import counted, duration, percent_text, size_text
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def status_text(status: MeshStatus) -> str:
     for state, ranks in status.ranks_by_state().items():
         lines.append(f"  {state:<9} {'rank' if ranks.isdigit() else 'ranks'} {ranks}")
     lines += [f"  host {h.index}: {_host_text(status, h)}" for h in status.hosts]
+    lines += _differing_lines(status.hosts)
     lines += _doing_lines(status.ranks)
     lines += [f"  rank {r.rank} {r.state}: {r.reason}" for r in status.ranks if r.reason]
     lines += _transfer_lines(status.ranks)
@@ -74,7 +75,18 @@ def _host_text(status: MeshStatus, host: HostStatus) -> str:
         f"GPU {g.index} {percent_text(g.utilization_percent)} {size_text(g.memory_used_bytes)}"
         for g in host.gpus
     ]
+    if host.environment:
+        parts.append(f"environment {host.environment}")
     return ", ".join([*parts, name_ranks(found) if found else "no ranks"])
+
+
+def _differing_lines(hosts: Iterable[HostStatus]) -> list[str]:
+    """Return in what hosts differ from the notebook, equal differences once."""
+    found: dict[str, list[int]] = {}
+    for host in hosts:
+        if host.differs:
+            found.setdefault(host.differs, []).append(host.index)
+    return [f"  {name_hosts(which)} differ{'s' * (len(which) == 1)}: {text}" for text, which in found.items()]
 
 
 def _doing_lines(ranks: Iterable[RankStatus]) -> list[str]:

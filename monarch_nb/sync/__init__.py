@@ -11,7 +11,14 @@ env/         the environment: what it consists of, and how a host makes it anew
 hints        what to type when a rank lacks a module that is here
 """
 
-from monarch_nb.sync.following import Followed, SyncOptions, Workspaces, known_workspaces, workspaces_of
+from monarch_nb.sync.following import (
+    Followed,
+    SyncOptions,
+    Workspaces,
+    copies_behind,
+    known_workspaces,
+    workspaces_of,
+)
 from monarch_nb.sync.receipt import Part, SyncReceipt
 from monarch_nb.sync.report import HostWorkspace, WorkspaceReceipt
 
@@ -23,6 +30,7 @@ __all__ = [
     "SyncReceipt",
     "WorkspaceReceipt",
     "Workspaces",
+    "copies_behind",
     "known_workspaces",
     "workspaces_of",
 ]

@@ -81,7 +81,7 @@ class Followed:
             MeshUsageError: if the workspace can't be meant.
         """
         start = time.monotonic()
-        hellos, troubles = self._greet(hosts)
+        hellos, troubles = self.greet(hosts)
         found = {index: HostWorkspace("", trouble=text) for index, text in troubles.items()}
         for index, hello in hellos.items():
             self.copies[index] = Copy(hello.folder, hello.hostname, hello.is_shared)
@@ -170,7 +170,7 @@ class Followed:
     def _requests(self, index: int) -> HostRequests:
         return HostRequests(self._session, index, self.workspace)
 
-    def _greet(self, hosts: Sequence[int]) -> tuple[dict[int, Hello], dict[int, str]]:
+    def greet(self, hosts: Sequence[int]) -> tuple[dict[int, Hello], dict[int, str]]:
         """Return what hosts know of the workspace, and why some couldn't be asked."""
         where = Whereabouts(self.workspace.folder, self.workspace.name, files_id())
         hellos, troubles = self._ask_all(hosts, where)
@@ -248,7 +248,7 @@ class Followed:
             if i not in found and (copy.scan is None or copy.scan.id != scan.id)
         ]
         if behind:
-            hellos, troubles = self._greet(behind)
+            hellos, troubles = self.greet(behind)
             found |= {index: HostWorkspace("", trouble=text) for index, text in troubles.items()}
             found |= self._bring_all(hellos, scan, SyncOptions()) if hellos else {}
         return found
@@ -365,6 +365,22 @@ def workspaces_of(session: Session) -> Workspaces:
 def known_workspaces(session: Session) -> Workspaces | None:
     """Return them, if there are any."""
     return _of_sessions.get(session)
+
+
+def copies_behind(session: Session, path: str, hosts: Sequence[int]) -> tuple[str, list[int]]:
+    """Return the workspace that a path lies in, and which hosts have a copy of it that isn't what it holds
+    now. Hosts that have none, or see the files themselves, aren't among them.
+    """
+    followed = Followed(session, Workspace(root_of(path)))
+    hellos, _ = followed.greet(hosts)
+    copied = {index: hello for index, hello in hellos.items() if hello.manifest and not hello.is_shared}
+    try:
+        now = followed.workspace.scan().id if copied else ""
+    except MeshUsageError:  # it can't be meant: too large
+        return followed.workspace.folder, []
+    finally:
+        followed.workspace.close()
+    return followed.workspace.folder, [index for index, hello in copied.items() if hello.manifest != now]
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from monarch_nb._shape import format_ranks
+from monarch_nb._shape import name_hosts
 from monarch_nb._workspace.answers import Outcome
 from monarch_nb.sync.ignore import LeftOut
 from monarch_nb.units import size_text, time_text
@@ -111,7 +111,7 @@ class WorkspaceReceipt:
         if all(host.is_shared for host in self.hosts.values()):
             return [
                 (
-                    f"workspace {self.folder}: {_hosts(tuple(self.hosts))} has these files by a shared "
+                    f"workspace {self.folder}: {name_hosts(tuple(self.hosts))} has these files by a shared "
                     "file system: nothing sent"
                 )
             ]
@@ -125,7 +125,7 @@ class WorkspaceReceipt:
         for index, host in self.hosts.items():
             for line in host.lines(is_dry=self.is_dry):
                 found.setdefault(line, []).append(index)
-        return [f"[{_hosts(which)}] {line}" for line, which in found.items()]
+        return [f"[{name_hosts(which)}] {line}" for line, which in found.items()]
 
     def _left_out_lines(self) -> list[str]:
         lines = []
@@ -137,10 +137,6 @@ class WorkspaceReceipt:
                 "folder, too"
             )
         return lines
-
-
-def _hosts(which: Sequence[int]) -> str:
-    return f"host{'s' * (len(which) > 1)} {format_ranks(which)}"
 
 
 def _named(paths: Sequence[str]) -> str:

@@ -14,9 +14,13 @@ from own_meshes import own_mesh
 from waiting import wait_until
 
 from monarch_nb import _reload
+from monarch_nb._client.waiting import wait_simply
+from monarch_nb._protocol.environment import GetPackages
 from monarch_nb._reload import loaded as loaded_modules
+from monarch_nb._wire import address
 from monarch_nb.exceptions import ActorError, MeshUsageError
 from monarch_nb.mesh import Mesh
+from monarch_nb.mesh.drift import differences
 
 NUM_SAVES = 10_000 if os.environ.get("MONARCH_NB_HOSTILE") == "full" else 40
 SOURCE = """
@@ -143,6 +147,13 @@ def test_a_call_under_way_ends_with_the_code_it_began_with_and_state_stays(
     (tmp_path / "go").touch()
     assert list(waits.get().values()) == ["v2"] * 3, "what it calls later is new"
     counter.stop().get()
+
+
+def test_hosts_with_this_programs_own_environment_answer_at_once(mesh: Mesh) -> None:
+    assert differences(mesh._session, mesh.host_indices) == dict.fromkeys(mesh.host_indices, "")
+    reply = mesh._session.transport.request(address.host_proc(0), GetPackages("other files", sys.prefix))
+    wait_simply(reply, None)
+    assert not reply.read().is_same and "pytest" in reply.read().packages
 
 
 def test_warned_once_for_each_change(mesh: Mesh, module: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,9 +19,11 @@ from monarch_nb import _reload
 from monarch_nb._protocol.programs import Status
 from monarch_nb._reload import loaded as loaded_modules
 from monarch_nb.actor.workspace import Workspace
+from monarch_nb.display.card_html import render
 from monarch_nb.exceptions import ActorError, MeshUsageError, StaleCode
 from monarch_nb.job import ProcessJob
 from monarch_nb.mesh import Mesh
+from monarch_nb.mesh.drift import differences, said
 from monarch_nb.sync import HostWorkspace, WorkspaceReceipt
 from monarch_nb.sync import hosts as sync_hosts
 
@@ -175,6 +177,25 @@ def test_a_package_that_hosts_lack_is_named_with_what_to_type(mesh: Mesh, site: 
     with pytest.raises(ActorError) as caught:
         mesh.run("import json.missing")
     assert "%mesh sync --env" not in str(caught.value), "it isn't here, either"
+
+
+def test_a_host_that_differs_is_said_at_the_start_and_stands_in_status_and_card(mesh: Mesh) -> None:
+    """Both hosts lack a package; the controller's runs in this program's own environment."""
+    wait_until(lambda: all(host.differs for host in mesh.status().hosts[1:]), "hosts are compared")
+    text = "onlyhere isn't there: %mesh sync --env, or see %mesh diff --env --hosts"
+    status = mesh.status()
+    assert [host.differs for host in status.hosts] == ["", text, text]
+    assert f"  hosts 1-2 differ: {text}\n" in status.text()
+    assert "differs: onlyhere isn" in render(status)
+    assert said(differences(mesh._session, [1, 2])) == [f"hosts 1-2 differ from here: {text}"]
+
+
+def test_a_copy_of_the_workspace_that_is_behind_is_found(synced: Mesh, project: Path) -> None:
+    assert not any("its copy" in text for text in differences(synced._session, [1, 2]).values())
+    edit(project / "src" / "modelled.py", "v1", "v2")
+    found = differences(synced._session, [1, 2])
+    text = f"its copy of {project} isn't what is here: %mesh sync"
+    assert [found[host].rpartition("; ")[2] for host in (1, 2)] == [text] * 2
 
 
 def test_packages_that_hosts_have_otherwise_are_listed_by_host(mesh: Mesh) -> None:

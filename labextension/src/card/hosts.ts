@@ -1,7 +1,7 @@
 import { element, setAttribute, setText } from './dom';
 import type { IGpu, IHost } from '../protocol';
 import type { MeshStore } from '../transport/store';
-import { bytes, percent, stateWord, UNKNOWN } from '../words';
+import { bytes, differences, percent, stateWord, UNKNOWN } from '../words';
 import type { Translate } from '../words';
 
 const HIGH_PERCENT = 90;
@@ -10,6 +10,7 @@ const HIGH_PERCENT = 90;
 export class CardHosts {
   readonly node = element('div', 'mnb-card-hosts');
   private readonly _body = element('tbody');
+  private readonly _notes = element('div', 'mnb-card-host-notes');
   private readonly _lines = new Map<number, HostLine>();
 
   constructor(
@@ -28,7 +29,7 @@ export class CardHosts {
     top.append(head);
     const table = element('table');
     table.append(top, this._body);
-    this.node.append(table);
+    this.node.append(table, this._notes);
     // Many hosts are scrolled, by keyboard too.
     this.node.tabIndex = 0;
     this.node.setAttribute('role', 'region');
@@ -50,8 +51,16 @@ export class CardHosts {
         }
       }
     }
+    this._showNotes(hosts);
     this.node.hidden = hosts.length === 0;
     this.node.classList.toggle('mnb-no-gpus', !hosts.some(host => host.gpus.length > 0));
+  }
+
+  /** In what hosts differ from the notebook: equal differences once. */
+  private _showNotes(hosts: IHost[]): void {
+    const lines = differences(hosts, this._t);
+    setText(this._notes, lines.join('\n'));
+    this._notes.hidden = lines.length === 0;
   }
 
   private _line(index: number): HostLine {

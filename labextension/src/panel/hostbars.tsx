@@ -2,7 +2,7 @@ import * as React from 'react';
 import type { IGpu, IHost } from '../protocol';
 import { Sparkline } from './sparkline';
 import { useTranslate } from '../translate';
-import { bytes, duration, percent as percentText, rankSet, stateWord } from '../words';
+import { bytes, differences, duration, percent as percentText, rankSet, stateWord } from '../words';
 
 export interface IHostBarsProps {
   /** Those on this machine; one, unless several processes stand for hosts. */
@@ -31,6 +31,11 @@ export const HostBars = React.memo(function HostBars({ hosts, isOnly }: IHostBar
         )}
         {host.state !== 'up' && <span className="mnb-host-state">{stateWord(host.state, t)}</span>}
       </div>
+      {differences(hosts, t).map(line => (
+        <div key={line} className="mnb-host-differs">
+          {line}
+        </div>
+      ))}
       <Bar
         label={t('CPU')}
         percent={host.cpu_percent}

@@ -19,6 +19,7 @@ from typing import Any
 import zmq
 
 from monarch_nb._host.agent.heartbeat import PING_REF, Heartbeat
+from monarch_nb._host.agent.package_service import PackageService
 from monarch_nb._host.agent.resource_monitor import WHERE_REF, ResourceMonitor, Rows
 from monarch_nb._host.agent.router import Router
 from monarch_nb._host.agent.stack_service import StackService
@@ -65,7 +66,7 @@ class HostProcess:
         """The configuration to begin again with, for a spare that takes another host's place."""
         private_directory(self.directory)
         self.loop = Loop()
-        self.handlers = Handlers(self, WorkspaceService(self))
+        self.handlers = Handlers(self, WorkspaceService(self), PackageService(self))
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.context.set(zmq.MAX_SOCKETS, 65535)
         self._pull = self.context.socket(zmq.PULL)

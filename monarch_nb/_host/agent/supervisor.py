@@ -114,6 +114,11 @@ class Supervisor:
             return
         self._use(start_zygote(self._sys_path, self._directory, self._environment, self._held))
 
+    @property
+    def environment(self) -> tuple[RankEnvironment | None, list[str]]:
+        """What ranks are started in, if not in our own environment; and their module path."""
+        return self._environment, list(self._sys_path)
+
     def switch(self, environment: RankEnvironment, done: Callable[[str], None]) -> None:
         """Have ranks be forked from a zygote in another environment from now on; those that are asked for
         meanwhile wait for it.

@@ -15,6 +15,7 @@ from monarch_nb._protocol.environment import (
     EnvironmentSwitched,
     GetEnvironments,
     RankEnvironment,
+    SetDifferences,
     SwitchEnvironment,
     UseEnvironments,
 )
@@ -47,6 +48,7 @@ class EnvironmentService:
     def __init__(self, hosts: HostService, status: StatusPublisher, loop: Loop, sends: Sends) -> None:
         self._hosts, self._status, self._loop, self._sends = hosts, status, loop, sends
         self._in_use: dict[int, RankEnvironment] = {}
+        self._differences: dict[int, str] = {}
         self._switches: dict[int, _Switch] = {}
         self._num_switches = 0
 
@@ -81,6 +83,16 @@ class EnvironmentService:
         found = self._in_use.get(host)
         return "" if found is None else found.id
 
+    @handles(SetDifferences)
+    def do_set_differences(self, request: SetDifferences, sender: Sender) -> None:
+        """Remember in what hosts differ from a notebook: it's shown with their state."""
+        self._differences |= request.differences
+        self._status.touch()
+
+    def difference_of(self, host: int) -> str:
+        """Return in what a host differs from the notebook that has looked last; "" if in nothing."""
+        return self._differences.get(host, "")
+
     @handles(EnvironmentSwitched)
     def on_environment_switched(self, event: EnvironmentSwitched, sender: Sender) -> None:
         """Another host has a new zygote, or says why not."""
@@ -90,6 +102,9 @@ class EnvironmentService:
         """A host has a new zygote, or says why not."""
         if problem:
             self._in_use.pop(host, None)
+            self._differences[host] = f"it can't run ranks in the environment that it was sent: {problem}"
+        else:
+            self._differences.pop(host, None)
         switch = self._switches.get(number)
         if switch is not None and host in switch.left:
             switch.left.discard(host)

@@ -34,6 +34,7 @@ from monarch_nb.status.model import HostStatus, MeshHead, MeshStatus, RankStatus
 if TYPE_CHECKING:
     from monarch_nb._host.agent.resource_monitor import ResourceMonitor
     from monarch_nb._host.controller.cells import Cells
+    from monarch_nb._host.controller.environments import EnvironmentService
     from monarch_nb._host.controller.healing import Healing
     from monarch_nb._host.controller.hosts import HostService
     from monarch_nb._host.controller.journal_service import JournalService
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 PUBLISH_S = 0.05
 LOOK_S = 0.6
 _LEASE_S = 30.0
+_SHORT = 6
+"""Digits of an environment's id that people see."""
 _TAIL_BYTES = 400
 _UNMEASURED = MonitoredHost()
 
@@ -54,6 +57,7 @@ class Parts(SendsFrames, Protocol):
 
     cells: Cells
     environment_id: str
+    environments: EnvironmentService
     healing: Healing
     hosts: HostService
     journal: JournalService
@@ -299,6 +303,7 @@ class StatusPublisher:
     def _host_row(self, host: Host, group: Group) -> HostStatus | None:
         if host.index not in group.hosts and host.state != HostState.UP:
             return None
+        environments = self._controller.environments
         measured = self._machines.get(host.index, _UNMEASURED) if host.state == HostState.UP else _UNMEASURED
         return HostStatus(
             index=host.index,
@@ -312,6 +317,8 @@ class StatusPublisher:
             memory_total_bytes=measured.memory_total_bytes,
             gpus=measured.gpus,
             history=measured.history,
+            environment=environments.id_on(host.index)[:_SHORT],
+            differs=environments.difference_of(host.index),
         )
 
     def _rank_row(self, entry: Proc) -> RankStatus:

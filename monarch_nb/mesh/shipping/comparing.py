@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from monarch_nb._client.session import Session
-from monarch_nb._shape import format_ranks
+from monarch_nb._shape import name_hosts
 from monarch_nb.display.table import html_table, text_table
 from monarch_nb.display.template import joined, render
 from monarch_nb.mesh.shipping.agents import AGENT_S, agents_on
@@ -61,7 +61,7 @@ class HostsDifference:
         return joined([notes[0], *table, *notes[1:]])
 
     def _headline(self) -> str:
-        who, num = _host_text(self.hosts), len(self.packages)
+        who, num = name_hosts(self.hosts), len(self.packages)
         if not num:
             return f"{who}: all {self.num_packages} packages are as here" if not self.problems else who
         return f"{who}: {num} of {self.num_packages} packages differ{'s' * (num == 1)}"
@@ -100,8 +100,4 @@ def compare_hosts(session: Session, hosts: Sequence[int]) -> HostsDifference:
 
 def _who_text(who: Sequence[str]) -> str:
     hosts = [int(each) for each in who if each != HERE]
-    return ", ".join([HERE] * (HERE in who) + ([_host_text(hosts)] if hosts else []))
-
-
-def _host_text(hosts: Sequence[int]) -> str:
-    return f"host{'s' * (len(hosts) != 1)} {format_ranks(hosts)}"
+    return ", ".join([HERE] * (HERE in who) + ([name_hosts(hosts)] if hosts else []))

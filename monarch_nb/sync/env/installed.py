@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
-from monarch_nb.sync.env.layers import CONDA, Layer, Layers
+from monarch_nb.sync.env.interpreter import this_interpreter
+from monarch_nb.sync.env.layers import CONDA, Layer, Layers, find_layers
 from monarch_nb.sync.env.packages import PackageDigest, digest_of
 from monarch_nb.sync.env.records import PRIVATE, Claim, Package, conda_packages, wheel_packages
 
@@ -22,6 +26,24 @@ def installed(found: Layers) -> dict[str, PackageDigest]:
         for layer in reversed(found.layers)
         for package in packages_of(layer)
     }
+
+
+def installed_here() -> dict[str, PackageDigest]:
+    """Return what this process runs with: its packages, and Python itself as one of them.
+
+    Raises:
+        EnvironmentSyncError: if this is a distribution's own environment.
+    """
+    interpreter = this_interpreter()
+    python = PackageDigest(interpreter.version, interpreter.soabi)
+    return {"python": python, **installed(find_layers(interpreter))}
+
+
+def main() -> None:
+    """Write what is installed here, as JSON: {name: {"version": ..., "digest": ..., "edited": ...}}."""
+    with suppress(OSError):
+        os.nice(10)
+    json.dump({name: each._asdict() for name, each in installed_here().items()}, sys.stdout)
 
 
 def packages_of(layer: Layer) -> Iterator[Package]:

@@ -347,6 +347,11 @@
   font-weight: 400;
 }
 
+.mnb-host-differs {
+  color: var(--jp-warn-color0);
+  overflow-wrap: anywhere;
+}
+
 .mnb-host-bar {
   display: grid;
   grid-template-columns: 4.2em minmax(20px, 1fr) 4.6em 48px;
@@ -1245,6 +1250,11 @@
 
 .mnb-card-host-lost .mnb-card-host-state {
   color: var(--mnb-bad);
+}
+
+.mnb-card-host-notes {
+  color: var(--mnb-dim);
+  white-space: pre-wrap;
 }
 
 .mnb-card-host-state:empty {

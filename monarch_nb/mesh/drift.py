@@ -1,0 +1,151 @@
+"""In what hosts differ from this program, found out in the background when it has started a mesh or attached
+to one: packages, Python itself, and copies of the workspace that were brought there earlier.
+
+What is found is said in one line, and stands in the mesh's status, where panel and card show it. Hosts that
+run this program's own environment, as those of one machine do, answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from monarch_nb._client.session import Session
+from monarch_nb._client.waiting import wait_simply
+from monarch_nb._protocol.environment import GetPackages, HostPackages, SetDifferences
+from monarch_nb._shape import name_hosts
+from monarch_nb._transport.pending import Reply
+from monarch_nb._wire import address
+from monarch_nb._wire.process import files_id
+from monarch_nb.exceptions import MeshError
+from monarch_nb.sync import copies_behind
+
+if TYPE_CHECKING:
+    from monarch_nb.sync.env.packages import PackageDigest
+
+WAIT_S = 90.0
+_NUM_NAMES = 3
+_ENVIRONMENT = "%mesh sync --env, or see %mesh diff --env --hosts"
+_known: weakref.WeakKeyDictionary[Session, dict[int, str]] = weakref.WeakKeyDictionary()
+"""In what hosts differ, by session; "" of those that are just being compared for the first time."""
+
+
+def compare_later(session: Session, hosts: Iterable[int]) -> threading.Thread | None:
+    """Compare hosts that haven't been yet, in a thread of its own; return it."""
+    known = _known.setdefault(session, {})
+    new = sorted(set(hosts) - set(known))
+    known.update(dict.fromkeys(new, ""))
+    return _begin(session, new) if new else None
+
+
+def compare_again(session: Session) -> threading.Thread | None:
+    """Compare those hosts again that differed, after something was brought to them."""
+    differed = sorted(host for host, text in _known.get(session, {}).items() if text)
+    return _begin(session, differed) if differed else None
+
+
+def _begin(session: Session, hosts: Sequence[int]) -> threading.Thread:
+    thread = threading.Thread(target=_compare, args=(session, hosts), name="monarch_nb-compare", daemon=True)
+    thread.start()
+    return thread
+
+
+def _compare(session: Session, hosts: Sequence[int]) -> None:
+    with suppress(Exception):  # the mesh ends, or this program: nobody waits for the answer
+        found, known = differences(session, hosts), _known[session]
+        new = {host: text for host, text in found.items() if text != known.get(host, "")}
+        known.update(found)
+        if new:
+            session.request(SetDifferences(new))
+        for text in said(new):
+            print(text, file=sys.stderr, flush=True)
+
+
+def differences(session: Session, hosts: Sequence[int]) -> dict[int, str]:
+    """Return in what hosts differ from this program, in words and with what to type; "" for those that don't.
+
+    Hosts that don't say what they have are left out.
+    """
+    question = GetPackages(files_id(), sys.prefix)
+    replies = {host: session.transport.request(address.host_proc(host), question) for host in hosts}
+    limit = time.monotonic() + WAIT_S
+    answers = {host: answer for host, reply in replies.items() if (answer := _read(reply, limit)) is not None}
+    found = dict.fromkeys(answers, "")
+    apart = {host: answer for host, answer in answers.items() if not answer.is_same}
+    if apart:
+        found |= _of_packages(apart)
+        for host, text in _of_workspace(session, list(apart)).items():
+            found[host] = "; ".join(filter(None, [found[host], text]))
+    return found
+
+
+def said(found: Mapping[int, str]) -> list[str]:
+    """Return a line for each kind of difference, with the hosts that have it.
+
+    >>> said({0: "", 1: "einops isn't there", 2: "einops isn't there"})
+    ["hosts 1-2 differ from here: einops isn't there"]
+    """
+    by_text: dict[str, list[int]] = {}
+    for host, text in found.items():
+        if text:
+            by_text.setdefault(text, []).append(host)
+    return [
+        f"{name_hosts(which)} differ{'s' * (len(which) == 1)} from here: {text}"
+        for text, which in by_text.items()
+    ]
+
+
+def _read(reply: Reply[HostPackages], limit: float) -> HostPackages | None:
+    if not wait_simply(reply, limit):
+        return None
+    with suppress(MeshError):
+        return reply.read()
+    return None
+
+
+def _of_packages(answers: Mapping[int, HostPackages]) -> dict[int, str]:
+    from monarch_nb.sync.env.errors import EnvironmentSyncError  # SQLite and more, which no start waits for
+    from monarch_nb.sync.env.installed import installed_here
+    from monarch_nb.sync.env.packages import PackageDigest
+
+    try:
+        here = installed_here()
+    except EnvironmentSyncError:  # a distribution's: `%mesh sync --env` says why it can't go
+        return {}
+    found = {}
+    for host, answer in answers.items():
+        there = {n: PackageDigest(p.version, p.digest, p.edited) for n, p in answer.packages.items()}
+        found[host] = package_text(here, there)
+    return found
+
+
+def package_text(here: Mapping[str, PackageDigest], there: Mapping[str, PackageDigest]) -> str:
+    """Return in what packages of a host differ, with what to type; "" if in nothing. What is only there is
+    no difference: it was needed by somebody else.
+    """
+    names = [name for name in sorted(here) if there.get(name) != here[name]]
+    if not names:
+        return ""
+    words = [_word(name, here[name], there.get(name)) for name in names[:_NUM_NAMES]]
+    rest = len(names) - _NUM_NAMES
+    return ", ".join([*words, *([f"{rest:,} more"] if rest > 0 else [])]) + f": {_ENVIRONMENT}"
+
+
+def _word(name: str, here: PackageDigest, there: PackageDigest | None) -> str:
+    if there is None:
+        return f"{name} isn't there"
+    if there.version != here.version:
+        return f"{name} {there.version} ({here.version} here)"
+    return f"{name} {there.version} {'edited by hand' if here.edited or there.edited else 'of another build'}"
+
+
+def _of_workspace(session: Session, hosts: Sequence[int]) -> dict[int, str]:
+    """Return which hosts have a copy of the workspace that isn't what is here."""
+    folder, behind = copies_behind(session, os.getcwd(), hosts)
+    return dict.fromkeys(behind, f"its copy of {folder} isn't what is here: %mesh sync")
