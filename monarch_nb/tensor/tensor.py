@@ -109,7 +109,7 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
 
     @property
     def mesh(self) -> Grid:
-        """The mesh that it's on, as a grid of ranks: what `to_mesh` takes."""
+        """The mesh that it's on, as a grid of ranks. `to_mesh` takes it."""
         return self.mesh_meta.grid.base
 
     @property
