@@ -5,45 +5,18 @@ in place, loaded at first use.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, ClassVar, Protocol
-
-from monarch_nb._protocol.base import Record
-from monarch_nb.rdma.handle import Handle
-from monarch_nb.rdma.question import Question
-from monarch_nb.rdma.transfer import Receipt
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from monarch_nb.actor.future import Future
     from monarch_nb.actor.proc_mesh import ProcMesh
     from monarch_nb.rdma.broadcast.buffers import BroadcastReceipt
+    from monarch_nb.rdma.broadcast.questions import Fill, Lead
     from monarch_nb.rdma.buffer import RDMABuffer
     from monarch_nb.rdma.data_plane import DataPlane
     from monarch_nb.rdma.link import Answer
     from monarch_nb.rdma.local_future import LocalFuture
-
-
-class Fill(Question[Receipt], frozen=True):
-    """Reads another buffer, `source`, into this one."""
-
-    to = "fill"
-    source: Handle
-    timeout_s: float
-
-
-class Lead(Record, frozen=True):
-    """Asks the first rank of a machine to bring a buffer to all ranks of it; answered by a
-    `BroadcastReceipt`.
-
-    Attributes:
-        name: the variable that the buffer becomes on each rank.
-        timeout: seconds until the reading rank gives up; None: never.
-    """
-
-    to: ClassVar[str] = "lead"
-    source: RDMABuffer
-    mesh: ProcMesh
-    name: str
-    timeout: float | None
+    from monarch_nb.rdma.transfer import Receipt
 
 
 class BroadcastToBuffers(Protocol):

@@ -25,7 +25,7 @@ from monarch_nb.exceptions import MeshError, MeshUsageError, PathFailed, RDMAErr
 from monarch_nb.rdma import broadcasting, segments, staging
 from monarch_nb.rdma import handle as handles
 from monarch_nb.rdma.batch import Batch, together
-from monarch_nb.rdma.broadcasting import Fill, Lead
+from monarch_nb.rdma.broadcast.questions import Fill, Lead
 from monarch_nb.rdma.handle import Handle, Owner, this_machine
 from monarch_nb.rdma.link import Answer, Answerer, Link, MeshLink
 from monarch_nb.rdma.memory import Memory

@@ -24,7 +24,7 @@ from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
 from monarch_nb.actor.future import Future
 from monarch_nb.exceptions import MeshError, RDMAError, TransferTimeout
-from monarch_nb.rdma.broadcasting import Lead
+from monarch_nb.rdma.broadcast.questions import Lead
 from monarch_nb.rdma.handle import Addresses, Handle
 from monarch_nb.rdma.path import gone
 from monarch_nb.rdma.question import Question

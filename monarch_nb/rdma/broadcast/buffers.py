@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.rdma.broadcasting import Fill
+from monarch_nb.rdma.broadcast.questions import Fill
 from monarch_nb.rdma.buffer import DEFAULT_TIMEOUT_S, RDMABuffer, deadline_of, handle_of
 from monarch_nb.rdma.data_plane import DataPlane, data_plane
 from monarch_nb.rdma.handle import Handle

@@ -28,8 +28,8 @@ from monarch_nb.rdma.broadcast.hosts import (
     can_map,
     release,
 )
+from monarch_nb.rdma.broadcast.questions import Lead
 from monarch_nb.rdma.broadcast.ready_barrier import BarrierAddress, ReadyBarrier, wait_at
-from monarch_nb.rdma.broadcasting import Lead
 from monarch_nb.rdma.buffer import RDMABuffer, deadline_of, handle_of
 from monarch_nb.rdma.data_plane import LEFT, data_plane
 from monarch_nb.rdma.link import Answer, ask_later
