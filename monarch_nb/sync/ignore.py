@@ -20,6 +20,7 @@ from monarch_nb.units import size_text
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
+    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 MESHIGNORE = ".meshignore"
 MARK = ".monarch_nb-"
@@ -303,10 +304,26 @@ def _rules_of(folder: str, below: str) -> Rules:
 def is_ignored(path: str, rules: Rules) -> bool:
     """Say whether a path is ignored by the last pattern that matches it; its folder isn't."""
     for below, spec in reversed(rules):
-        said = spec.check_file(path[len(below) :]).include
-        if said is not None:
-            return said
+        for pattern in reversed(spec.patterns):
+            if pattern.include is not None and _matches_itself(pattern, path[len(below) :]):
+                return pattern.include
     return False
+
+
+def _matches_itself(pattern: GitIgnoreSpecPattern, path: str) -> bool:
+    """Say whether a pattern means this path. `pathspec` matches what lies in a folder that a pattern means,
+    too: git does so only if the folder is ignored in the end.
+    """
+    if (found := pattern.match_file(path)) is None:
+        return False
+    text = str(pattern.pattern).rstrip().lstrip("!/")
+    is_everything = set(text.rstrip("/").split("/")) == {"**"}
+    is_whole = not is_everything and found.match.end() == len(path)
+    if text.endswith("**"):  # what lies in a folder, not the folder
+        return not is_whole
+    if text.endswith("**/"):
+        return not is_whole and path.endswith("/")
+    return is_whole
 
 
 def _is_environment(folder: str) -> bool:

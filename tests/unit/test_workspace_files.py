@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from monarch_nb.exceptions import MeshUsageError
@@ -193,6 +193,8 @@ PATTERNS = st.lists(
 )
 
 
+@example(["b/a/a"], ["a/", "b", "!b"], [])  # what means a folder means nothing that lies in it
+@example(["a/b/c.py"], ["a/**", "!a/b", "!a/b/**"], [])
 @settings(max_examples=NUM_EXAMPLES, deadline=None)
 @given(
     st.lists(st.lists(NAMES, min_size=1, max_size=3).map("/".join), min_size=1, max_size=6),
