@@ -47,7 +47,7 @@ TEMPLATES: dict[str, dict[str, str]] = {
     },
 }
 """What `template =` stands for; what a profile says goes before it. `each` runs a command on every node
-of a job. Tested by recorded answers only.
+of a job. Tested with answers in the form of the manuals, never by a real scheduler.
 """
 
 
