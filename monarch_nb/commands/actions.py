@@ -117,6 +117,9 @@ def lost_by_shrink(mesh: Mesh, arguments: Namespace) -> str:
     """Return what it costs to do with fewer: nothing if only what is lost is left out."""
     if not (arguments.num or arguments.hosts):
         return ""
+    from monarch_nb.commands.clusters import check_shrunk
+
+    check_shrunk(mesh, arguments)
     return f"ranks of mesh {mesh.name!r} leave, and what they hold is lost"
 
 

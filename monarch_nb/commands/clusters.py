@@ -131,6 +131,15 @@ def shrunk(mesh: Mesh, arguments: Namespace) -> HealReport:
     return growing.shrink(mesh, arguments.num or 0, dim=arguments.dim or "", hosts=arguments.hosts or ())
 
 
+def check_shrunk(mesh: Mesh, arguments: Namespace) -> None:
+    """Check what a mesh shall do without.
+
+    Raises:
+        MeshUsageError: for an unknown dimension or host, and if nothing would be left.
+    """
+    growing.check_shrink(mesh, arguments.num or 0, dim=arguments.dim or "", hosts=arguments.hosts or ())
+
+
 def resized(mesh: Mesh, arguments: Namespace) -> HealReport:
     """Give a mesh other sizes; hosts of an engine that have no ranks then are given back."""
     report = mesh.resize(**arguments.sizes)

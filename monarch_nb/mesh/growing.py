@@ -85,7 +85,9 @@ def _spares_text(num: int) -> str:
 def _dimension(mesh: Mesh, dim: str) -> str:
     dim = dim or (HOSTS if HOSTS in mesh.sizes else next(iter(mesh.sizes)))
     if dim not in mesh.sizes:
-        raise MeshUsageError(f"there is no dimension {dim!r}; mesh {mesh.name!r} has {', '.join(mesh.sizes)}")
+        raise MeshUsageError(
+            f"mesh {mesh.name!r} has no dimension {dim!r}; expected {' or '.join(mesh.sizes)}"
+        )
     return dim
 
 
@@ -158,16 +160,33 @@ def shrink(mesh: Mesh, num: int = 0, *, dim: str = "", hosts: Sequence[str] = ()
     if hosts:
         report = mesh.leave_hosts(_indices(mesh, hosts))
     elif num:
-        dim = _dimension(mesh, dim)
-        if num >= mesh.sizes[dim]:
-            raise MeshUsageError(
-                f"mesh {mesh.name!r} has {dim}={mesh.sizes[dim]}: {num} fewer would leave nothing. End it: "
-                f"%mesh stop {mesh.name}"
-            )
+        dim = _left_out(mesh, num, dim)
         report = mesh.resize(**{dim: mesh.sizes[dim] - num})
     else:
         report = mesh.shrink()
     return replace(report, messages=(*report.messages, *give_back_idle(mesh)))
+
+
+def check_shrink(mesh: Mesh, num: int = 0, *, dim: str = "", hosts: Sequence[str] = ()) -> None:
+    """Check what `shrink` is to be given, before anybody is asked whether it's meant.
+
+    Raises:
+        MeshUsageError: for an unknown dimension or host, and if nothing would be left.
+    """
+    if hosts:
+        _indices(mesh, hosts)
+    elif num:
+        _left_out(mesh, num, dim)
+
+
+def _left_out(mesh: Mesh, num: int, dim: str) -> str:
+    dim = _dimension(mesh, dim)
+    if num >= mesh.sizes[dim]:
+        raise MeshUsageError(
+            f"mesh {mesh.name!r} has {dim}={mesh.sizes[dim]}: {num} fewer would leave nothing. End it: "
+            f"%mesh stop {mesh.name}"
+        )
+    return dim
 
 
 def _indices(mesh: Mesh, hosts: Sequence[str]) -> list[int]:
@@ -176,7 +195,7 @@ def _indices(mesh: Mesh, hosts: Sequence[str]) -> list[int]:
     strange = [h for h in hosts if h not in rows]
     if strange:
         raise MeshUsageError(
-            f"mesh {mesh.name!r} has no ranks on a host {strange[0]!r}; it has them on {', '.join(rows)}"
+            f"mesh {mesh.name!r} has no ranks on a host {strange[0]!r}; expected one of {', '.join(rows)}"
         )
     return list(dict.fromkeys(rows[h] for h in hosts))
 
