@@ -41,6 +41,7 @@ from monarch_nb._protocol.events import (
     MeshEnding,
     Notice,
     RanksEnded,
+    RanksRevived,
     RankStopped,
     Reshaped,
     UserAsked,
@@ -113,6 +114,8 @@ class Session:
         """Actor meshes that this program has spawned, by actor id."""
         self.actor_states = states_in(transport)
         """What is known of those actors: news of a failure go there."""
+        self.num_moves = 0
+        """How often ranks were started anew, or a mesh got other sizes: hosts may be others since."""
         self.reshaped: Subscribers[Reshaped] = Subscribers()
         """Handles that take on new sizes, told what the controller says of a group that has got some."""
         self.fault_handlers: dict[str, Callable[[Any], None]] = {}
@@ -352,6 +355,7 @@ class Session:
         """
         if self.output is not None:
             self.output.default.sizes[event.group] = Extent(event.labels, event.sizes).nelements
+        self.num_moves += 1
         self.reshaped.publish(event)
 
     def healed(self, actor_ids: Sequence[int]) -> None:
@@ -416,6 +420,11 @@ class HandleEvents:
     def on_actors_healed(self, event: ActorsHealed, sender: Sender) -> None:
         """Actors have been made again."""
         self._session.healed(event.actor_ids)
+
+    @handles(RanksRevived)
+    def on_revived(self, event: RanksRevived, sender: Sender) -> None:
+        """Ranks are started anew, maybe on a host that has taken a lost one's place."""
+        self._session.num_moves += 1
 
     @handles(Reshaped)
     def on_reshaped(self, event: Reshaped, sender: Sender) -> None:

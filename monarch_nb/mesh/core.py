@@ -159,6 +159,8 @@ class Mesh(ProcMesh):
     watch_status = delegate("life", Life.watch_status)
     restart = delegate("life", Life.restart)
     stop = delegate("life", Life.stop)
+    resize = delegate("life", Life.resize)
+    take_hosts = delegate("life", Life.take_hosts)
     set_lease = delegate("life", Life.set_lease)
     notice = delegate("life", Life.notice)
     set_notice = delegate("life", Life.set_notice)

@@ -44,6 +44,13 @@ def compare_later(session: Session, hosts: Iterable[int]) -> threading.Thread | 
     return _begin(session, new) if new else None
 
 
+def compare_newcomers(session: Session, hosts: Iterable[int]) -> threading.Thread | None:
+    """Compare hosts that have joined or taken a lost one's place, whatever was known of that one."""
+    known, new = _known.setdefault(session, {}), sorted(hosts)
+    known.update(dict.fromkeys(new, ""))
+    return _begin(session, new) if new else None
+
+
 def compare_again(session: Session) -> threading.Thread | None:
     """Compare those hosts again that differed, after something was brought to them."""
     differed = sorted(host for host, text in _known.get(session, {}).items() if text)

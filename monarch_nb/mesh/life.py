@@ -16,6 +16,7 @@ from monarch_nb._wire.process import wait_until_gone
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.handle import placement_of, session_of, transport_of
 from monarch_nb.actor.proc_mesh import HEAL_S, ProcMesh, mark_stopped
+from monarch_nb.mesh import newcomers
 from monarch_nb.mesh.replay import replay as run_again
 from monarch_nb.status import MeshStatus, StatusChange
 from monarch_nb.status.messages import Snapshot, UnwatchStatus, WatchStatus
@@ -75,10 +76,23 @@ class Life:
     def heal(self, *, replay: bool = False, timeout_s: float = HEAL_S) -> HealReport:
         """Put back what the mesh has lost; see `Mesh.heal`."""
         report = ProcMesh.heal(self._mesh, timeout_s=timeout_s)
+        newcomers.supply(self._mesh)
         if replay and report.ranks:
             report = dataclasses.replace(
                 report, messages=(*report.messages, *run_again(self._mesh, report.ranks))
             )
+        return report
+
+    def resize(self, *, timeout_s: float = HEAL_S, **sizes: int) -> HealReport:
+        """Give the mesh other sizes, and new hosts what the others were given; see `ProcMesh.resize`."""
+        report = ProcMesh.resize(self._mesh, timeout_s=timeout_s, **sizes)
+        newcomers.supply(self._mesh)
+        return report
+
+    def take_hosts(self, hosts: Sequence[int], *, timeout_s: float = HEAL_S) -> HealReport:
+        """Start ranks on further hosts, which get what the others were given; see `ProcMesh.take_hosts`."""
+        report = ProcMesh.take_hosts(self._mesh, hosts, timeout_s=timeout_s)
+        newcomers.supply(self._mesh)
         return report
 
     def notice(self) -> float | None:

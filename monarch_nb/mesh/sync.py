@@ -22,7 +22,7 @@ from monarch_nb.actor.handle import session_of
 from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.actor.workspace import answers
 from monarch_nb.exceptions import DeviceMeshError, MeshUsageError, RankTimeout, StaleCode
-from monarch_nb.mesh import drift, shipping
+from monarch_nb.mesh import drift, newcomers, shipping
 from monarch_nb.sync import Followed, Part, SyncOptions, SyncReceipt, known_workspaces, workspaces_of
 
 if TYPE_CHECKING:
@@ -108,13 +108,14 @@ def remote_hosts(mesh: Mesh) -> list[int]:
 
 def before_cell(mesh: Mesh) -> None:
     """See whether other hosts have what the files of workspaces hold that were brought there; do about it as
-    `sync_mode` says.
+    `sync_mode` says. Hosts that have come since are given what the others were.
 
     Costs some microseconds if nothing has been saved since.
 
     Raises:
         StaleCode: if they don't, and the cell isn't to run then.
     """
+    newcomers.supply(mesh)
     spaces = known_workspaces(session_of(mesh))
     stale = spaces.stale() if spaces is not None else []
     mode = sync_mode(mesh) if stale else SyncMode.OFF

@@ -8,7 +8,7 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +18,7 @@ import msgspec
 from msgspec import structs
 
 from monarch_nb._client.session import Session
+from monarch_nb._protocol.programs import Status
 from monarch_nb._wire.process import files_id
 from monarch_nb._workspace.answers import EditWorkspace, Hello, LinkWorkspace, SetElsewhere, Whereabouts
 from monarch_nb.exceptions import MeshUsageError
@@ -56,12 +57,14 @@ class Copy(msgspec.Struct):
 
     Attributes:
         scan: what it has all of, as far as is known.
+        generation: which host process at that place was asked: another one may run on another machine.
     """
 
     folder: str
     hostname: str
     is_shared: bool = False
     scan: Scan | None = None
+    generation: int = 0
 
 
 class Followed:
@@ -71,6 +74,8 @@ class Followed:
         self._session = session
         self.workspace = workspace
         self.copies: dict[int, Copy] = {}
+        self._options = SyncOptions()
+        """As it was brought last."""
         self._said = ""
         """Id of the scan of which it was said that hosts don't have it."""
 
@@ -81,10 +86,14 @@ class Followed:
             MeshUsageError: if the workspace can't be meant.
         """
         start = time.monotonic()
+        generations = generations_of(self._session)
         hellos, troubles = self.greet(hosts)
         found = {index: HostWorkspace("", trouble=text) for index, text in troubles.items()}
         for index, hello in hellos.items():
-            self.copies[index] = Copy(hello.folder, hello.hostname, hello.is_shared)
+            generation = generations.get(index, 0)
+            self.copies[index] = Copy(hello.folder, hello.hostname, hello.is_shared, generation=generation)
+        if not options.is_dry:
+            self._options = replace(options, include=(), exclude=())
         found |= {
             index: HostWorkspace(h.hostname, h.folder, is_shared=True)
             for index, h in hellos.items()
@@ -96,6 +105,20 @@ class Followed:
         look = partial(self.workspace.scan, force=options.force)
         scan, brought = self._unmoved(look, lambda scan: self._bring_all(apart, scan, options))
         return self._receipt(dict(sorted((found | brought).items())), scan, start, options.is_dry)
+
+    def bring_to_newcomers(self, generations: Mapping[int, int]) -> WorkspaceReceipt | None:
+        """Have hosts have all files that have come since the others were given them; None if none have.
+
+        Args:
+            generations: of the hosts that are to have them, by index.
+        """
+        known = {index: copy.generation for index, copy in self.copies.items()}
+        new = [index for index, generation in generations.items() if known.get(index) != generation]
+        return self.bring(new, self._options) if new else None
+
+    def forget(self, hosts: Collection[int]) -> None:
+        """Don't follow hosts that have left."""
+        self.copies = {index: copy for index, copy in self.copies.items() if index not in hosts}
 
     def bring_changes(self) -> WorkspaceReceipt | None:
         """Have hosts have what has changed since; None if nothing has."""
@@ -303,6 +326,25 @@ class Workspaces:
             receipts[-1] = replace(receipts[-1], not_covered=others)
         return tuple(receipts)
 
+    def bring_to_newcomers(self, generations: Mapping[int, int]) -> tuple[WorkspaceReceipt, ...]:
+        """Have hosts have what the others were given, that have come since.
+
+        Args:
+            generations: of the hosts that are to have it, by index; without the controller's.
+
+        Raises:
+            MeshUsageError: if a workspace can't be meant any more.
+        """
+        followed = [each for each in self._followed.values() if each.copies]
+        receipts = [each.bring_to_newcomers(generations) for each in followed]
+        self._tell_controller(list(generations))
+        return tuple(receipt for receipt in receipts if receipt is not None)
+
+    def forget(self, hosts: Collection[int]) -> None:
+        """Don't follow hosts that have left."""
+        for each in self._followed.values():
+            each.forget(hosts)
+
     def pairs(self, index: int) -> Pairs:
         """Return where folders of this program's lie on a host."""
         return tuple(pair for followed in self._followed.values() for pair in followed.pairs(index))
@@ -352,6 +394,11 @@ class Workspaces:
         pairs = {index: self.pairs(index) for index in hosts if self.pairs(index)}
         if pairs:
             self._session.request(SetElsewhere(pairs))
+
+
+def generations_of(session: Session) -> dict[int, int]:
+    """Return which process is at each host's place, by index: another one if the first was lost."""
+    return {row.index: row.generation for row in session.request(Status()).hosts}
 
 
 _of_sessions: weakref.WeakKeyDictionary[Session, Workspaces] = weakref.WeakKeyDictionary()

@@ -102,7 +102,10 @@ class EnvironmentService:
         """A host has a new zygote, or says why not."""
         if problem:
             self._in_use.pop(host, None)
-            self._differences[host] = f"it can't run ranks in the environment that it was sent: {problem}"
+            self._differences[host] = (
+                f"it can't run ranks in the environment that it was sent ({problem}): %mesh sync --env, then "
+                "%mesh restart"
+            )
         else:
             self._differences.pop(host, None)
         switch = self._switches.get(number)
@@ -114,7 +117,10 @@ class EnvironmentService:
                 self._answer(number)
 
     def joined(self, host: int) -> None:
-        """A host process has joined: if it takes another's place, it starts ranks in what that was told."""
+        """A host process has joined: if it takes another's place, it starts ranks in what that was told, and
+        may differ from a notebook in other things.
+        """
+        self._differences.pop(host, None)
         if host in self._in_use:
             self._hosts.ask(host, SwitchEnvironment(self._in_use[host], 0))
 

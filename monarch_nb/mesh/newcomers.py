@@ -1,0 +1,87 @@
+"""Hosts that have joined, or taken a lost one's place, since the others were given files and an environment:
+they get the workspace, too, and are compared with this program as those of a mesh that starts.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._client.session import Session
+from monarch_nb._protocol.programs import Status
+from monarch_nb._protocol.states import HostState
+from monarch_nb._protocol.work import Work
+from monarch_nb._reload import ReloadRequest
+from monarch_nb.actor.handle import session_of
+from monarch_nb.actor.proc_mesh import work_on
+from monarch_nb.actor.workspace import answers
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.mesh import drift
+from monarch_nb.sync import WorkspaceReceipt, Workspaces, known_workspaces
+
+if TYPE_CHECKING:
+    from monarch_nb.actor.future import Future
+    from monarch_nb.mesh.core import Mesh
+
+_TOLD_S = 10.0
+"""So long ranks of new hosts are waited for to take on where the files are."""
+_GONE = (HostState.LEAVING, HostState.STOPPED)
+_seen: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
+"""How often ranks had moved when their hosts were looked at last, by session."""
+_compared: weakref.WeakKeyDictionary[Session, dict[int, int]] = weakref.WeakKeyDictionary()
+"""Generations of the hosts that newcomers are told by, by session."""
+
+
+def supply(mesh: Mesh) -> None:
+    """Give hosts that have come since what the others were given; say so, and in what they differ.
+
+    Costs nothing unless ranks were started anew, or the mesh has got other sizes.
+    """
+    session = session_of(mesh)
+    if _seen.get(session, 0) == session.num_moves:
+        return
+    _seen[session] = session.num_moves
+    rows = session.request(Status()).hosts
+    ours = set(mesh.living().host_indices)
+    generations = {r.index: r.generation for r in rows if r.index in ours and r.state == HostState.UP}
+    spaces = known_workspaces(session)
+    if spaces is not None:
+        spaces.forget({row.index for row in rows if row.state in _GONE})
+        _bring(mesh, spaces, {index: g for index, g in generations.items() if index})
+    known = _compared.setdefault(session, {})
+    new = {index for index, generation in generations.items() if known.get(index, 0) != generation}
+    known.update(generations)
+    drift.compare_newcomers(session, new)
+    drift.compare_later(session, generations)
+
+
+def _bring(mesh: Mesh, spaces: Workspaces, generations: dict[int, int]) -> None:
+    try:
+        receipts = spaces.bring_to_newcomers(generations)
+    except MeshUsageError as error:
+        print(f"hosts that have joined lack the workspace: {error}", file=sys.stderr)
+        return
+    new = sorted({index for receipt in receipts for index in receipt.hosts})
+    _tell_ranks(mesh, spaces, new)
+    for receipt in receipts:
+        if any(not host.is_shared for host in receipt.hosts.values()):
+            print("\n".join(_said(receipt)), file=sys.stderr)
+
+
+def _said(receipt: WorkspaceReceipt) -> list[str]:
+    rest = [] if receipt.is_done else ["%mesh sync tries again"]
+    return [f"hosts have joined since workspace {receipt.folder} was sent:", *receipt.host_lines(), *rest]
+
+
+def _tell_ranks(mesh: Mesh, spaces: Workspaces, hosts: Sequence[int]) -> None:
+    """Have ranks of hosts know where the files are."""
+    futures: dict[int, Future[Any]] = {}
+    for rank in mesh.living_ranks() if hosts else ():
+        part = mesh.part([rank])
+        pairs = spaces.pairs(part.host_indices[0]) if part.host_indices[0] in hosts else ()
+        if pairs:
+            futures[rank] = work_on(part, Work.RELOAD, ReloadRequest((), False, pairs), "sync")
+    answers(futures, time.monotonic() + _TOLD_S)
