@@ -83,7 +83,7 @@ class Life:
             )
         return report
 
-    def resize(self, *, timeout_s: float = HEAL_S, **sizes: int) -> HealReport:
+    def resize(self, /, *, timeout_s: float = HEAL_S, **sizes: int) -> HealReport:
         """Give the mesh other sizes, and new hosts what the others were given; see `ProcMesh.resize`."""
         report = ProcMesh.resize(self._mesh, timeout_s=timeout_s, **sizes)
         newcomers.supply(self._mesh)
