@@ -192,6 +192,13 @@ def host(arguments: argparse.Namespace) -> int:
     return pool.run(arguments.wait) if arguments.wait is not None else int(launcher.run(arguments))
 
 
+def attach(arguments: argparse.Namespace) -> None:
+    """Enter a mesh of somebody else's by an invitation."""
+    from monarch_nb.commands.sharing import attached
+
+    _say(arguments, attached(arguments))
+
+
 def clusters(arguments: argparse.Namespace) -> None:
     """Print profiles and engines."""
     from monarch_nb.commands.clusters import clusters_text
@@ -219,8 +226,13 @@ def history(arguments: argparse.Namespace) -> None:
     from monarch_nb._journal import entries
     from monarch_nb.mesh.history import Entries, Entry
 
+    if arguments.audit:
+        from monarch_nb.commands.sharing import audit_of
+
+        _say(arguments, str(audit_of(arguments)))
+        return
     try:
-        entries_now = actions.history(_attach(arguments.name), arguments)
+        entries_now = _attach(arguments.name).history(arguments.last)
         entries_now.note = _in_words(arguments, entries_now.note)
         print(entries_now.text())
     except MeshNotFound:
@@ -385,6 +397,7 @@ _OWN: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "queue": queue,
     "cancel": cancel,
     "host": host,
+    "attach": attach,
     "status": show_status,
     "top": top,
     "history": history,

@@ -35,6 +35,7 @@ class Connection(NamedTuple):
     Attributes:
         start_time: when the process started, in ticks since boot; None if its version doesn't say so.
         trouble: why nobody can reach it, though it runs.
+        host: index that programs have there; 0: on the controller's machine. Else `pid` is the relay's.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Connection(NamedTuple):
     wire_version: int = wire.VERSION
     start_time: int | None = None
     trouble: str = ""
+    host: int = 0
 
 
 def read(path: str) -> Connection | None:
@@ -64,8 +66,9 @@ def read(path: str) -> Connection | None:
             f"kill {pid}"
         )
     return Connection(
-        name, pid, directory, path, content.get("wire_version", 0), content.get("start_time"), trouble
-    )
+        name, pid, directory, path, content.get("wire_version", 0), content.get("start_time"), trouble,
+        content.get("host", 0),
+    )  # fmt: skip
 
 
 def write_program(directory: str, pid: int, connection: Connection) -> str:
@@ -145,7 +148,7 @@ def _is_sound(content: Any, path: str) -> bool:
     if not isinstance(content, dict):
         return False
     kinds = (("name", str), ("pid", int), ("directory", str))
-    others = (("wire_version", int), ("start_time", int), ("machine", str))
+    others = (("wire_version", int), ("start_time", int), ("machine", str), ("host", int))
     if not all(type(content.get(key)) is kind for key, kind in kinds):
         return False
     if not all(type(content.get(key, kind())) is kind for key, kind in others):
@@ -153,7 +156,8 @@ def _is_sound(content: Any, path: str) -> bool:
     right_name = os.path.basename(path) in (
         f"{prefix}{content['name']}{SUFFIX}" for prefix in (PREFIX, PROGRAM_PREFIX)
     )
-    return right_name and content["pid"] > 1 and os.path.isabs(content["directory"])
+    is_host = 0 <= content.get("host", 0) < 1 << 31
+    return right_name and is_host and content["pid"] > 1 and os.path.isabs(content["directory"])
 
 
 def _lives(content: dict[str, Any]) -> bool:

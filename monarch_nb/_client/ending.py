@@ -21,6 +21,7 @@ class Ending:
 
     def __init__(self, connection: Connection) -> None:
         self.name = connection.name
+        self._is_far = bool(connection.host)
         self._pid = connection.pid
         self._num_oom_kills = count_oom_kills()
         self.how = ""
@@ -35,6 +36,11 @@ class Ending:
         how = describe_status(
             children.status_of(self._pid), out_of_memory=count_oom_kills() > self._num_oom_kills
         )
+        if self._is_far:
+            return (
+                f"the connection to mesh {self.name!r} has ended: its relay process (pid {self._pid}) {how}; "
+                "the mesh may go on. Come back by your invitation: %mesh attach FILE"
+            )
         process = f"(pid {self._pid} on {socket.gethostname()}) {how}, and {self._lost()}; {self._next()}"
         if not self.name:
             return f"the controller process of this program's ranks {process}"
@@ -47,6 +53,8 @@ class Ending:
         return f"with it went {ranks} and what they held"
 
     def _next(self) -> str:
+        if self._is_far:
+            return "its owner can let you in again: %mesh share; then: %mesh attach FILE"
         if not self.name:
             return "spawn anew what is needed: this_host() has a new one"
         return f"start it anew: %mesh start {self.name}; what ran on it: monarch-nb history {self.name}"

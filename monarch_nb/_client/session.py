@@ -53,6 +53,7 @@ from monarch_nb._protocol.journal import Note
 from monarch_nb._protocol.keyboard import RefuseUser
 from monarch_nb._protocol.programs import Goodbye, Hello, SettleOutput, ShutDown
 from monarch_nb._protocol.registry import Handlers, Sender, handles
+from monarch_nb._protocol.roles import Role
 from monarch_nb._protocol.states import EntryKind
 from monarch_nb._runtime.supervision import MeshFailure, call_fault_hook, has_own_hook
 from monarch_nb._shape import Extent
@@ -87,6 +88,8 @@ class Session:
         self.connection = connection
         by_transport[id(transport)] = self
         self.private = False
+        self.role = Role.OWNER
+        """What this program may do in the mesh."""
         self.observes = False
         self.wakeups: list[Wakeup] = []
         """Who waits in a notebook, and is to know when a rank stops at a breakpoint."""
@@ -145,7 +148,7 @@ class Session:
         Raises:
             MeshStartError: if it doesn't answer.
         """
-        transport = Transport(address.new_client_id(), connection.directory)
+        transport = Transport(address.new_client_id(connection.host), connection.directory)
         session = cls(transport, connection)
         observes, listens = observes or is_guest, listens and not is_guest
         session.observes, session.listens, transport.is_guest = observes, listens, is_guest
@@ -173,7 +176,7 @@ class Session:
             raise MeshStartError(
                 f"the controller of mesh {connection.name!r} (pid {connection.pid}) {what_is}"
             ) from None
-        transport.mesh = MeshAddress(*welcome.mesh)
+        session.role, transport.mesh = welcome.role, MeshAddress(*welcome.mesh)
         transport.mesh_id = transport.mesh.mesh_id
         session.output.learn_groups(welcome.groups)
         atexit.register(session.close)
@@ -209,6 +212,15 @@ class Session:
     def ask(self, request: Request[T]) -> Reply[T]:
         """Ask the controller; the answer can be read once ready."""
         return self.transport.request(address.CONTROLLER, request)
+
+    def check_may_end(self) -> None:
+        """Say so if this program may not end the mesh, while it's still in it.
+
+        Raises:
+            RequestFailed: with the controller's reason.
+        """
+        if self.role is not Role.OWNER:
+            self.request(ShutDown())
 
     def ask_to_end(self) -> tuple[Reply[None], int]:
         """Ask the controller to end, and the mesh with it; return the reply, and the controller's pid, 0 if

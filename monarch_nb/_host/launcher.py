@@ -139,6 +139,10 @@ def be_host(invitation: Invitation, node: str) -> int:
 
 
 def _join(invitation: Invitation, node: str, place: int | None, *, detach: bool) -> subprocess.Popen[bytes]:
+    if invitation.role:
+        raise LauncherError(
+            f"this invitation is for {invitation.role}s, not for hosts: monarch-nb attach FILE"
+        )
     _use_scratch(invitation.scratch)
     given = knock(invitation, node, place)
     process = _start(given, detach=detach)
@@ -186,8 +190,11 @@ def _use_scratch(scratch: str) -> None:
 # --- knocking
 
 
-def knock(invitation: Invitation, node: str, place: int | None) -> Place:
+def knock(invitation: Invitation, node: str, place: int | None, keys: KeyPair | None = None) -> Place:
     """Ask for a place at one address after the other.
+
+    Args:
+        keys: of whoever knocks; without it, new ones.
 
     Raises:
         LauncherError: naming each address and what came of it, or why there's no place.
@@ -198,7 +205,7 @@ def knock(invitation: Invitation, node: str, place: int | None) -> Place:
             f"speaks protocol {invitation.wire_version}: install the same version here, or name "
             "another interpreter: python = in the profile"
         )
-    keys = KeyPair.new()
+    keys = keys or KeyPair.new()
     tried = []
     for address in invitation.addresses:
         trouble = _unreachable(address)

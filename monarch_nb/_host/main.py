@@ -5,26 +5,25 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from monarch_nb._host.warming import start_zygote
+from monarch_nb._host.warming import Zygote, start_zygote
+from monarch_nb._wire.address import FIRST_MEMBER
 
 if TYPE_CHECKING:
     from monarch_nb._host.agent.process import HostProcess
+    from monarch_nb._host.relay import Relay
 
 
 def main() -> None:
     """Run a host process; its configuration comes as JSON on standard input, readiness is told on fd 1."""
     config = json.loads(sys.stdin.buffer.read())
     zygote = start_zygote(config["sys_path"], config["directory"]) if config.get("warm", True) else None
-    from monarch_nb import sources
-    from monarch_nb._host.agent.agent import HostAgent  # takes half a second, while the zygote imports, too
-    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb import sources  # takes half a second with the rest, while the zygote imports, too
+    from monarch_nb._host.agent.agent import HostAgent
 
     sources.guard()
-    process: HostProcess = (
-        ControllerProcess(config, zygote) if config["host"] == 0 else HostAgent(config, zygote)
-    )
+    process = _made(config, zygote)
     try:
         os.write(1, b"ready\n")
     except OSError:  # who started us is gone already
@@ -43,3 +42,14 @@ def main() -> None:
     finally:
         # Interpreter shutdown would wait for whatever socket an error has left open.
         os._exit(status)
+
+
+def _made(config: dict[str, Any], zygote: Zygote | None) -> HostProcess | Relay:
+    """Return what this process is, by its configuration."""
+    from monarch_nb._host.agent.agent import HostAgent
+    from monarch_nb._host.controller.controller import ControllerProcess
+    from monarch_nb._host.relay import Relay
+
+    if config["host"] >= FIRST_MEMBER:
+        return Relay(config)
+    return ControllerProcess(config, zygote) if config["host"] == 0 else HostAgent(config, zygote)

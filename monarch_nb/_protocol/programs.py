@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from monarch_nb._protocol.base import Plain, Record, Request
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.roles import Role
 from monarch_nb._protocol.states import HostState, OnFailure, ProcState
 
 
@@ -13,12 +14,14 @@ class Welcome(Record, frozen=True):
     Attributes:
         mesh: the fields of the mesh's address.
         groups: numbers of groups of ranks in output records, by name.
+        role: what the program may do.
     """
 
     pid: int
     name: str
     mesh: tuple[str, str, str, str, str, int, int | None]
     groups: dict[str, int]
+    role: Role = Role.OWNER
 
 
 class Hello(Request[Welcome], frozen=True):

@@ -13,6 +13,9 @@ import secrets
 CONTROLLER = 0
 """Proc id of the controller."""
 
+FIRST_MEMBER = 1 << 30
+"""Indices from here on are those of members: programs of other users count as hosts that no rank is on."""
+
 _CLIENT_BIT = 1 << 31
 _LOCAL_MASK = (1 << 32) - 1
 

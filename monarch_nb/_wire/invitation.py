@@ -7,6 +7,7 @@ place, or why there's none. Knock and answer are JSON: nothing of a stranger's i
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from dataclasses import asdict, dataclass
@@ -14,6 +15,8 @@ from typing import Any, TypeVar
 
 VERSION = 1
 MAX_BYTES = 1 << 16
+TOKEN = "mnb:"
+"""What an invitation in one line begins with; no mesh's name can."""
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 """Z85 text of 32 bytes."""
 Made = TypeVar("Made")
@@ -21,6 +24,15 @@ Made = TypeVar("Made")
 
 class InvitationError(ValueError):
     """A text that is no invitation, knock or answer; says why."""
+
+
+def is_invitation(text: str) -> bool:
+    """Say whether what was typed is an invitation, or a file, and no mesh's name.
+
+    >>> is_invitation("lab"), is_invitation("lab.observer-1.join"), is_invitation("./lab")
+    (False, True, True)
+    """
+    return text.startswith(TOKEN) or "/" in text or "." in text
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,7 @@ class Invitation:
         guest_public, guest_secret: a pair that may only knock.
         places: how many hosts may come.
         scratch: directory for sockets and segments; variables are expanded on each host.
+        role: of the program that it's for: `observer`; empty: it's for hosts.
     """
 
     mesh: str
@@ -44,10 +57,33 @@ class Invitation:
     guest_secret: str
     places: int
     scratch: str = ""
+    role: str = ""
 
     def to_json(self) -> str:
         """Return it as a file's text. It's a secret: mode 0600, or standard input."""
         return json.dumps({"version": VERSION, **asdict(self)})
+
+    def to_token(self) -> str:
+        """Return it as one line, which is the same secret."""
+        return TOKEN + base64.urlsafe_b64encode(self.to_json().encode()).decode()
+
+    @staticmethod
+    def is_token(text: str) -> bool:
+        """Say whether a text is meant to be an invitation in one line."""
+        return text.startswith(TOKEN)
+
+    @classmethod
+    def from_token(cls, text: str) -> Invitation:
+        """Read what `to_token` has made.
+
+        Raises:
+            InvitationError: saying what is wrong.
+        """
+        try:
+            data = base64.b64decode(text[len(TOKEN) :].encode(), b"-_", validate=True)
+        except ValueError:
+            raise InvitationError("this invitation was cut off, or is none: copy the whole line") from None
+        return cls.from_json(data)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Invitation:
@@ -67,6 +103,8 @@ class Invitation:
         ):
             raise InvitationError("an invitation without an address of the mesh")
         _check_keys(made.controller_key, made.guest_public, made.guest_secret)
+        if not isinstance(made.mesh, str) or not isinstance(made.role, str):
+            raise InvitationError("an invitation whose fields are none")
         return made
 
 

@@ -61,7 +61,7 @@ class Strangers:
             self._waiting.pop(fd, None)
             self._on_gone(fd)
             return
-        peer = _peer(fd)
+        peer = peer_of(fd)
         if peer is not None:
             self._waiting.pop(fd, None)
             self._waiting[fd] = peer
@@ -78,11 +78,7 @@ class Strangers:
         return next(fd for fd, peer in self._waiting.items() if peer[0] == most)
 
     def _cut(self, fd: int) -> None:
-        """End a connection: ZeroMQ reads its end, and closes it."""
-        peer = self._waiting.pop(fd)
-        with suppress(OSError), sockets.fromfd(fd, sockets.AF_INET, sockets.SOCK_STREAM) as connection:
-            if connection.getpeername() == peer:  # else the descriptor is another one's by now
-                connection.shutdown(sockets.SHUT_RDWR)
+        end_connection(fd, self._waiting.pop(fd))
 
     def close(self) -> None:
         """Watch no longer; call it before the socket is closed."""
@@ -90,7 +86,14 @@ class Strangers:
         self.monitor.close(0)
 
 
-def _peer(fd: int) -> Peer | None:
+def end_connection(fd: int, peer: Peer) -> None:
+    """End a connection with somebody: ZeroMQ reads its end, and closes it."""
+    with suppress(OSError), sockets.fromfd(fd, sockets.AF_INET, sockets.SOCK_STREAM) as connection:
+        if connection.getpeername() == peer:  # else the descriptor is another one's by now
+            connection.shutdown(sockets.SHUT_RDWR)
+
+
+def peer_of(fd: int) -> Peer | None:
     """Return who is at the other end; None if the connection has ended."""
     with suppress(OSError), sockets.fromfd(fd, sockets.AF_INET, sockets.SOCK_STREAM) as connection:
         found = connection.getpeername()

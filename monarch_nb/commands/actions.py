@@ -17,6 +17,7 @@ from monarch_nb.units import duration
 
 if TYPE_CHECKING:
     from monarch_nb._client.heal_report import HealReport
+    from monarch_nb.commands.sharing import Audit
     from monarch_nb.mesh import Mesh
     from monarch_nb.mesh.environment import EnvironmentDifference
     from monarch_nb.mesh.history import Entries
@@ -134,6 +135,23 @@ def on_failure(mesh: Mesh, arguments: Namespace) -> str:
     return f"when a rank of mesh {mesh.name!r} dies: {what[arguments.do]}"
 
 
+# --- who else is in it
+
+
+def share(mesh: Mesh, arguments: Namespace) -> str:
+    """Let somebody in, or say who may be."""
+    from monarch_nb.commands import sharing
+
+    return sharing.list_text(mesh) if arguments.list else sharing.share(mesh, arguments)
+
+
+def unshare(mesh: Mesh, arguments: Namespace) -> str:
+    """Let somebody in no more."""
+    from monarch_nb.commands import sharing
+
+    return sharing.unshare(mesh, arguments)
+
+
 # --- what ranks do
 
 
@@ -185,8 +203,12 @@ def last_lines(mesh: Mesh, arguments: Namespace) -> str:
 # --- the journal
 
 
-def history(mesh: Mesh, arguments: Namespace) -> Entries:
-    """Return the last entries of the journal."""
+def history(mesh: Mesh, arguments: Namespace) -> Entries | Audit:
+    """Return the last entries of the journal, or who did what."""
+    if arguments.audit:
+        from monarch_nb.commands import sharing
+
+        return sharing.audit(mesh, arguments)
     return mesh.history(arguments.last)
 
 

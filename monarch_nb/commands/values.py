@@ -6,6 +6,7 @@ import argparse
 import re
 
 from monarch_nb._client.mesh_name import check_mesh_name
+from monarch_nb._wire.invitation import is_invitation
 from monarch_nb.commands.parser import shortened
 from monarch_nb.units import parse_duration
 
@@ -21,6 +22,11 @@ def mesh_name(text: str) -> str:
         return check_mesh_name(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def mesh_or_invitation(text: str) -> str:
+    """Read the name of a mesh; or an invitation: its file, or itself in one line."""
+    return text if is_invitation(text) else mesh_name(text)
 
 
 def mesh_names(text: str) -> tuple[str, ...]:

@@ -6,6 +6,9 @@ import html
 from contextlib import suppress
 from typing import Any
 
+from monarch_nb._client.membership import join
+from monarch_nb._protocol.roles import Role
+from monarch_nb._wire.invitation import is_invitation
 from monarch_nb.actor.handle import session_of
 from monarch_nb.commands import actions
 from monarch_nb.commands.clusters import asked_on_engine, script_text
@@ -59,9 +62,23 @@ def list_(state: State, arguments: Namespace) -> None:
 
 def attach(state: State, arguments: Namespace) -> None:
     """Connect to a running mesh; show what was missed. A cell that still runs goes on streaming here."""
-    mesh = state.attach(arguments.name)
-    print(f"attached to {describe(mesh)}")
-    show_missed(mesh)
+    mesh = state.attach(_joined(arguments))
+    role = session_of(mesh).role
+    print(f"attached to {describe(mesh)}{'' if role is Role.OWNER else ' as ' + role.and_article}")
+    if (
+        role is not Role.OBSERVER
+    ):  # one who only looks has missed nothing, and takes nothing from those who have
+        show_missed(mesh)
+
+
+def _joined(arguments: Namespace) -> str | None:
+    """Return the name of the mesh that's meant, after entering it if that's by an invitation."""
+    name: str | None = arguments.name
+    if name is not None and is_invitation(name):
+        return join(name, arguments.as_name).name
+    if arguments.as_name is not None:
+        raise MeshUsageError("attach: --as goes with an invitation: %mesh attach FILE --as NAME")
+    return name
 
 
 def detach(state: State, arguments: Namespace) -> None:

@@ -116,6 +116,7 @@ class Life:
     def stop(self, reason: str = "", *, grace_s: float | None = 3.0) -> Future[None]:
         """End the mesh: its ranks, its host processes, its connection file."""
         session = session_of(self._mesh)
+        session.check_may_end()
         for tell in self._mesh.when_stopped:
             tell("it was stopped")  # a picture stays where it is shown
         mark_stopped(self._mesh, reason or "it was stopped")

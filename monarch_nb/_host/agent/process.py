@@ -230,7 +230,7 @@ class HostProcess:
     def _answer(self, message: Message) -> None:
         """Answer a request, whatever comes of it: who asks waits."""
         try:
-            answer = self._handler(message)(message.payload, Sender(message.src, message.ref))
+            answer = self.handler_of(message)(message.payload, Sender(message.src, message.ref))
             if answer is not LATER:
                 self.reply(message.src, message.ref, answer)
         except (RequestError, ValueError) as error:
@@ -246,7 +246,12 @@ class HostProcess:
             if not known:
                 raise  # into the log
 
-    def _handler(self, message: Message) -> Handler:
+    def handler_of(self, message: Message) -> Handler:
+        """Return what does what a request asks for.
+
+        Raises:
+            RequestError: if nothing does.
+        """
         name = message.name.decode("utf-8", "replace")
         found = self.handlers.find(name)
         if found is None:

@@ -13,6 +13,7 @@ from monarch_nb._protocol.base import Event
 from monarch_nb._protocol.events import Notice
 from monarch_nb._protocol.programs import Goodbye, Hello, InUse, Leaving, Welcome
 from monarch_nb._protocol.registry import Sender, handles
+from monarch_nb._protocol.roles import Role
 from monarch_nb._wire import address
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from monarch_nb._host.controller.debug_service import DebugService
     from monarch_nb._host.controller.journal_service import JournalService
     from monarch_nb._host.controller.lease import Lease
+    from monarch_nb._host.controller.members import Member, Members
     from monarch_nb._host.controller.output_service import OutputService
     from monarch_nb._host.controller.question_service import QuestionService
     from monarch_nb._host.controller.registry import Registry
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from monarch_nb._wire.mesh_address import MeshAddress
 
 _MAX_LEFT = 100
+MAX_WHAT = 100
+"""How many letters of what a member calls its program are kept."""
 
 
 class Parts(Sends, Protocol):
@@ -39,6 +43,7 @@ class Parts(Sends, Protocol):
     journal: JournalService
     lease: Lease
     loop: Loop
+    members: Members
     name: str
     output: OutputService
     questions: QuestionService
@@ -70,21 +75,36 @@ class ClientService:
     @handles(Hello)
     def do_hello(self, request: Hello, sender: Sender) -> Welcome:
         """A client comes."""
-        controller = self._controller
-        client = Client(
-            sender.proc, request.pid, request.what, request.number, request.listens, request.observes
-        )
-        client.kernel = request.kernel
-        with suppress(OSError):
-            client.pidfd = os.pidfd_open(client.pid)
-            controller.loop.watch_file(client.pidfd, lambda: self._gone(client))
+        controller, member = self._controller, self._controller.members.of(sender.proc)
+        client = self._of_member(member, request, sender) if member else self._own(request, sender)
         controller.registry.clients[sender.proc] = client
         controller.status_publisher.touch()
         if client.listens:
             controller.output.watch_own(client)
             if controller.journal.notice:
                 controller.event(sender.proc, Notice("", controller.journal.notice))
-        return Welcome(os.getpid(), controller.name, controller.mesh_address, controller.journal.store.groups)
+        groups, role = controller.journal.store.groups, member.role if member else Role.OWNER
+        return Welcome(os.getpid(), controller.name, controller.mesh_address, groups, role)
+
+    def _own(self, request: Hello, sender: Sender) -> Client:
+        """Return a program of the mesh's owner, on its machine."""
+        client = Client(
+            sender.proc, request.pid, request.what, request.number, request.listens, request.observes
+        )
+        client.kernel = request.kernel
+        with suppress(OSError):
+            client.pidfd = os.pidfd_open(client.pid)
+            self._controller.loop.watch_file(client.pidfd, lambda: self._gone(client))
+        return client
+
+    def _of_member(self, member: Member, request: Hello, sender: Sender) -> Client:
+        """Return a program of somebody else's. Its pid means nothing here; an observer keeps nothing alive,
+        and nobody counts on it to read or to answer what ranks ask.
+        """
+        operates = member.role >= Role.OPERATOR
+        what = self._controller.members.describe(member, request.what[:MAX_WHAT])
+        listens, observes = request.listens and operates, request.observes or not operates
+        return Client(sender.proc, 0, what, request.number, listens, observes)
 
     @handles(Leaving)
     def do_leaving(self, request: Leaving, sender: Sender) -> None:
@@ -114,6 +134,12 @@ class ClientService:
         if client is not None:
             self._gone(client)
 
+    def forget(self, proc: int) -> None:
+        """A program has gone, or is sent away."""
+        client = self._controller.registry.clients.get(proc)
+        if client is not None:
+            self._gone(client)
+
     def _gone(self, client: Client) -> None:
         controller = self._controller
         if client.pidfd >= 0:
@@ -134,8 +160,9 @@ class ClientService:
         controller.router.forget(client.proc)
         if not client.observes:
             controller.lease.begin_anew()
-        with suppress(OSError):
-            os.unlink(address.socket_path(controller.directory, client.proc))
+        if not address.host_of(client.proc):  # another machine's may have the number of one here
+            with suppress(OSError):
+                os.unlink(address.socket_path(controller.directory, client.proc))
 
     @property
     def anybody_listens(self) -> bool:
@@ -151,8 +178,6 @@ class ClientService:
     def who(self, proc: int) -> str:
         """Return what people know a client by."""
         found = self._controller.registry.clients.get(proc)
-        return (
-            f"{found.what} (pid {found.pid})"
-            if found is not None
-            else self._left.get(proc, "a program that has left")
-        )
+        if found is None:
+            return self._left.get(proc, "a program that has left")
+        return f"{found.what} (pid {found.pid})" if found.pid else found.what

@@ -4,6 +4,8 @@ something; what clients ask comes to them by its name.
 - `clients`: programs that use the mesh. `mesh_name`: the claim to its name. `lease`: whose it is, how long it
   lives. `handover`: how a program takes one that was kept warm. `names`: what goes by which name.
   `singletons`: where named singletons live.
+- `members`: programs of other users, let in by a key with a role; `permissions`: which role a request needs;
+  `audit`: who did what.
 - `hosts`: other machines. `ranks`: how they start and end; `exits`: who hears of that.
   `waits`: who waits until either is up.
 - `cells`: what runs where. `interrupts`: making it stop. `asking`: questions to ranks.
@@ -40,6 +42,7 @@ from monarch_nb._host.controller.interrupts import InterruptService
 from monarch_nb._host.controller.journal_service import JournalService
 from monarch_nb._host.controller.lease import Lease
 from monarch_nb._host.controller.looks import Looks
+from monarch_nb._host.controller.members import Members
 from monarch_nb._host.controller.mesh_name import MeshName
 from monarch_nb._host.controller.names import NameService
 from monarch_nb._host.controller.orphans import Orphans
@@ -58,7 +61,7 @@ from monarch_nb._protocol.base import Event
 from monarch_nb._protocol.events import Leave, MeshEnding, WatchResources
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.programs import Books, ProcRow, ProgramRow, ShutDown, Status
-from monarch_nb._protocol.registry import LATER, Later, Sender, handles
+from monarch_nb._protocol.registry import LATER, Handler, Later, Sender, handles
 from monarch_nb._protocol.resources import MonitoredHost
 from monarch_nb._protocol.states import HostState, ProcState
 from monarch_nb._wire import address
@@ -93,6 +96,7 @@ class ControllerProcess(HostProcess):
         self.names = NameService(self.registry)
         self.singletons = SingletonService(self.registry, self.ranks, self.hostname)
         self.journal = JournalService(self)
+        self.members = Members(self)
         self.output = OutputService(self)
         self.status_publisher = StatusPublisher(self)
         self.environments = EnvironmentService(self.hosts, self.status_publisher, self.loop, self)
@@ -114,7 +118,8 @@ class ControllerProcess(HostProcess):
         self.time_limit = TimeLimit(self)
         self.handover = Handover(self)
         for service in (
-            self.clients, self.hosts, self.gate, self.ranks, self.waits, self.names, self.singletons,
+            self.clients, self.hosts, self.gate, self.members, self.ranks, self.waits, self.names,
+            self.singletons,
             self.journal, self.output, self.status_publisher, self.cells, self.definitions,
             self.interrupts, self.looks, self.debug, self.questions, self.checkpoints, self.healing,
             self.mesh_name, self.lease,
@@ -147,7 +152,7 @@ class ControllerProcess(HostProcess):
         self.hosts.link.send(host, frames)
 
     def send_to_rank(self, proc: int, frame: bytes) -> None:
-        """Send a frame to a rank, here or elsewhere."""
+        """Send a frame to a rank or a program, here or elsewhere."""
         if address.host_of(proc) == self.index:
             self.send_local(proc, frame)
         else:
@@ -257,15 +262,21 @@ class ControllerProcess(HostProcess):
             partial(self._tell_programs, MeshEnding(how)),
             partial(self.cells.mesh_ends, how or "has ended"),
             partial(self.hosts.tell_all, Leave()),
+            self.members.mesh_ends,
         ):
             guarded(step)  # whatever goes wrong in one, this process ends, and its hosts do
         super().shut_down()
+
+    def handler_of(self, message: Message) -> Handler:
+        self.members.note_own(message)
+        return super().handler_of(message)
 
     def _tell_programs(self, event: Event) -> None:
         for client in list(self.registry.clients):
             self.event(client, event)
 
     def close_link(self) -> None:
+        self.members.audit.close()
         self.journal.close()
         self.handover.close()
         self.hosts.link.close()

@@ -25,7 +25,7 @@ from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._protocol.states import HostState
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.invitation import Admission, Invitation, InvitationError, Knock
-from monarch_nb._wire.keys import KeyPair
+from monarch_nb._wire.keys import KeyPair, key_of
 
 if TYPE_CHECKING:
     from monarch_nb._host.controller.hosts import HostService
@@ -69,13 +69,11 @@ class Gate:
         num = request.num
         capacity.check_room(num, force=True)
         link = self._controller.hosts.link
-        addresses = tuple(
-            f"tcp://{_bracketed(a)}:{port}" for a, port in self._listen(request.network, request.ports)
-        )
+        addresses = self.listen(request.network, request.ports)
         keys = KeyPair.new()
         hosts = [self._controller.registry.new_host(label) for label in request.labels or [""] * num]
         self._guests[keys.public] = _Open([h.index for h in hosts], addresses)
-        link.let_in(keys.public)
+        link.let_in(keys.public, self._knocks)
         self._controller.loop.call_later(request.expires_s, lambda: self._close(keys.public))
         invitation = Invitation(
             request.name, wire.VERSION, addresses, link.public_key, *keys, num, request.scratch
@@ -101,8 +99,16 @@ class Gate:
         if self._guests.pop(guest, None) is not None:
             self._controller.hosts.link.keep_out(guest)
 
+    def listen(self, network: str, ports: Sequence[int]) -> tuple[str, ...]:
+        """Listen for others; return the addresses that they may reach.
+
+        Raises:
+            RequestError: if this machine has no address there, or all ports are taken.
+        """
+        return tuple(f"tcp://{_bracketed(a)}:{port}" for a, port in self._listen(network, ports))
+
     def _listen(self, network: str, ports: Sequence[int]) -> list[tuple[str, int]]:
-        """Listen for hosts; return addresses and ports that they may reach.
+        """Listen for others; return addresses and ports that they may reach.
 
         Raises:
             RequestError: if this machine has no address there, or all ports are taken.
@@ -137,9 +143,10 @@ class Gate:
 
     # --- knocks
 
-    def is_guest(self, key: str) -> bool:
-        """Say whether a key may only knock."""
-        return key in self._guests
+    def _knocks(self, frames: list[zmq.Frame]) -> None:
+        payload = bytes(frames[1].buffer) if len(frames) == 2 else b""
+        answer = self.answer(key_of(frames[0]), payload, str(frames[0].get("Peer-Address")))
+        self._controller.hosts.link.answer(frames[0], answer)
 
     def answer(self, key: str, payload: bytes, peer: str) -> bytes:
         """Return the answer to a knock; nothing in it can harm us."""

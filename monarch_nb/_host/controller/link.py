@@ -31,10 +31,10 @@ from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.keys import Gatekeeper, KeyPair, key_of
 from monarch_nb._wire.pieces import cut, join
-from monarch_nb._wire.strangers import Strangers
+from monarch_nb._wire.strangers import Peer, Strangers, end_connection, peer_of
 
 if TYPE_CHECKING:
-    from monarch_nb._host.controller.gate import Gate
+    from monarch_nb._host.controller.members import Members
     from monarch_nb._host.controller.registry import Registry
     from monarch_nb._host.loop import Loop
 
@@ -42,6 +42,7 @@ _BIG_BYTES = 1 << 16
 BACK_S = BEAT_S + 0.2
 """How long a host whose connection has ended may take to be heard of by another one: it beats meanwhile."""
 STILL_READ_S = 0.15
+Taker = Callable[[list[zmq.Frame]], None]
 _IDENTITY = re.compile(rb"h(\d{1,9})\.(\d{1,9})\.[0-9a-f]+")
 
 
@@ -51,9 +52,9 @@ class Parts(Sends, Protocol):
     config: dict[str, Any]
     context: zmq.Context[zmq.Socket[bytes]]
     directory: str
-    gate: Gate
     loop: Loop
     me: int
+    members: Members
     registry: Registry
 
     def receive_remote(self, frames: Sequence[Any]) -> None:
@@ -98,6 +99,10 @@ class HostLink:
         self._identities: dict[int, bytes] = {}
         self._connections: dict[int, int] = {}
         """The host that spoke last by a connection, by descriptor."""
+        self._takers: dict[str, Taker] = {}
+        """What takes messages by connections that are no host's, by their keys."""
+        self._members: dict[int, tuple[bytes, int, Peer | None]] = {}
+        """Identity, descriptor and address of the connection of each member, by its index."""
         self._heard: dict[int, float] = {}
         """When a host has spoken last, by the loop's clock."""
         self.num_refused = 0
@@ -140,15 +145,18 @@ class HostLink:
         assert self._keys is not None
         return self._keys.public
 
-    def let_in(self, key: str) -> None:
-        """Let whoever has a key connect."""
+    def let_in(self, key: str, taker: Taker | None = None) -> None:
+        """Let whoever has a key connect; `taker` takes what they send, if that's no host."""
         assert self._gatekeeper is not None
         self._gatekeeper.allowed.add(key)
+        if taker is not None:
+            self._takers[key] = taker
 
     def keep_out(self, key: str) -> None:
-        """Let a key connect no more."""
+        """Let a key connect no more; what still comes by its connection is dropped."""
         assert self._gatekeeper is not None
         self._gatekeeper.allowed.discard(key)
+        self._takers.pop(key, None)
 
     def admit(self, host: Host, public_key: str, endpoint: str) -> None:
         """Give a place to the host process that has this key, and reaches us at `endpoint`."""
@@ -185,10 +193,12 @@ class HostLink:
         assert self._socket is not None and self._strangers is not None
         frames = self._socket.recv_multipart(copy=False)
         self._strangers.knows(frames[0])
-        identity = bytes(frames[0].buffer)
-        if self._controller.gate.is_guest(key_of(frames[0])):
-            self._answer_knock(frames)
+        key = key_of(frames[0])
+        taker = self._takers.get(key)
+        if taker is not None:
+            taker(frames)
             return
+        identity = bytes(frames[0].buffer)
         index, generation = _claimed(identity)
         host = self._controller.registry.hosts.get(index)
         if host is None or index == 0:  # the controller's own place is nobody's
@@ -197,7 +207,7 @@ class HostLink:
             self._send_away(identity, index)
             return
         parts = join([f.buffer for f in frames[1:]])
-        if key_of(frames[0]) != host.public_key or not _speaks_for_itself(parts, index):
+        if key != host.public_key or not _speaks_for_itself(parts, index):
             self._refuse(frames[0], index)
             return
         self._identities[index] = identity
@@ -210,6 +220,9 @@ class HostLink:
         has ended isn't. What it had sent before may still be read.
         """
         index = self._connections.pop(fd, None)
+        if index is not None and index >= address.FIRST_MEMBER:
+            self._member_gone(index, fd)
+            return
         host = None if index is None else self._controller.registry.hosts.get(index)
         if host is None or host.state != HostState.UP:
             return
@@ -236,11 +249,36 @@ class HostLink:
             file=sys.stderr,
         )
 
-    def _answer_knock(self, frames: list[zmq.Frame]) -> None:
+    def answer(self, frame: zmq.Frame, text: bytes) -> None:
+        """Answer whoever has sent a frame, and is no host."""
         assert self._socket is not None
-        payload = bytes(frames[1].buffer) if len(frames) == 2 else b""
-        answer = self._controller.gate.answer(key_of(frames[0]), payload, str(frames[0].get("Peer-Address")))
-        self._socket.send_multipart([bytes(frames[0].buffer), answer])
+        self._socket.send_multipart([bytes(frame.buffer), text])
+
+    # --- members
+
+    def comes_by(self, index: int, frame: zmq.Frame) -> None:
+        """A member speaks: what goes to it goes by the connection that this frame has come by."""
+        identity, fd = bytes(frame.buffer), int(frame.get(zmq.SRCFD))
+        if self._members.get(index, (b"", -1))[:2] != (identity, fd):
+            self._members[index] = identity, fd, peer_of(fd)
+            self._connections[fd] = index
+
+    def cut(self, index: int) -> None:
+        """End a member's connection."""
+        _, fd, peer = self._members.pop(index, (b"", -1, None))
+        if peer is not None:
+            end_connection(fd, peer)
+
+    def _member_gone(self, index: int, fd: int) -> None:
+        if self._members.get(index, (b"", -1))[1] != fd:
+            return  # it's back already
+
+        def judge() -> None:
+            if self._members.get(index, (b"", -1))[1] == fd:
+                del self._members[index]
+                self._controller.members.connection_ended(index)
+
+        self._controller.loop.call_later(BACK_S, judge)
 
     def _send_away(self, identity: bytes, index: int) -> None:
         """Tell a host process whose place is no longer its own to end: its ranks count as dead."""
@@ -253,7 +291,10 @@ class HostLink:
     def send(self, index: int, frames: list[Any]) -> None:
         """Send frames to a host; to one that's gone, drop; for one that is expected, keep."""
         host = self._controller.registry.hosts.get(index)
-        if host is None or host.state in (HostState.LOST, HostState.STOPPED) or self._socket is None:
+        if host is None:
+            self._send_to_member(index, frames)
+            return
+        if host.state in (HostState.LOST, HostState.STOPPED) or self._socket is None:
             return
         if host.state == HostState.EXPECTED:
             host.backlog.append([bytes(f) for f in frames])
@@ -261,6 +302,11 @@ class HostLink:
         self._socket.send_multipart(
             [self._identities[index], *cut(frames)], copy=sum(map(len, frames)) < _BIG_BYTES
         )
+
+    def _send_to_member(self, index: int, frames: list[Any]) -> None:
+        found = self._members.get(index)
+        if found is not None and self._socket is not None:
+            self._socket.send_multipart([found[0], *cut(frames)])
 
     def has_joined(self, index: int, joined: HostJoined) -> None:
         """A host process has dialled in."""
@@ -296,6 +342,7 @@ class HostLink:
             BEAT_S, self._beats
         )  # first: whatever goes wrong below, the beat goes on
         now = self._controller.loop.clock()
+        self._controller.members.cut_silent()
         for host in self._controller.registry.hosts.values():
             if host.state == HostState.LEAVING and now - host.last_beat > LOST_AFTER_S:
                 host.state = HostState.STOPPED

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,6 +31,24 @@ class Parts(Protocol):
     journal: JournalService
     name: str
     registry: Registry
+
+
+def write_connection(path: str, content: Mapping[str, object]) -> None:
+    """Write a connection file, whole or not at all.
+
+    Raises:
+        OSError: if it can't be written.
+    """
+    temporary = f"{path}.{os.getpid()}"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with open(fd, "w") as file:
+            json.dump(content, file)
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 class MeshName:
@@ -82,16 +101,7 @@ class MeshName:
             "started": controller.registry.started,
             "journal": controller.journal.store.directory,
         }
-        temporary = f"{self._connection_path}.{os.getpid()}"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            with open(fd, "w") as file:
-                json.dump(content, file)
-            os.replace(temporary, self._connection_path)
-        except OSError:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
+        write_connection(self._connection_path, content)
 
     def stays(self) -> bool:
         """See that programs can find this mesh: files that somebody has removed are made anew. False if

@@ -106,7 +106,7 @@ class OutputService:
         until: int | None = None,
         cell: int | None = None,
     ) -> Watch:
-        send = self._controller.send_local
+        send = self._controller.send_to_rank
         watch = Watch(self._controller.loop, self._store, send, client, ref, wanted, position, until)
         return self.watches.add(watch, cell)
 

@@ -27,7 +27,7 @@ class SendsFrames(Sends, Protocol):
         ...
 
     def send_to_rank(self, proc: int, frame: bytes) -> None:
-        """Send a frame to a rank, here or elsewhere."""
+        """Send a frame to a rank or a program, here or elsewhere."""
         ...
 
     def everybody(self) -> list[int]:

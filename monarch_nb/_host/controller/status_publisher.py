@@ -207,7 +207,7 @@ class StatusPublisher:
         frame = wire.pack(
             wire.REPLY, src=address.CONTROLLER, dst=watch.client, ref=watch.ref, payload=encode(change)
         )
-        self._controller.send_local(watch.client, frame)
+        self._controller.send_to_rank(watch.client, frame)
 
     def _refresh(self, name: str, touched: set[int]) -> Versioned:
         controller = self._controller

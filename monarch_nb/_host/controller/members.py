@@ -1,0 +1,395 @@
+"""Members: programs of other users, let in by a key with a role.
+
+A member dials the port that hosts dial, with a key of its own that an invitation has let in; `_host/relay`
+does so on their side. It counts as a host whose index no host has, so messages to its programs find their way
+as those to programs of any other machine. What it sends is looked at before anything is made of it: who it
+speaks for, what it asks, and which role that needs. An observer's messages go no further than the controller,
+which reads types of the protocol and unpickles nothing; only an operator's reach ranks, where they can run
+code in any case.
+
+Hosts and ranks pay nothing for this: the link finds out by one look at a connection's key whose it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import zmq
+
+from monarch_nb._host.controller.permissions import NOTED_OF_OWNER, UNNOTED, needed, refusal
+from monarch_nb._host.controller.sending import Sends
+from monarch_nb._host.request import RequestError
+from monarch_nb._journal.audit import Audit
+from monarch_nb._journal.secrets import logged_source
+from monarch_nb._protocol.base import Event, Malformed, decode
+from monarch_nb._protocol.cells import RunCell
+from monarch_nb._protocol.events import Beat, Leave, MeshEnding
+from monarch_nb._protocol.failure import Failure
+from monarch_nb._protocol.programs import Goodbye, Hello
+from monarch_nb._protocol.registry import Sender, handles
+from monarch_nb._protocol.roles import AuditRow, GetAudit, KeyRow, ListKeys, Role, Share, Shared, Unshare
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.invitation import Admission, Invitation, InvitationError, Knock
+from monarch_nb._wire.keys import KeyPair
+from monarch_nb._wire.message import Message
+from monarch_nb._wire.pieces import join
+
+if TYPE_CHECKING:
+    from monarch_nb._host.controller.clients import ClientService
+    from monarch_nb._host.controller.gate import Gate
+    from monarch_nb._host.controller.hosts import HostService
+    from monarch_nb._host.controller.journal_service import JournalService
+    from monarch_nb._host.controller.link import HostLink
+    from monarch_nb._host.controller.registry import Registry
+    from monarch_nb._host.loop import Loop
+
+UNUSED_S = 3600.0
+"""How long an invitation without a time of its own waits for somebody to come by it."""
+MAX_MEMBERS = 256
+MAX_PROGRAMS = 64
+"""Of one member."""
+SILENT_S = 30.0
+"""After how long without a word a member's connection is ended: its machine sleeps, or is out of reach."""
+LAST_WORD_S = 0.3
+"""How long a member that is sent away has to read why."""
+_TO_RANKS = (wire.CALL, wire.REPLY, wire.RELEASE)
+_HELLO, _GOODBYE = Hello.wire_name, Goodbye.wire_name
+
+
+class Parts(Sends, Protocol):
+    """What of a controller is needed here."""
+
+    clients: ClientService
+    gate: Gate
+    hosts: HostService
+    journal: JournalService
+    loop: Loop
+    me: int
+    name: str
+    registry: Registry
+
+    def handle(self, message: Message) -> None:
+        """Do what a message to the controller says."""
+        ...
+
+    def receive_remote(self, frames: Any) -> None:
+        """Pass on a message that has come from another machine."""
+        ...
+
+
+@dataclass
+class Member:
+    """A key that lets somebody in, and who has come with it."""
+
+    key: str
+    role: Role
+    index: int
+    guest: str
+    """The invitation's key, which may only knock."""
+    addresses: tuple[str, ...]
+    ends: float | None
+    public: str = ""
+    """Their own key; none before they have knocked."""
+    who: str = ""
+    peer: str = ""
+    fd: int = -1
+    procs: set[int] = field(default_factory=set)
+    heard: float = 0.0
+
+
+class Members:
+    """Owned by the loop thread."""
+
+    def __init__(self, controller: Parts) -> None:
+        self._controller = controller
+        self._members: dict[str, Member] = {}
+        self._by_index: dict[int, Member] = {}
+        self._indices = itertools.count(address.FIRST_MEMBER)
+        self.audit = Audit(lambda: controller.journal.store.directory, controller.loop.call_shortly)
+
+    # --- keys
+
+    @handles(Share)
+    def do_share(self, request: Share, sender: Sender) -> Shared:
+        """Make a key for somebody, and an invitation to knock with."""
+        role = self._shareable(request.role)
+        if len(self._members) >= MAX_MEMBERS:
+            raise RequestError(f"{MAX_MEMBERS} keys are out already: %mesh unshare KEY, or --all")
+        addresses = self._controller.gate.listen(request.network, ())
+        guest = KeyPair.new()
+        ends = None if request.expires_s is None else time.time() + request.expires_s
+        member = Member(
+            self._free_name(request.key, role), role, next(self._indices), guest.public, addresses, ends
+        )
+        self._members[member.key] = self._by_index[member.index] = member
+        self._link.let_in(guest.public, partial(self._knocks, member))
+        self._end_later(member, request.expires_s)
+        text = Invitation(
+            self._controller.name, wire.VERSION, addresses, self._link.public_key, *guest, 1, role=role.word
+        ).to_json()
+        return Shared(member.key, text)
+
+    @staticmethod
+    def _shareable(role: Role) -> Role:
+        if role is Role.OWNER:
+            raise RequestError("the role owner can't be shared: --role observer, or --role operator")
+        return role
+
+    def _free_name(self, wanted: str, role: Role) -> str:
+        if wanted and wanted in self._members:
+            raise RequestError(
+                f"there is a key {wanted!r} already: name another one, or first %mesh unshare {wanted}"
+            )
+        numbered = (f"{role.word}-{n}" for n in itertools.count(1))
+        return wanted or next(name for name in numbered if name not in self._members)
+
+    def _end_later(self, member: Member, expires_s: float | None) -> None:
+        def over() -> None:
+            is_over = expires_s is not None or not member.public
+            if is_over and self._members.get(member.key) is member:
+                self._end(member, "its time was up")
+                self._note(member, "time is up")
+
+        self._controller.loop.call_later(UNUSED_S if expires_s is None else expires_s, over)
+
+    @handles(ListKeys)
+    def do_list_keys(self, request: ListKeys, sender: Sender) -> list[KeyRow]:
+        """Return who may be in the mesh besides its owner."""
+        return [self._row(member) for member in self._members.values()]
+
+    def _row(self, member: Member) -> KeyRow:
+        clients = self._controller.registry.clients
+        programs = [clients[proc].what for proc in member.procs if proc in clients]
+        return KeyRow(member.key, member.role, member.who, member.peer, programs, member.ends)
+
+    @handles(Unshare)
+    def do_unshare(self, request: Unshare, sender: Sender) -> list[KeyRow]:
+        """Let nobody in any more by a key; whoever is in by it is out at once."""
+        if request.key and request.key not in self._members:
+            known = ", ".join(self._members) or "none"
+            raise RequestError(f"there is no key {request.key!r}; those that are out: {known}")
+        members = [m for m in self._members.values() if request.key in ("", m.key)]
+        rows = [self._row(member) for member in members]
+        for member in members:
+            self._end(member, f"it was revoked by {self._controller.clients.who(sender.proc)}")
+        return rows
+
+    def _end(self, member: Member, why: str) -> None:
+        """Listen to a member no more from now on; it's told why, and its connection is ended."""
+        del self._members[member.key], self._by_index[member.index]
+        self._link.keep_out(member.guest)
+        if member.public:
+            self._link.keep_out(member.public)
+        self._dismiss(member, f"lets this program in no more as {member.role.word} ({member.key}): {why}")
+        self._forget_programs(member)
+        self._controller.loop.call_later(LAST_WORD_S, lambda: self._link.cut(member.index))
+
+    def _dismiss(self, member: Member, how: str) -> None:
+        for proc in member.procs:
+            self._controller.event(proc, MeshEnding(how))
+        self._tell(member, Leave())
+
+    def _tell(self, member: Member, event: Event) -> None:
+        self._controller.event(address.host_proc(member.index), event)
+
+    def mesh_ends(self) -> None:
+        """The mesh is about to end; programs have been told why."""
+        for member in self._members.values():
+            self._tell(member, Leave())
+
+    # --- coming and going
+
+    def _knocks(self, member: Member, frames: list[zmq.Frame]) -> None:
+        """Answer whoever has an invitation; nothing in what they say can harm us."""
+        peer = _peer_of(frames[0])
+        try:
+            knock = Knock.from_json(bytes(frames[1].buffer) if len(frames) == 2 else b"")
+            self._let_in(member, knock, peer)
+        except InvitationError as error:
+            self._note(member, "attach", refused=f"{peer}: {error}")
+            answer = Admission(error=str(error))
+        else:
+            answer = Admission(member.index, 0, member.key)
+        self._link.answer(frames[0], answer.to_json())
+
+    def _let_in(self, member: Member, knock: Knock, peer: str) -> None:
+        if knock.wire_version != wire.VERSION:
+            raise InvitationError(
+                f"this program has another version of monarch_nb (protocol {knock.wire_version}; the mesh "
+                f"speaks {wire.VERSION}): install the same one"
+            )
+        if knock.address not in member.addresses:
+            raise InvitationError("this program has come by an address that isn't the invitation's")
+        if member.public and member.public != knock.public:
+            raise InvitationError(
+                f"this invitation is {member.who}'s, who has come by it: ask the mesh's owner for one of "
+                f"your own: %mesh share --role {member.role.word}"
+            )
+        member.public, member.who, member.peer = knock.public, knock.node, peer
+        self._link.let_in(knock.public, partial(self._take, member))
+        self._note(member, "attach")
+
+    @property
+    def _link(self) -> HostLink:
+        return self._controller.hosts.link
+
+    def of(self, proc: int) -> Member | None:
+        """Return the member that a program belongs to; None if it's the owner's."""
+        return self._by_index.get(address.host_of(proc)) if proc >> 32 else None
+
+    def connection_ended(self, index: int) -> None:
+        """A member's connection has ended, and it hasn't come back."""
+        member = self._by_index.get(index)
+        if member is not None:
+            self._forget_programs(member)
+
+    def _forget_programs(self, member: Member) -> None:
+        procs, member.procs = member.procs, set()
+        for proc in procs:
+            self._controller.clients.forget(proc)
+
+    def cut_silent(self) -> None:
+        """End connections by which nothing has come for too long: what is sent there would pile up."""
+        limit = self._controller.loop.clock() - SILENT_S
+        for member in self._by_index.values():
+            if member.procs and member.heard < limit:
+                self._link.cut(member.index)
+                self._forget_programs(member)
+
+    # --- what they say
+
+    def _take(self, member: Member, frames: list[zmq.Frame]) -> None:
+        self._link.comes_by(member.index, frames[0])
+        member.heard = self._controller.loop.clock()
+        try:
+            parts = join([f.buffer for f in frames[1:]])
+            message = wire.unpack(bytes(parts[0]) if parts else b"")
+            is_own = all(address.host_of(src) == member.index for src in wire.sources(message.frame))
+        except (wire.WireError, ValueError, ArithmeticError, LookupError) as error:
+            self._note(member, "nonsense", refused=type(error).__name__)
+            return
+        if not is_own:
+            self._note(member, "speak as another", refused="not its own")
+        elif message.src == address.host_proc(member.index):
+            self._hear_relay(member, message)
+        elif message.kind == wire.CONTROL and message.dst == self._controller.me:
+            self._ask(member, message)
+        elif member.role >= Role.OPERATOR and _is_for_ranks(message):
+            if message.kind in (wire.CALL, wire.FANOUT):
+                self._note(member, "call")
+            self._controller.receive_remote(parts)
+        else:
+            self._refuse_other(member, message)
+
+    def _hear_relay(self, member: Member, message: Message) -> None:
+        if message.kind == wire.EVENT and message.name == Beat.wire_name.encode():
+            self._tell(member, Beat())
+
+    def _ask(self, member: Member, message: Message) -> None:
+        """Have a request done, if the member's role is high enough for it."""
+        name = message.name.decode("utf-8", "replace")
+        trouble = self._why_not(member, name, message.src)
+        if trouble:
+            self._note(member, name, detail=_detail(name, message), refused=trouble)
+            self._controller.reply(message.src, message.ref, trouble, error=True)
+            return
+        if name == _HELLO:
+            member.procs.add(message.src)
+        elif name == _GOODBYE:
+            member.procs.discard(message.src)
+        if name not in UNNOTED:
+            self._note(member, name, detail=_detail(name, message))
+        self._controller.handle(message)
+
+    def _why_not(self, member: Member, name: str, src: int) -> str:
+        if member.role < needed(name):
+            return refusal(name, member.role, self._controller.name)
+        if name == _HELLO:
+            if not address.is_client(src):
+                return "this is no program's number"
+            if len(member.procs) >= MAX_PROGRAMS:
+                return f"{MAX_PROGRAMS} programs have come by {member.key}: %mesh detach in one of them"
+        elif src not in member.procs:
+            return "this program isn't known in the mesh any more: %mesh attach"
+        return ""
+
+    def _refuse_other(self, member: Member, message: Message) -> None:
+        """A message that is no request to the controller: a call, mostly. It's answered as a call is."""
+        trouble = (
+            refusal("call", member.role, self._controller.name, Role.OPERATOR)
+            if member.role < Role.OPERATOR
+            else "only the mesh's own processes may send that"
+        )
+        self._note(member, _KINDS.get(message.kind, "message"), refused=trouble)
+        inner = wire.unpack(wire.unpack_fanout(message)[1]) if message.kind == wire.FANOUT else message
+        if inner.kind == wire.CALL:
+            failure = Failure(type="PermissionError", message=trouble, when=time.time())
+            self._controller.reply(message.src, inner.ref, failure, error=True)
+        elif inner.kind == wire.CONTROL:
+            self._controller.reply(message.src, inner.ref, trouble, error=True)
+
+    # --- who did what
+
+    def note_own(self, message: Message) -> None:
+        """Enter what a program of the owner's asks for."""
+        name = message.name.decode("utf-8", "replace")
+        if name in NOTED_OF_OWNER and address.is_client(message.src) and not message.src >> 32:
+            who = self._controller.clients.who(message.src)
+            self.audit.note("", Role.OWNER, who, name, detail=_detail(name, message))
+
+    def _note(self, member: Member, what: str, *, detail: str = "", refused: str = "") -> None:
+        self.audit.note(
+            member.key, member.role, member.who or member.peer, what, detail=detail, refused=refused
+        )
+
+    @handles(GetAudit)
+    def do_get_audit(self, request: GetAudit, sender: Sender) -> list[AuditRow]:
+        """Return who did what."""
+        return self.audit.last(request.limit)
+
+    def describe(self, member: Member, what: str) -> str:
+        """Return what a member's program is known by.
+
+        >>> Members.describe(None, Member("observer-1", Role.OBSERVER, 1, "", (), None, who="ada@lab"), "kernel")
+        'kernel of ada@lab (observer-1)'
+        """  # noqa: E501
+        return f"{what} of {member.who} ({member.key})"
+
+
+_KINDS = {
+    wire.CALL: "call",
+    wire.FANOUT: "call",
+    wire.EVENT: "event",
+    wire.OUTPUT: "output",
+    wire.REPLY: "reply",
+}
+
+
+def _is_for_ranks(message: Message) -> bool:
+    """Say whether a message is one that programs send to ranks: a call, an answer, the end of a loan."""
+    if message.kind != wire.FANOUT:
+        return message.kind in _TO_RANKS and address.local_of(message.dst) != 0
+    return wire.unpack(wire.unpack_fanout(message)[1]).kind == wire.CALL
+
+
+def _detail(name: str, message: Message) -> str:
+    """Return what shows of a request besides its name: the first line of a cell, unless that isn't kept."""
+    if name != RunCell.wire_name:
+        return ""
+    try:
+        source = str(logged_source(decode(RunCell, message.payload).source)["source"])
+    except Malformed:
+        return ""
+    return next(iter(source.strip().splitlines()), "")
+
+
+def _peer_of(frame: zmq.Frame) -> str:
+    try:
+        return str(frame.get("Peer-Address"))
+    except zmq.ZMQError:
+        return ""

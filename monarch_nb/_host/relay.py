@@ -1,0 +1,254 @@
+"""The relay: what programs of this machine speak to when they're in the mesh of somebody else.
+
+It has the socket that a host process has, so programs find no difference; what they send goes over one
+connection to the controller there, with the key that an invitation has let in, and what comes back goes to
+whom it's for. It runs no ranks. It ends with the connection, when the key is void, or when no program has
+been there for a while; its programs are told why.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import time
+from contextlib import suppress
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from monarch_nb._host.agent.process import BEAT_S
+from monarch_nb._host.agent.router import Router
+from monarch_nb._host.controller.mesh_name import write_connection
+from monarch_nb._host.loop import Loop
+from monarch_nb._protocol.base import Event, Malformed, decode, encode
+from monarch_nb._protocol.events import Beat, Leave, MeshEnding
+from monarch_nb._protocol.programs import Goodbye, Hello
+from monarch_nb._wire import address
+from monarch_nb._wire import message as wire
+from monarch_nb._wire.claim import Claim
+from monarch_nb._wire.directory import private_directory
+from monarch_nb._wire.message import Message
+from monarch_nb._wire.pieces import cut, join
+from monarch_nb._wire.process import machine_id, start_time
+
+UNUSED_S = 600.0
+"""How long it waits for a program."""
+LOST_AFTER_S = 5.0
+"""How long a connection that has ended may take to be back."""
+SILENT_S = 60.0
+FLUSH_MS = 500
+_HANDSHAKE_MS = 5000
+_BIG_BYTES = 1 << 16
+
+
+class RelayError(Exception):
+    """Why there can be no relay, in a sentence."""
+
+
+class Relay:
+    """Owned by the loop thread.
+
+    Args:
+        config: `host` (the index that programs here have), `directory`, `controller` (address),
+            `controller_key`, `public`, `secret`, `name` and `connection_file` under which programs find it.
+    """
+
+    successor: dict[str, Any] | None = None
+    """None ever comes after it."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = config
+        self._index: int = config["host"]
+        self._me = address.host_proc(self._index)
+        self._directory: str = config["directory"]
+        self._claim = self._claimed(config["connection_file"])
+        private_directory(self._directory)
+        self.loop = Loop()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._routes: dict[int, zmq.Socket[bytes]] = {}
+        self._programs: dict[int, int] = {}
+        """By proc id, the pidfd of each."""
+        self._router = Router(self._me, self.loop, self._send_local, self._send_remote)
+        self._pull = self._context.socket(zmq.PULL)
+        self._pull.setsockopt(zmq.RCVHWM, 0)
+        self._pull.bind(address.endpoint(self._directory, self._me))
+        self._link = self._dialled()
+        self._monitor = self._link.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        )
+        self._heard = self._used = self.loop.clock()
+        self._limit_s = SILENT_S
+        self.loop.watch_socket(self._pull, self._take_local)
+        self.loop.watch_socket(self._link, self._take_link)
+        self.loop.watch_socket(self._monitor, self._on_connection)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: self.loop.call_soon_threadsafe(self.shut_down))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._show()
+        self._beats()
+
+    @staticmethod
+    def _claimed(connection_file: str) -> Claim:
+        path = connection_file.removesuffix(".json") + ".claim"
+        claim = Claim.acquire(path, {"state": "running", "pid": os.getpid(), "who": "%mesh attach"})
+        if claim is None:
+            raise RelayError("a mesh of that name runs here already: %mesh attach FILE --as NAME")
+        return claim
+
+    def _dialled(self) -> zmq.Socket[bytes]:
+        config, link = self._config, self._context.socket(zmq.DEALER)
+        link.setsockopt(zmq.SNDHWM, 0)
+        link.setsockopt(zmq.RCVHWM, 0)
+        link.setsockopt(zmq.LINGER, FLUSH_MS)
+        link.setsockopt(zmq.IDENTITY, b"m%d.%s" % (self._index, secrets.token_hex(8).encode()))
+        link.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        link.setsockopt(zmq.IPV6, int("[" in config["controller"]))
+        link.curve_serverkey = config["controller_key"].encode()
+        link.curve_publickey, link.curve_secretkey = config["public"].encode(), config["secret"].encode()
+        link.connect(config["controller"])
+        return link
+
+    def _show(self) -> None:
+        """Let programs of this user find the mesh."""
+        pid = os.getpid()
+        content = {
+            "name": self._config["name"], "pid": pid, "start_time": start_time(pid), "machine": machine_id(),
+            "directory": self._directory, "host": self._index, "wire_version": wire.VERSION,
+            "started": time.time(),
+        }  # fmt: skip
+        write_connection(self._config["connection_file"], content)
+
+    # --- from programs here
+
+    def _take_local(self) -> None:
+        message = wire.unpack(self._pull.recv())
+        if message.kind == wire.RELEASE and message.dst == self._me:
+            self._router.pool.release(message.ref, message.src)
+        elif address.host_of(message.dst) == self._index:
+            if message.dst != self._me:
+                self._send_local(message.dst, message.frame)
+        else:
+            self._look_at(message)
+            self._router.export(message)
+
+    def _look_at(self, message: Message) -> None:
+        """Take note of who comes and goes."""
+        if message.kind != wire.CONTROL:
+            return
+        if message.name == Hello.wire_name.encode():
+            with suppress(Malformed, OSError):
+                self._watch(message.src, os.pidfd_open(decode(Hello, message.payload).pid))
+        elif message.name == Goodbye.wire_name.encode():
+            self._forget(message.src)
+
+    def _watch(self, proc: int, fd: int) -> None:
+        self._programs[proc] = fd
+        self.loop.watch_file(fd, lambda: self._ended(proc))
+
+    def _ended(self, proc: int) -> None:
+        """A program has ended; if it was killed, it has said nothing."""
+        goodbye = wire.pack(
+            wire.CONTROL,
+            src=proc,
+            dst=address.CONTROLLER,
+            name=Goodbye.wire_name.encode(),
+            payload=encode(Goodbye()),
+        )
+        self._send_remote(0, [goodbye])
+        self._forget(proc)
+
+    def _forget(self, proc: int) -> None:
+        fd, socket = self._programs.pop(proc, -1), self._routes.pop(proc, None)
+        if fd >= 0:
+            self.loop.forget_file(fd)
+            os.close(fd)
+        if socket is not None:
+            socket.close(FLUSH_MS)
+        self._router.forget(proc)
+        self._used = self.loop.clock()
+        with suppress(OSError):
+            os.unlink(address.socket_path(self._directory, proc))
+
+    # --- from the mesh
+
+    def _take_link(self) -> None:
+        frames = join([f.buffer for f in self._link.recv_multipart(copy=False)])
+        self._heard, self._limit_s = self.loop.clock(), SILENT_S
+        frame = bytes(frames[0])
+        message = wire.unpack(frame)
+        if message.dst != self._me:
+            self._router.accept(frame, frames[1:])
+        elif message.name == Leave.wire_name.encode():
+            self.shut_down()
+
+    def _on_connection(self) -> None:
+        event = parse_monitor_message(self._monitor.recv_multipart())["event"]
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self._give_up("lets this program in no more: its key is void")
+        else:
+            self._limit_s = LOST_AFTER_S
+
+    def _beats(self) -> None:
+        self.loop.call_later(BEAT_S, self._beats)
+        now = self.loop.clock()
+        if now - self._heard > self._limit_s:
+            self._give_up("can't be reached any more: the connection to its machine has ended")
+        elif not self._programs and now - self._used > UNUSED_S:
+            self.shut_down()
+        else:
+            self._send_remote(0, [self._packed(address.CONTROLLER, Beat())])
+
+    def _give_up(self, how: str) -> None:
+        for proc in self._programs:
+            self._send_local(proc, self._packed(proc, MeshEnding(how)))
+        self.shut_down()
+
+    # --- sending
+
+    def _packed(self, dst: int, event: Event) -> bytes:
+        return wire.pack(
+            wire.EVENT, src=self._me, dst=dst, name=event.wire_name.encode(), payload=encode(event)
+        )
+
+    def _send_remote(self, _host: int, frames: list[Any]) -> None:
+        self._link.send_multipart(cut(frames), copy=sum(map(len, frames)) < _BIG_BYTES)
+
+    def _send_local(self, dst: int, frame: bytes) -> None:
+        socket = self._routes.get(dst) or self._route(dst)
+        if socket is not None:
+            socket.send(frame)
+
+    def _route(self, dst: int) -> zmq.Socket[bytes] | None:
+        """Return the way to a program; None if it has gone."""
+        if not os.path.exists(address.socket_path(self._directory, dst)):
+            return None
+        socket = self._routes[dst] = self._context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.connect(address.endpoint(self._directory, dst))
+        return socket
+
+    # --- the end
+
+    def shut_down(self) -> None:
+        """Leave, after this round."""
+        self.loop.stop()
+
+    def run(self) -> None:
+        """Serve until shut down; leave nothing behind."""
+        try:
+            self.loop.run()
+            self._link.disable_monitor()
+            for socket in (*self._routes.values(), self._pull, self._link, self._monitor):
+                socket.close(FLUSH_MS)
+            self._context.term()
+            self._router.pool.close()
+        finally:
+            with suppress(OSError):
+                os.unlink(self._config["connection_file"])
+            self._claim.release()
+            shutil.rmtree(self._directory, ignore_errors=True)
+            with suppress(OSError):
+                os.rmdir(os.path.dirname(self._directory))

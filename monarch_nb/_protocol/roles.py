@@ -1,0 +1,113 @@
+"""Who may do what with a mesh that is shared: roles, invitations to programs of others, and what they did."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from monarch_nb._protocol.base import Record, Request
+
+
+class Role(IntEnum):
+    """What a program may do; who has a higher one may do all that a lower one may."""
+
+    OBSERVER = 1
+    """Read: status, live state, output, history. It changes nothing."""
+    OPERATOR = 2
+    """Run cells, interrupt, debug, heal."""
+    OWNER = 3
+    """Everything; programs of the user who has started the mesh, on its machine."""
+
+    @property
+    def word(self) -> str:
+        """What it's called: `observer`."""
+        return self.name.lower()
+
+    @property
+    def and_article(self) -> str:
+        """The same in a sentence: `an observer`."""
+        return f"an {self.word}"
+
+
+class Shared(Record, frozen=True):
+    """A key that was made, and its invitation.
+
+    Attributes:
+        key: what it's called: `observer-1`.
+        invitation: what lets a program in, as JSON: a secret.
+    """
+
+    key: str
+    invitation: str
+
+
+class Share(Request[Shared], frozen=True):
+    """Let one other user in.
+
+    Attributes:
+        key: what the key is called; empty: by its role and a number.
+        expires_s: until when they may be in the mesh, in seconds from now; None: as long as it runs.
+        network: which addresses of the controller they can reach; empty: any.
+    """
+
+    role: Role
+    key: str = ""
+    expires_s: float | None = None
+    network: str = ""
+
+
+class KeyRow(Record, frozen=True):
+    """A key that lets somebody in.
+
+    Attributes:
+        who: who has come with it, as they say: `ada@lab7`; empty: nobody yet.
+        peer: the address that they've come from.
+        programs: what they have connected.
+        ends: when it's void, seconds since the epoch; None: when the mesh ends.
+    """
+
+    key: str
+    role: Role
+    who: str
+    peer: str
+    programs: list[str]
+    ends: float | None
+
+
+class ListKeys(Request[list[KeyRow]], frozen=True):
+    """Return who may be in the mesh besides its owner."""
+
+
+class Unshare(Request[list[KeyRow]], frozen=True):
+    """Let nobody in any more by a key, or (empty) by any; whoever is in by it is out at once. Answers with
+    the keys that are void now."""
+
+    key: str
+
+
+class AuditRow(Record, frozen=True):
+    """Something that somebody did, or wanted to.
+
+    Attributes:
+        when, until: the first and the last of `times` times, seconds since the epoch.
+        key: of whoever did it; empty: the owner.
+        who: `ada@lab7`, as they say themselves; of the owner's, the program.
+        what: the request: `run cell`.
+        detail: a cell's first line.
+        refused: why it wasn't done; empty: it was allowed.
+    """
+
+    when: float
+    until: float
+    key: str
+    role: Role
+    who: str
+    what: str
+    detail: str = ""
+    refused: str = ""
+    times: int = 1
+
+
+class GetAudit(Request[list[AuditRow]], frozen=True):
+    """Return who did what, the last `limit` rows, oldest first."""
+
+    limit: int
