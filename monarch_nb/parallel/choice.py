@@ -31,6 +31,7 @@ class Facts:
 
     Attributes:
         num_ranks, num_hosts: of the mesh.
+        num_replicas: how many copies of the parameters "hsdp" keeps, each sharded; 1: it can't.
         device: "cpu" or "cuda".
         free_bytes: of memory for one rank.
         parameter_bytes: of all parameters; `trained_bytes` of those that are trained.
@@ -48,6 +49,7 @@ class Facts:
     largest_bytes: int
     state_bytes: int
     num_blocks: int
+    num_replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Candidate:
         peak_bytes, seconds: of a step on one rank, estimated.
         sent_bytes: what a rank sends in a step.
         fits: into its memory.
+        num_replicas: how many copies of the parameters there are, if each is sharded over several ranks.
     """
 
     strategy: str
@@ -70,6 +73,7 @@ class Candidate:
     seconds: float
     sent_bytes: int
     fits: bool
+    num_replicas: int = 1
 
     @property
     def name(self) -> str:
@@ -80,13 +84,18 @@ class Candidate:
 
 
 def facts_of(
-    module: nn.Module, groups: Sequence[str], machine: tuple[int, int, str, int], optimizer: str
+    module: nn.Module,
+    groups: Sequence[str],
+    machine: tuple[int, int, str, int],
+    optimizer: str,
+    num_replicas: int = 1,
 ) -> Facts:
     """Count what a module's parameters need.
 
     Args:
         groups: layers that are gathered one at a time.
         machine: number of ranks and of hosts, device, free bytes for a rank.
+        num_replicas: for "hsdp": see `Facts`.
     """
     num_ranks, num_hosts, device, free = machine
     total = _bytes(module)
@@ -96,7 +105,9 @@ def facts_of(
     width = max((p.element_size() for p in module.parameters()), default=4)
     largest = max([total - sum(in_groups), *in_groups])
     states = STATES.get(optimizer, 2) * numbers * width
-    return Facts(num_ranks, num_hosts, device, free, total, trained, largest, states, len(groups))
+    return Facts(
+        num_ranks, num_hosts, device, free, total, trained, largest, states, len(groups), num_replicas
+    )  # fmt: skip
 
 
 def _bytes(module: nn.Module) -> int:
@@ -113,7 +124,7 @@ def candidates(facts: Facts, dry: DryRun | None, checkpoint: bool | None) -> lis
     ways = [("ddp", True)]
     if facts.num_ranks > 1:
         ways += [("fsdp", False), ("fsdp", True)]
-        if 1 < facts.num_hosts < facts.num_ranks and facts.num_ranks % facts.num_hosts == 0:
+        if 1 < facts.num_replicas < facts.num_ranks and facts.num_ranks % facts.num_replicas == 0:
             ways.append(("hsdp", True))
     flags = [False, True] if checkpoint is None and facts.num_blocks else [bool(checkpoint)]
     return [_candidate(facts, dry, *way, flag) for flag in flags for way in ways]
@@ -129,7 +140,7 @@ def _candidate(
     fits = peak * SLACK + RESERVE_BYTES <= facts.free_bytes
     return Candidate(
         strategy, checkpoints, reshards, peak, max(computes, moves) + 0.1 * min(computes, moves),
-        inside + between, fits,
+        inside + between, fits, facts.num_replicas if strategy == "hsdp" else 1,
     )  # fmt: skip
 
 
@@ -137,7 +148,7 @@ def _peak(facts: Facts, strategy: str, reshards: bool) -> int:
     whole = facts.parameter_bytes + facts.trained_bytes + facts.state_bytes
     if strategy == "ddp":
         return whole + facts.trained_bytes * (facts.num_ranks > 1)  # buckets
-    parts = facts.num_ranks // facts.num_hosts if strategy == "hsdp" else facts.num_ranks
+    parts = facts.num_ranks // facts.num_replicas if strategy == "hsdp" else facts.num_ranks
     gathered = 2 * facts.largest_bytes if reshards else facts.parameter_bytes
     return whole // parts + gathered + facts.largest_bytes
 
@@ -157,9 +168,11 @@ def _sent(facts: Facts, strategy: str, reshards: bool) -> tuple[int, int]:
         return 0, 0
     ring = (num - 1) / num
     if strategy == "hsdp":
-        parts = num // hosts
-        inside = (parts - 1) / parts * (2 * facts.parameter_bytes + facts.trained_bytes)
-        return int(inside), int(2 * (hosts - 1) / hosts * facts.trained_bytes / parts)
+        copies = facts.num_replicas
+        parts = num // copies
+        shards = (parts - 1) / parts * (2 * facts.parameter_bytes + facts.trained_bytes)
+        sums = 2 * (copies - 1) / copies * facts.trained_bytes / parts
+        return (int(shards + sums), 0) if hosts == 1 else (int(shards), int(sums))
     gathers = 0 if strategy == "ddp" else (2 if reshards else 1) * facts.parameter_bytes
     reduces = (2 if strategy == "ddp" else 1) * facts.trained_bytes
     total = int(ring * (gathers + reduces))

@@ -51,6 +51,9 @@ class Explanation:
         cost = f"peak {size_text(way.peak_bytes)} a rank, {size_text(way.sent_bytes)} sent a step"
         if way != self.taken:
             return f"{cost}; {why_not(way, self.taken, self.facts)}"
+        if way.strategy == "hsdp":
+            parts = self.facts.num_ranks // way.num_replicas
+            cost += f"; sharded over {parts} ranks, replicated over {way.num_replicas}"
         if way.strategy == "ddp" or not self.groups:
             return cost
         return f"{cost}; {len(self.groups)} groups ({self.groups[0]} ...) and the rest"

@@ -68,9 +68,10 @@ def parallelize(
     Args:
         module: any, with numbers in its parameters. Its Python attributes are taken as they are now.
         mesh: of `monarch_nb.distributed.Mesh`, or any other. All of its ranks share the batch.
-        strategy: "auto" takes the fastest that fits into memory. "ddp", "fsdp" (FSDP2), "hsdp" (sharded
-            within a host, replicated between hosts) by hand; layers that look across the batch are an error
-            then, unless they're named in `replicate`.
+        strategy: "auto" takes the fastest that fits into memory. "ddp", "fsdp" (FSDP2), "hsdp" by hand;
+            layers that look across the batch are an error then, unless they're named in `replicate`. "hsdp"
+            replicates over the first axis of the mesh and shards over the others; on a mesh of one axis it
+            replicates between hosts and shards within each.
         sample: an input, or a tuple of them: the choice counts activations too, and errors come at once.
             Without it, that's done at the first forward.
         replicate: paths of layers that every rank runs on the whole batch.
@@ -179,7 +180,9 @@ class Parallel:
         self._last: DryRun | None = None
         self._slow = ""
         self._built: tuple[Tensor, Recipe] | None = None
-        self._facts = facts_of(module, self._groups, self._machine(mesh), asked.optimizer)
+        machine = self._machine(mesh)
+        replicas = _replicas(grid_of(mesh).shape, machine[1], asked.strategy)
+        self._facts = facts_of(module, self._groups, machine, asked.optimizer, replicas)
         self._skeleton = _skeleton(module)
         if sample is not None:
             args = sample if isinstance(sample, tuple) else (sample,)
@@ -206,9 +209,10 @@ class Parallel:
         fitting = [w for w in self._ways if w.strategy == self._asked.strategy and w.reshards]
         if not fitting:
             raise MeshUsageError(
-                f"strategy={self._asked.strategy!r} needs several hosts with several ranks each; this mesh "
-                f"has {self._facts.num_ranks} on {self._facts.num_hosts}: strategy='fsdp' shards over "
-                "all of them"
+                f"strategy={self._asked.strategy!r} replicates over the first axis of a mesh, or over hosts, "
+                f"and shards over the rest; this mesh has one axis of {self._facts.num_ranks} on "
+                f"{self._facts.num_hosts}: Mesh(shape=(2, {max(2, self._facts.num_ranks // 2)})) has two, "
+                "strategy='fsdp' shards over all ranks"
             )
         return next(
             (w for w in fitting if w.fits), fitting[-1] if self._asked.checkpoint is None else fitting[0]
@@ -217,8 +221,8 @@ class Parallel:
     def _grid_for(self, mesh: Any) -> Grid:
         engine = grid_of(mesh).engine
         if self._taken.strategy == "hsdp":
-            hosts = self._facts.num_hosts
-            return engine.grid((hosts, self._num_ranks // hosts), ("hosts", "ranks"))  # type: ignore[no-any-return]
+            copies = self._taken.num_replicas
+            return engine.grid((copies, self._num_ranks // copies), ("replicas", "shards"))  # type: ignore[no-any-return]
         return engine.grid((self._num_ranks,), ("data",))  # type: ignore[no-any-return]
 
     def _layout(self, parameter: nn.Parameter) -> Placements:
@@ -514,6 +518,17 @@ def _check_sent(structure: Any) -> None:
         pytree.treespec_dumps(structure)
     except (NotImplementedError, TypeError) as error:
         raise CantFollow(f"arguments in a container that can't be sent: {error}") from error
+
+
+def _replicas(shape: Sequence[int], num_hosts: int, strategy: str) -> int:
+    """Return how many copies "hsdp" keeps. Axes that the user made say it, if it's asked for; what is chosen
+    keeps what is gathered within a host.
+
+    >>> _replicas((4, 2), 1, "hsdp"), _replicas((8,), 2, "hsdp"), _replicas((4, 2), 1, "auto")
+    (4, 2, 1)
+    """
+    axes = [size for size in shape if size > 1]
+    return axes[0] if strategy == "hsdp" and len(axes) > 1 else num_hosts
 
 
 def _is_covered(wanted: Recipe, built: Recipe) -> bool:

@@ -38,11 +38,11 @@ def both(tokens: torch.Tensor, strategy: str, seed: int) -> tuple[Traffic, Traff
     """On a rank: a step of ours and one by hand; what each sends."""
     ours = next(x for x in gc.get_objects() if type(x) is OnRank and x._recipe.seed == seed)
     mesh = ours._mesh
-    place = mesh.get_local_rank(0)
+    place = mesh.get_rank()
     local = tokens.to_local() if hasattr(tokens, "to_local") else tokens
     rows = local.chunk(mesh.size())[place]
     hand: Any = GPT()
-    if strategy == "fsdp":
+    if strategy != "ddp":
         for block in hand.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(hand, mesh=mesh)
@@ -60,11 +60,45 @@ def both(tokens: torch.Tensor, strategy: str, seed: int) -> tuple[Traffic, Traff
     return found[0], found[1]
 
 
+def hand_trained(tokens: torch.Tensor, start: dict[str, torch.Tensor], seed: int) -> list[torch.Tensor]:
+    """On a rank: ten steps of FSDP2's HSDP by hand; return this rank's parts of the parameters."""
+    mesh = next(x for x in gc.get_objects() if type(x) is OnRank and x._recipe.seed == seed)._mesh
+    model: Any = GPT()
+    model.load_state_dict(start)
+    for each in (*model.blocks, model):
+        fully_shard(each, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(tokens.chunk(mesh.size())[mesh.get_rank()]).square().mean().backward()
+        optimizer.step()
+    return [each.full_tensor().clone() for each in model.parameters()]
+
+
+def test_ten_steps_of_hsdp_are_those_by_hand(mesh: Mesh) -> None:
+    tokens = torch.randint(17, (8, 6))
+    torch.manual_seed(1237)
+    plain = GPT()
+    model = monarch_nb.parallelize(plain, mesh, "hsdp")
+    assert [p.is_replicate() for p in next(model.parameters()).placements] == [True, False]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(tokens).square().mean().backward()
+        optimizer.step()
+    found = [each.full() for each in model.parameters()]  # the ranks have the module now
+    made = mesh.procs.execute(hand_trained, tokens, plain.state_dict(), 1237).get(120)
+    for by_hand in made.values():
+        for (name, start), ours, theirs in zip(plain.named_parameters(), found, by_hand, strict=True):
+            assert torch.allclose(ours, theirs, rtol=0, atol=1e-6), name
+            assert not torch.equal(theirs, start), name
+
+
 @pytest.mark.filterwarnings("ignore:.*broadcast_buffers")
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "hsdp"])
 def test_collectives_and_bytes_are_those_by_hand(mesh: Mesh, strategy: str) -> None:
     tokens = torch.randint(17, (8, 6))
-    seed = 1234 if strategy == "ddp" else 1235
+    seed = {"ddp": 1234, "fsdp": 1235, "hsdp": 1236}[strategy]
     torch.manual_seed(seed)  # by which the ranks find the module among those of other tests
     model = monarch_nb.parallelize(GPT(), mesh, strategy)
     model(tokens).sum().backward()

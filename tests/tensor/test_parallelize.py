@@ -39,8 +39,11 @@ def train(model: nn.Module, batches: list[Batch], criterion: Any) -> list[float]
     return losses
 
 
-@pytest.mark.parametrize("strategy", ["auto", "fsdp"])
-@pytest.mark.parametrize("name", CASES)
+HYBRID = ("gpt", "batch norm", "tied embeddings")
+WAYS = [(n, s) for n in CASES for s in ("auto", "fsdp", "hsdp") if s != "hsdp" or n in HYBRID]
+
+
+@pytest.mark.parametrize(("name", "strategy"), WAYS)
 def test_ten_steps_are_those_of_one_process(mesh: Mesh, name: str, strategy: str) -> None:
     case = CASES[name]
     plain = case.make()
@@ -177,7 +180,7 @@ class Unused(nn.Module):
         return {"out": out, "loss": out.square().mean(), "name": "unused"}
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "hsdp"])
 def test_parameters_of_all_kinds(mesh: Mesh, strategy: str) -> None:
     plain = Unused()
     model = monarch_nb.parallelize(plain, mesh, strategy)
@@ -205,6 +208,9 @@ def test_what_is_chosen_and_why(mesh: Mesh) -> None:
     assert said.taken.strategy == "fsdp" and said.groups == ("blocks.0", "blocks.1")
     assert "DDP  " in str(said) and "doesn't fit: wants 1." in str(said)
     assert "<table>" in said._repr_html_()
+    hybrid = monarch_nb.parallelize(GPT(), mesh, "hsdp")
+    assert "asked  HSDP" in str(monarch_nb.explain(hybrid))
+    assert "sharded over 2 ranks, replicated over 2; 2 groups" in str(monarch_nb.explain(hybrid))
     tied = monarch_nb.parallelize(CASES["tied embeddings"].make(), mesh)
     assert "embed.weight = head.weight" in str(monarch_nb.explain(tied))
 
@@ -229,7 +235,6 @@ def test_what_is_typed_wrongly(mesh: Mesh) -> None:
         ({"replicate": "0"}, r"replicate is a list of layers: replicate=\['0'\]"),
         ({"precision": "int8"}, "precision is 'bf16', 'fp16' or None; not 'int8'"),
         ({"checkpoint": "often"}, "checkpoint is True, False or 'auto'; not 'often'"),
-        ({"strategy": "hsdp"}, "strategy='hsdp' needs several hosts.*this mesh has 4 on 1: strategy='fsdp'"),
     ):
         with pytest.raises(MeshUsageError, match=said):
             monarch_nb.parallelize(plain, mesh, **words)
@@ -237,3 +242,10 @@ def test_what_is_typed_wrongly(mesh: Mesh) -> None:
         monarch_nb.explain(plain)
     with pytest.raises(MeshUsageError, match="weight is on a mesh already"):
         monarch_nb.parallelize(monarch_nb.parallelize(plain, mesh), mesh)
+
+
+def test_hsdp_wants_two_axes(own_mesh: Mesh) -> None:
+    with pytest.raises(
+        MeshUsageError, match=r"this mesh has one axis of 2 on 1: Mesh\(shape=\(2, 2\)\) has two"
+    ):
+        monarch_nb.parallelize(nn.Linear(3, 2), own_mesh, "hsdp")

@@ -64,6 +64,29 @@ class OwnMesh(DeviceMesh):  # type: ignore[misc]
         """Take process groups, one for each axis."""
         self._dim_group_names = list(groups)
         self._pg_registry.update(groups)
+        self._lines: dict[str, OwnMesh] = {}
+
+    def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
+        """Return the line of ranks along an axis, as HSDP wants it. Torch's would ask the default group."""
+        names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else mesh_dim_names
+        if self.ndim == 1 or len(names) > 1 or names[0] not in self.mesh_dim_names:
+            return super().__getitem__(mesh_dim_names)
+        if names[0] not in self._lines:
+            self._lines[names[0]] = self._line(names[0])
+        return self._lines[names[0]]
+
+    def _line(self, name: str) -> OwnMesh:
+        axis = self.mesh_dim_names.index(name)
+        at = tuple(slice(None) if n == axis else c for n, c in enumerate(self.get_coordinate()))
+        made = OwnMesh(
+            self.device_type,
+            self.mesh[at],
+            mesh_dim_names=(name,),
+            _init_backend=False,
+            _rank=self.get_rank(),
+        )
+        made.use({self._dim_group_names[axis]: self.get_group(axis)})
+        return made
 
     def get_rank(self) -> int:
         """Return this process' rank."""
