@@ -83,7 +83,7 @@ class Made:
         flags = ["--no-index", "--no-deps", "--no-build-isolation", "--quiet", *(["-e"] if editable else [])]
         subprocess.run(
             [sys.executable, "-m", "pip", "--python", self.python, "install", *flags, *map(str, what)],
-            check=True, env={**bare(), "PYTHONPATH": os.pathsep.join(_site_of(n) for n in needs)},
+            check=True, env=_with_tools(needs),
         )  # fmt: skip
         self.settle()
 
@@ -127,6 +127,55 @@ def make_project(folder: Path, backend: str) -> None:
     (folder / "pyproject.toml").write_text(
         f'[build-system]\nrequires = ["{backend}"]\nbuild-backend = "{name}"\n{project}'
     )
+
+
+def make_native_project(folder: Path, backend: str) -> None:
+    """Write a package `mine` with an extension module `native` that this backend builds."""
+    (folder / "src" / "mine").mkdir(parents=True)
+    (folder / "src" / "mine" / "__init__.py").write_text("WHO = 'mine'\n")
+    (folder / "native.c").write_text(EXTENSION)
+    for path, text in NATIVE[backend].items():
+        (folder / path).write_text(text)
+
+
+EXTENSION = """#include <Python.h>
+static PyObject *answer(PyObject *self, PyObject *args) { return PyLong_FromLong(42); }
+static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, ""}, {0}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "native", 0, -1, methods};
+PyMODINIT_FUNC PyInit_native(void) { return PyModule_Create(&module); }
+"""
+PROJECT = """[build-system]
+requires = ["{name}"]
+build-backend = "{backend}"
+[project]
+name = "mine"
+version = "1"
+"""
+NATIVE = {
+    "scikit_build_core": {
+        "pyproject.toml": PROJECT.format(name="scikit-build-core", backend="scikit_build_core.build"),
+        "CMakeLists.txt": """cmake_minimum_required(VERSION 3.15)
+project(mine C)
+find_package(Python COMPONENTS Interpreter Development.Module REQUIRED)
+Python_add_library(native MODULE native.c WITH_SOABI)
+install(TARGETS native DESTINATION mine)
+""",
+    },
+    "mesonpy": {
+        "pyproject.toml": PROJECT.format(name="meson-python", backend="mesonpy"),
+        "meson.build": """project('mine', 'c')
+py = import('python').find_installation(pure: false)
+py.install_sources('src/mine/__init__.py', subdir: 'mine')
+py.extension_module('native', 'native.c', install: true, subdir: 'mine')
+""",
+    },
+}
+
+
+def _with_tools(needs: tuple[str, ...]) -> dict[str, str]:
+    """Return an environment in which a build finds packages, and programs, of the tests' own."""
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    return {**bare(), "PYTHONPATH": os.pathsep.join(_site_of(n) for n in needs), "PATH": path}
 
 
 def _site_of(package: str) -> str:

@@ -3,9 +3,9 @@ write.
 
 A `.pth` of hatchling, flit, pdm, uv and maturin has directories. setuptools may write
 `__editable___NAME_finder.py` with a literal
-`MAPPING` of packages to directories, scikit-build-core `_NAME_editable.py` with a call `install({...}, ...)`.
-meson-python's loader rebuilds
-at import, so it can't go to another machine.
+`MAPPING` of packages to directories, scikit-build-core `_editable_skbc_NAME.py` (before 0.12
+`_NAME_editable.py`) with a call `install({...}, ...)`. meson-python's loader rebuilds at import:
+`meson_loader`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-_FINDER = re.compile(r"__editable__.*\.py|_.*_editable.*\.py|__editable___.*_finder\.py")
-_REBUILDS = "mesonpy"
+from monarch_nb.sync.env import meson_loader
+
+_FINDER = re.compile(r"__editable__.*\.py|_.*_editable.*\.py|_editable_skbc_.*\.py")
 
 
 @dataclass(frozen=True)
@@ -27,28 +28,39 @@ class Hooks:
 
     Attributes:
         folders: absolute paths that exist.
-        rebuilding: files of loaders that build at import.
+        built: of these, folders that loaders build in at import.
+        loaders: files of such loaders.
+        unbuilt: files of loaders of which it can't be told what they import.
     """
 
     folders: tuple[str, ...]
-    rebuilding: tuple[str, ...] = ()
+    built: tuple[str, ...] = ()
+    loaders: tuple[str, ...] = ()
+    unbuilt: tuple[str, ...] = ()
 
 
 def editable_hooks(site: str) -> Hooks:
     """Return what `.pth` files and finders of a site directory lead to."""
     folders: dict[str, None] = {}
-    rebuilding = []
+    built: dict[str, None] = {}
+    loaders, unbuilt = [], []
     for name in _names(site):
         path = os.path.join(site, name)
         if name.endswith(".pth"):
             folders.update(dict.fromkeys(_pth_folders(site, path)))
         elif _FINDER.fullmatch(name):
             text = _text(path)
-            if _REBUILDS in text and "build_cmd" in text:
-                rebuilding.append(path)
-            else:
+            if not meson_loader.is_loader(text):
                 folders.update(dict.fromkeys(_existing_parents(_paths_in(text))))
-    return Hooks(tuple(folders), tuple(rebuilding))
+            elif modules := meson_loader.modules(text):
+                loaders.append(path)
+                parents = list(_existing_parents(modules.values()))
+                folders.update(dict.fromkeys(parents))
+                build = meson_loader.build_folder(text)
+                built.update({folder: None for folder in parents if f"{folder}/".startswith(f"{build}/")})
+            else:
+                unbuilt.append(path)
+    return Hooks(tuple(folders), tuple(built), tuple(loaders), tuple(unbuilt))
 
 
 def _names(site: str) -> list[str]:

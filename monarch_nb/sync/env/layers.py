@@ -57,12 +57,14 @@ class Layers:
         uncovered: (path, reason) of what doesn't go.
         system_python: the distribution's interpreter that the environment was made from, if it was; it
             doesn't go.
+        loaders: files of meson-python's, in whose place hosts get others.
     """
 
     layers: tuple[Layer, ...]
     path: tuple[tuple[str, str], ...]
     uncovered: tuple[tuple[str, str], ...] = ()
     system_python: str = ""
+    loaders: frozenset[str] = frozenset()
     interpreter: Interpreter | None = field(default=None, repr=False)
 
     @property
@@ -90,9 +92,9 @@ def find_layers(interpreter: Interpreter) -> Layers:
     uncovered = [
         *refused,
         *(
-            (path, "its loader rebuilds at import: install it without -e")
+            (path, "it hasn't been built, or its build folder is gone: install it again, or without -e")
             for h in hooks
-            for path in h.rebuilding
+            for path in h.unbuilt
         ),
     ]
     layers = tuple(_completed(layer, found, sites) for layer in found)
@@ -101,7 +103,10 @@ def find_layers(interpreter: Interpreter) -> Layers:
         if BASE not in {layer.name for layer in layers} and layers[0].kind == VENV
         else ""
     )
-    return Layers(layers, tuple(_located(interpreter, layers)), tuple(uncovered), system, interpreter)
+    loaders = frozenset(path for h in hooks for path in h.loaders)
+    return Layers(
+        layers, tuple(_located(interpreter, layers)), tuple(uncovered), system, loaders, interpreter
+    )
 
 
 def _interpreter_layers(interpreter: Interpreter) -> list[Layer]:
@@ -138,7 +143,7 @@ def _editable_folders(sites: Iterable[str], hooks: Iterable[Hooks]) -> Iterator[
     for hook in hooks:
         for folder in hook.folders:
             real = os.path.realpath(folder)
-            if any(is_below(real, root) for root in roots):
+            if folder in hook.built or any(is_below(real, root) for root in roots):
                 yield real
 
 

@@ -11,7 +11,7 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from monarch_nb.sync.env.installed import packages_of
 from monarch_nb.sync.env.layers import Layer, Layers
 from monarch_nb.sync.env.manifest import Entry, Manifest, Part
 from monarch_nb.sync.env.records import Claim, Package, wheel_glibc
-from monarch_nb.sync.env.treatment import BYTE_CODE, PREFIX, RAW, STALE, Source, Treater
+from monarch_nb.sync.env.treatment import BYTE_CODE, LOADER, PREFIX, RAW, STALE, Source, Treater
 from monarch_nb.sync.env.tree import Found, files_of
 
 _MINE = (".pth", ".dist-info/direct_url.json")
@@ -69,7 +69,7 @@ def scan(found: Layers, cache: HashCache, *, verify: bool = False) -> Scanned:
     """
     treater = Treater(found.roots)
     cache.load(os.stat(layer.root).st_dev for layer in found.layers)
-    scans = [_LayerScan(layer, treater, cache, verify) for layer in found.layers]
+    scans = [_LayerScan(layer, treater, cache, verify, found.loaders) for layer in found.layers]
     with ThreadPoolExecutor(os.cpu_count() or 1, "monarch_nb-scan") as pool:
         try:
             for each in scans:
@@ -144,8 +144,11 @@ def _cuda_version(found: Layers) -> str:
 
 
 class _LayerScan:
-    def __init__(self, layer: Layer, treater: Treater, cache: HashCache, verify: bool) -> None:
+    def __init__(
+        self, layer: Layer, treater: Treater, cache: HashCache, verify: bool, loaders: Collection[str]
+    ) -> None:
         self._layer = layer
+        self._loaders = loaders
         self._treater = treater
         self._cache = cache
         self._verify = verify
@@ -227,6 +230,8 @@ class _LayerScan:
         file, place = f"{self._layer.root}/{path}", f"{self._layer.name}/{path}"
         if path.endswith(".pyc") and (of := bytecode.source_of(path)) is not None:
             return self._byte_code_source(path, of, file, place)
+        if file in self._loaders:
+            return Source(file, place, LOADER)
         if claim is not None and claim.placeholder:
             return Source(file, place, PREFIX, claim.placeholder, claim.is_text)
         is_unknown = package is None and self._layer.kind != layers.CODE

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from monarch_nb.sync.env import bytecode, elf, templates
+from monarch_nb.sync.env import bytecode, elf, meson_loader, templates
 from monarch_nb.sync.env.cache import Content
 
-RAW, BYTE_CODE, PREFIX = "", "pyc", "prefix"
+RAW, BYTE_CODE, PREFIX, LOADER = "", "pyc", "prefix", "loader"
 MAX_TEXT_BYTES = 16 << 20
 """Larger files aren't searched for paths, unless they're ELF files."""
 STALE = Content(0, False, "")
@@ -34,7 +34,7 @@ class Source(NamedTuple):
     Attributes:
         file: its path.
         path: where it goes, below a prefix.
-        treatment: RAW, BYTE_CODE or PREFIX.
+        treatment: RAW, BYTE_CODE, PREFIX or LOADER.
         placeholder: for PREFIX: what stood in the conda package where the prefix is now.
         is_text: whether that is a text.
         origin: for BYTE_CODE: modification time in s and size of its source.
@@ -75,6 +75,8 @@ class Treater:
             return f"{BYTE_CODE} {source.origin[0]} {source.origin[1]}"
         if source.treatment == RAW:
             return RAW
+        if source.treatment == LOADER:  # also on what has been built since
+            return f"{LOADER} {self._name} {hashlib.sha256(self.read(source).content).hexdigest()}"
         placeholder = hashlib.sha256(source.placeholder.encode()).hexdigest()[:8]
         return f"{PREFIX} {self._name} {source.path} {placeholder}"
 
@@ -88,6 +90,10 @@ class Treater:
             content = file.read()
         if source.treatment == BYTE_CODE:
             return Treated(bytecode.normalised(content), False)
+        if source.treatment == LOADER:
+            content = meson_loader.plain_loader(content.decode("utf-8", "surrogateescape"))
+            template = templates.cut_text(content, self.roots)
+            return Treated(content, False) if template is None else Treated(template, True)
         return (
             self._without_prefix(source, content) if source.treatment == PREFIX else Treated(content, False)
         )
