@@ -142,7 +142,7 @@ def test_it_waits_for_the_next_version(pair: Any) -> None:
     assert trainer.step.call_one().get(60) == 7
     assert waiting.get(60) == (7, {7.0})
     with pytest.raises(ActorError, match="version 9 wasn't there in time: publishers hold 7"):
-        reader.load.call_one(source, 9, 0.2).get(60)
+        reader.load.call_one(source, 9, 3.0).get(60)
     with pytest.raises(TransferTimeout, match="publishers hold 7"):
         source.wait(8, timeout=0.1)
 
@@ -153,7 +153,7 @@ def test_a_step_that_fails_is_no_version(pair: Any) -> None:
     with pytest.raises(ActorError, match="out of memory"):
         trainer.step.call_one(True).get(60)
     with pytest.raises(ActorError, match="1 of 1 publishers are writing"):
-        reader.load.call_one(source, None, 0.2).get(60)
+        reader.load.call_one(source, None, 3.0).get(60)
     assert trainer.step.call_one().get(60) == 1
     assert reader.load.call_one(source, None, 60.0).get(60) == (1, {1.0})
 

@@ -12,6 +12,7 @@ import monarch_nb
 from monarch_nb.distributed import Mesh
 
 NUM = int(os.environ.get("MONARCH_NB_COMMANDS", "20000"))
+MANY = [1_000_000] if os.environ.get("MONARCH_NB_HOSTILE") == "full" else []
 
 
 def run(x: monarch_nb.Tensor, num: int) -> monarch_nb.Tensor:
@@ -20,7 +21,9 @@ def run(x: monarch_nb.Tensor, num: int) -> monarch_nb.Tensor:
     return x
 
 
-@pytest.mark.parametrize("num", [NUM, pytest.param(1_000_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "num", [NUM, *(pytest.param(num, marks=[pytest.mark.soak, pytest.mark.timeout(900)]) for num in MANY)]
+)
 def test_nothing_grows_with_the_number_of_commands(mesh: Mesh, num: int) -> None:
     engine = mesh.tensor_grid().engine
     with torch.no_grad():

@@ -197,7 +197,7 @@ def test_parameters_of_all_kinds(mesh: Mesh, strategy: str) -> None:
 
 def test_what_is_chosen_and_why(mesh: Mesh) -> None:
     x = torch.randint(17, (8, 6))
-    model = monarch_nb.parallelize(GPT(), mesh, sample=x)
+    model = monarch_nb.parallelize(GPT(), mesh, sample=x, memory=8 << 30)
     found = monarch_nb.explain(model)
     text = str(found)
     assert found.taken.strategy == "ddp" and "taken  DDP" in text and "FSDP2" in text
