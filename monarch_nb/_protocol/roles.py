@@ -84,6 +84,11 @@ class Unshare(Request[list[KeyRow]], frozen=True):
     key: str
 
 
+class Rekey(Request[list[KeyRow]], frozen=True):
+    """Take new keys: whatever was given out is void, and everybody but the owner is out at once. Answers with
+    the keys of those who were let in. Not for a mesh with hosts that have dialled in."""
+
+
 class AuditRow(Record, frozen=True):
     """Something that somebody did, or wanted to.
 

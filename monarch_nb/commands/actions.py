@@ -152,6 +152,13 @@ def unshare(mesh: Mesh, arguments: Namespace) -> str:
     return sharing.unshare(mesh, arguments)
 
 
+def rekey(mesh: Mesh, arguments: Namespace) -> str:
+    """Give a mesh new keys."""
+    from monarch_nb.commands import sharing
+
+    return sharing.rekey(mesh, arguments)
+
+
 # --- what ranks do
 
 

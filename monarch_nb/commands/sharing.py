@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from monarch_nb._client import membership
 from monarch_nb._client.launch import find_journal
 from monarch_nb._journal.audit import read
-from monarch_nb._protocol.roles import AuditRow, GetAudit, KeyRow, ListKeys, Role, Share, Unshare
+from monarch_nb._protocol.roles import AuditRow, GetAudit, KeyRow, ListKeys, Rekey, Role, Share, Unshare
 from monarch_nb._wire.invitation import Invitation, is_invitation
 from monarch_nb.actor.handle import session_of
 from monarch_nb.commands.parser import Namespace
@@ -47,6 +47,13 @@ def unshare(mesh: Mesh, arguments: Namespace) -> str:
         return f"mesh {mesh.name!r} wasn't shared"
     who = ", ".join(row.key + (f" ({row.who})" if row.who else "") for row in gone)
     return f"mesh {mesh.name!r} lets in no more: {who}. Cells that they have started go on: %mesh interrupt"
+
+
+def rekey(mesh: Mesh, _arguments: Namespace) -> str:
+    """Give a mesh new keys; everybody but its owner is out."""
+    gone = session_of(mesh).request(Rekey())
+    who = ", ".join(row.key for row in gone) or "nobody"
+    return f"mesh {mesh.name!r} has new keys; out are: {who}. Invitations from before are void: %mesh share"
 
 
 def list_text(mesh: Mesh) -> str:

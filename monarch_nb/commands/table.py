@@ -185,6 +185,12 @@ _LIFE = (
         ),
         run=actions.unshare,
     ),
+    Command(
+        "rekey",
+        "Give a mesh new keys: whatever was given out is void, everybody but its owner is out at once.",
+        OF_NAMED_MESH,
+        run=actions.rekey,
+    ),
     Command("detach", "Disconnect from a mesh; it goes on.", NAME_FIRST, places=IN_NOTEBOOK),
     Command(
         "use",

@@ -95,6 +95,11 @@ class Gate:
         """Return who has knocked and wasn't let in, and why."""
         return list(self._refusals)
 
+    def close_all(self) -> None:
+        """Let nobody in any more by any invitation."""
+        for guest in list(self._guests):
+            self._close(guest)
+
     def _close(self, guest: str) -> None:
         if self._guests.pop(guest, None) is not None:
             self._controller.hosts.link.keep_out(guest)

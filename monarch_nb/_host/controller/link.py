@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import zmq
@@ -139,6 +140,20 @@ class HostLink:
             self._endpoints[bind] = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return self._endpoints[bind]
 
+    def rekey(self) -> None:
+        """Be known by another key from now on, at other ports; nobody may dial by what was given out."""
+        if self._socket is None:
+            return
+        for endpoint in set(self._endpoints.values()):
+            with suppress(zmq.ZMQError):  # an address of one that we listen at
+                self._socket.unbind(endpoint)
+        self._endpoints.clear()
+        self._take_keys(self._socket)
+
+    def _take_keys(self, link: zmq.Socket[bytes]) -> None:
+        self._keys = KeyPair.new()
+        link.curve_secretkey, link.curve_publickey = self._keys.secret.encode(), self._keys.public.encode()
+
     @property
     def public_key(self) -> str:
         """The key that others know us by; there's one once we listen."""
@@ -172,7 +187,6 @@ class HostLink:
 
     def _open(self) -> None:
         controller = self._controller
-        self._keys = KeyPair.new()
         self._gatekeeper = Gatekeeper(controller.context)
         controller.loop.watch_socket(self._gatekeeper.socket, self._gatekeeper.answer)
         link = self._socket = controller.context.socket(zmq.ROUTER)
@@ -183,7 +197,7 @@ class HostLink:
         self._strangers = Strangers(controller.context, link, self._connection_ended)
         controller.loop.watch_socket(self._strangers.monitor, self._strangers.read_event)
         link.curve_server = True
-        link.curve_secretkey, link.curve_publickey = self._keys.secret.encode(), self._keys.public.encode()
+        self._take_keys(link)
         controller.loop.watch_socket(link, self._take)
         controller.loop.call_later(BEAT_S, self._beats)
 

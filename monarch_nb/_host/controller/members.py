@@ -30,8 +30,19 @@ from monarch_nb._protocol.cells import RunCell
 from monarch_nb._protocol.events import Beat, Leave, MeshEnding
 from monarch_nb._protocol.failure import Failure
 from monarch_nb._protocol.programs import Goodbye, Hello
-from monarch_nb._protocol.registry import Sender, handles
-from monarch_nb._protocol.roles import AuditRow, GetAudit, KeyRow, ListKeys, Role, Share, Shared, Unshare
+from monarch_nb._protocol.registry import LATER, Later, Sender, handles
+from monarch_nb._protocol.roles import (
+    AuditRow,
+    GetAudit,
+    KeyRow,
+    ListKeys,
+    Rekey,
+    Role,
+    Share,
+    Shared,
+    Unshare,
+)
+from monarch_nb._protocol.states import HostState
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.invitation import Admission, Invitation, InvitationError, Knock
@@ -57,6 +68,7 @@ SILENT_S = 30.0
 """After how long without a word a member's connection is ended: its machine sleeps, or is out of reach."""
 LAST_WORD_S = 0.3
 """How long a member that is sent away has to read why."""
+_BOUND = (HostState.EXPECTED, HostState.UP, HostState.LEAVING)
 _TO_RANKS = (wire.CALL, wire.REPLY, wire.RELEASE)
 _HELLO, _GOODBYE = Hello.wire_name, Goodbye.wire_name
 
@@ -178,6 +190,27 @@ class Members:
         for member in members:
             self._end(member, f"it was revoked by {self._controller.clients.who(sender.proc)}")
         return rows
+
+    @handles(Rekey)
+    def do_rekey(self, request: Rekey, sender: Sender) -> list[KeyRow] | Later:
+        """Take new keys; everybody but the owner is out."""
+        hosts = [h for h in self._controller.registry.hosts.values() if h.index and h.state in _BOUND]
+        if hosts:
+            raise RequestError(
+                f"mesh {self._controller.name!r} has {len(hosts)} other hosts, which dial its key: they "
+                "would be lost. %mesh unshare --all puts everybody else out; new keys come with a new mesh"
+            )
+        rows = [self._row(member) for member in self._members.values()]
+        for member in list(self._members.values()):
+            self._end(member, f"the mesh was given new keys by {self._controller.clients.who(sender.proc)}")
+        self._controller.gate.close_all()
+
+        def take_keys() -> None:  # connections end by it, so those who were let in are told why before
+            self._link.rekey()
+            self._controller.reply(sender.proc, sender.ref, rows)
+
+        self._controller.loop.call_later(LAST_WORD_S, take_keys)
+        return LATER
 
     def _end(self, member: Member, why: str) -> None:
         """Listen to a member no more from now on; it's told why, and its connection is ended."""

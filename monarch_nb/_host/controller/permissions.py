@@ -62,7 +62,7 @@ _OWNS: Kinds = (
     programs.SetTimeLimit, programs.ShutDown,
     ranks.Restart, ranks.SetProcEnvironment, ranks.Signal, ranks.Spawn, ranks.Stop, ranks.StopHosts,
     ranks.Tickets,
-    roles.GetAudit, roles.ListKeys, roles.Share, roles.Unshare,
+    roles.GetAudit, roles.ListKeys, roles.Rekey, roles.Share, roles.Unshare,
 )  # fmt: skip
 _OF_THE_MESH_ITSELF: Kinds = (
     answers.EditWorkspace, answers.GreetWorkspace, answers.LinkWorkspace, answers.LookAtWorkspace,
