@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
@@ -74,6 +74,22 @@ class CallDebugger(Protocol):
         """Stop where an error was raised."""
 
 
+class Heard(NamedTuple):
+    """A failure that an actor hears of.
+
+    Attributes:
+        failure: what has failed.
+        hook: this actor's `__supervise__`, if it's to be asked.
+        next: whom to tell if that doesn't handle it: proc and actor (0: none).
+        actor_id: what has failed, as they know it.
+    """
+
+    failure: Failure
+    hook: Any
+    next: tuple[int, int]
+    actor_id: int
+
+
 class Method:
     """One endpoint of an actor instance, looked up once."""
 
@@ -124,6 +140,8 @@ class ActorRunner:
         self._aborted: ActorAborted | None = None
         self._children: list[Any] = []
         """Meshes that this actor has spawned: they end when it does."""
+        self.spawned_for: dict[int, tuple[int, int]] = {}
+        """Who else owns actors that this one has spawned: proc and actor (0: none), by actor id."""
         self._when_ended: list[Callable[[], None]] | None = []
         """Called when it has cleaned up; None afterwards."""
         self._supervising: asyncio.Lock | None = None
@@ -606,7 +624,7 @@ class ActorRunner:
 
     def _supervise(self, message: Message) -> None:
         """Something this actor owns has failed: ask it, and if it doesn't handle it, its own owner."""
-        failure, hook = self._received_failure(message)
+        failure, hook, above, actor_id = self._received_failure(message)
         handled: Any = False
         if hook is not None:
             try:
@@ -616,12 +634,16 @@ class ActorRunner:
             except Exception as error:
                 failure = describe(error, **self._where("__supervise__"))
         if not handled:
-            self.host.report_failure(self.creator, self.actor_id, failure)
+            self.host.report_failure(above, actor_id, failure)
 
-    def _received_failure(self, message: Message) -> tuple[Failure, Any]:
-        """Return the failure that a message brings, and this actor's hook, if it has one."""
-        failure: Failure = Body(self.host.transport, message).read(ActorFailed).failure
-        return failure, None if self.failure is not None else getattr(self.instance, "__supervise__", None)
+    def _received_failure(self, message: Message) -> Heard:
+        """Return the failure that a message brings, and who is to be asked about it."""
+        failed: ActorFailed = Body(self.host.transport, message).read(ActorFailed)
+        asked_for_it = self.spawned_for.get(failed.actor_id)
+        if asked_for_it is not None:
+            return Heard(failed.failure, None, asked_for_it, failed.actor_id)
+        hook = None if self.failure is not None else getattr(self.instance, "__supervise__", None)
+        return Heard(failed.failure, hook, self.creator, self.actor_id)
 
     def _supervise_soon(self, message: Message) -> None:
         """Ask this actor about a failure while its endpoints await. Called in its event loop."""
@@ -634,7 +656,7 @@ class ActorRunner:
             self._supervising = asyncio.Lock()
         async with self._supervising:  # one after the other, as they came
             call_context.set(CallContext(message.origin, message.slot, message.context, self, message.src))
-            failure, hook = self._received_failure(message)
+            failure, hook, above, actor_id = self._received_failure(message)
             handled: Any = False
             if hook is not None:
                 try:
@@ -644,7 +666,7 @@ class ActorRunner:
                 except Exception as error:
                     failure = describe(error, **self._where("__supervise__"))
             if not handled:
-                self.host.report_failure(self.creator, self.actor_id, failure)
+                self.host.report_failure(above, actor_id, failure)
 
     def _where(self, endpoint: str) -> CallPlace:
         return {**process_context.whereabouts(), "actor": self.name, "endpoint": endpoint}

@@ -362,6 +362,11 @@ def spawned_as(mesh: ActorMesh[Any]) -> str:
     return mesh._name
 
 
+def actor_id_of(mesh: ActorMesh[Any]) -> int:
+    """Return the number that the actors of one spawn have in common, in any process."""
+    return mesh._actor_id
+
+
 def take_class(mesh: ActorMesh[Any], cls: type) -> None:
     """Take note that a mesh's actors have a new class: endpoints are looked up anew."""
     mesh._reload(cls)

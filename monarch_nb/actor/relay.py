@@ -4,45 +4,118 @@ Meshes are entered on the machine of their controller. Whoever has brought two m
 machine of both controllers, and so can an actor be: the envoy, one for each mesh, in a process of its own
 beside our controller. What goes through it takes the way that it would take anyhow, encrypted between
 machines, and no key is handed out.
+
+What an envoy spawns belongs to the actor that has asked for it: that is told of failures, and if its process
+ends without having stopped it, the envoy does. If the envoy's own process ends, the other mesh does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
-from monarch_nb.actor.actor_mesh import Actor, ActorMesh
+from monarch_nb._protocol.events import RanksEnded
+from monarch_nb._protocol.registry import Handlers, Sender, handles
+from monarch_nb._transport import process_context
+from monarch_nb._transport.context import call_context
+from monarch_nb.actor.actor_mesh import Actor, ActorMesh, actor_id_of
 from monarch_nb.actor.controller import mesh_controller
 from monarch_nb.actor.endpoint import concurrent_endpoint
 from monarch_nb.actor.envoy import relay_by
 from monarch_nb.actor.future import Future
-from monarch_nb.actor.handle import disown
+from monarch_nb.actor.handle import disown, placement_of
+from monarch_nb.actor.ownership import acting
 from monarch_nb.actor.proc_mesh import ProcMesh
 from monarch_nb.exceptions import DeviceMeshError, MeshError
 
 _ENVOY = "monarch_nb.envoy"
 
 
+class Asker(NamedTuple):
+    """Who asks an envoy: a process of our mesh, and the actor that runs in it (0: none)."""
+
+    proc: int
+    actor: int
+
+
+class Spawned(NamedTuple):
+    """What an envoy has spawned, and for whom."""
+
+    handle: ActorMesh[Any] | ProcMesh
+    asker: Asker
+
+
 class Envoy(Actor):
     """Does on the machine of our controller what we ask of handles on other meshes."""
 
+    def __init__(self) -> None:
+        self._spawned: dict[int | str, Spawned] = {}
+        """What lives still, by `_key`."""
+        self._runner = call_context.get().actor
+        self._loop = asyncio.get_running_loop()
+        process_context.transport().event_handlers.append(Handlers(self))
+
     @concurrent_endpoint
-    async def do(self, handle: Any, path: Sequence[str], args: Any, kwargs: Any) -> Any:
+    async def do(self, asker: Asker, handle: Any, path: Sequence[str], args: Any, kwargs: Any) -> Any:
         """Call what `path` leads to from a handle; return its result, once it's there."""
+        if tuple(path) == ("stop",):
+            self._forget(handle)
         for name in path:
             handle = getattr(handle, name)
         result = handle(*args, **kwargs)
         if isinstance(result, ActorMesh | ProcMesh):
             disown(result)  # it belongs to whoever has asked for it
+            self._spawned_for(asker, result)
             return result
         return await result if inspect.isawaitable(result) else result
+
+    def _spawned_for(self, asker: Asker, mesh: ActorMesh[Any] | ProcMesh) -> None:
+        if isinstance(mesh, ActorMesh):
+            self._runner.spawned_for[actor_id_of(mesh)] = asker
+        if asker.actor:  # what a cell spawns outlives its rank, as in its own mesh
+            self._spawned[_key(mesh)] = Spawned(mesh, asker)
+        if asker.proc in process_context.transport().ends:  # meanwhile
+            self._stop_those_of({asker.proc})
+
+    def _forget(self, mesh: ActorMesh[Any] | ProcMesh) -> None:
+        if placement_of(mesh).is_whole:
+            self._spawned.pop(_key(mesh), None)
+            self._runner.spawned_for.pop(_key(mesh), None)
+
+    @handles(RanksEnded)
+    def on_ranks_ended(self, event: RanksEnded, sender: Sender) -> None:
+        """Ranks of our mesh have ended. Called in the reading thread."""
+        procs = {end.proc for end in event.ends}
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stop_those_of, procs)
+
+    def _stop_those_of(self, procs: set[int]) -> None:
+        """Stop what actors of processes have asked for, the newest first."""
+        for mesh, asker in reversed(list(self._spawned.values())):
+            if asker.proc in procs:
+                self._forget(mesh)
+                with suppress(Exception):  # it may be gone, with its process or its mesh
+                    mesh.stop(f"the process of its owner, {_rank_of(asker.proc)}, has ended").drop()
+
+
+def _key(mesh: ActorMesh[Any] | ProcMesh) -> Any:
+    return actor_id_of(mesh) if isinstance(mesh, ActorMesh) else placement_of(mesh).group
+
+
+def _rank_of(proc: int) -> str:
+    end = process_context.transport().ends.get(proc)
+    return "which is no more" if end is None else f"rank {end.rank}"
 
 
 def ask(handle: Any, path: Sequence[str], args: Any = (), kwargs: Any = None) -> Future[Any]:
     """Have the envoy do something with a handle; a future of the result."""
     envoy: Any = mesh_controller(_ENVOY, Envoy).get()
-    future: Future[Any] = envoy.do.call_one(handle, tuple(path), tuple(args), dict(kwargs or {}))
+    future: Future[Any] = envoy.do.call_one(
+        Asker(process_context.transport().me, acting()), handle, tuple(path), tuple(args), dict(kwargs or {})
+    )
 
     def result(_pending: Any) -> Any:
         try:

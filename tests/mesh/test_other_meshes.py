@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from visiting_actors import Store, Visitor
+from processes import wait_for_exit
+from visiting_actors import Onlooker, Store, Visitor
+from waiting import wait_until
 
 from monarch_nb import mesh as meshes
 from monarch_nb._client import session as sessions
 from monarch_nb._protocol.programs import Status
 from monarch_nb._wire.mesh_address import APART
-from monarch_nb.actor import ActorError, Channel, ProcMesh, this_host
+from monarch_nb.actor import ActorError, Channel, MeshFailure, ProcMesh, this_host
 from monarch_nb.actor.handle import mesh_of, placement_of
 from monarch_nb.exceptions import MeshUnreachable, SupervisionError
 from monarch_nb.mesh import Mesh
@@ -145,6 +151,96 @@ def test_what_an_envoy_has_spawned_ends_with_the_actor_that_asked(there: Mesh) -
         visitor.stop("over").get()
         with pytest.raises(SupervisionError, match="its owner 'visitor' has ended"):
             handle.pid.call().get()
+
+
+@pytest.fixture(params=[{}, {APART: "b"}], ids=["as a guest", "by an envoy"])
+def doomed_rank(request: pytest.FixtureRequest) -> Iterator[ProcMesh]:
+    """One rank of a test's own, which may kill it; it reaches other meshes in this way."""
+    with this_host().spawn_procs(env=request.param) as procs:
+        procs.initialized.get(60)
+        yield procs
+
+
+def kill(procs: ProcMesh) -> None:
+    (pid,) = procs.execute(os.getpid).get().values()
+    os.kill(pid, signal.SIGKILL)
+
+
+def why_it_was_stopped(store: Any) -> str:
+    """Return why an actor of a living process takes no calls any more, once it doesn't."""
+
+    def refusal() -> str:
+        try:
+            store.pid.call().get(60)
+        except SupervisionError as error:
+            return str(error)
+        return ""
+
+    return wait_until(refusal, "it's stopped")
+
+
+def test_what_actors_of_a_killed_process_own_in_another_mesh_is_stopped(
+    doomed_rank: ProcMesh, there: Mesh, unhandled: list[MeshFailure]
+) -> None:
+    owner, keeper = (doomed_rank.spawn(name, Visitor) for name in ("owner", "keeper"))
+    store, pids = owner.spawn_on.call_one(there).get()
+    kept = keeper.keep_procs_on.call_one(there.host_mesh).get()
+    (kept_pid,) = kept.execute(os.getpid).get().values()
+    kill(doomed_rank)
+    assert "the process of its owner, rank 0" in why_it_was_stopped(store)
+    assert wait_for_exit(kept_pid), "ranks that it owned are left"
+    assert list(there.execute(os.getpid).get().values()) == pids, "the mesh that was visited has lost ranks"
+
+
+def test_what_actors_of_a_killed_program_own_in_another_mesh_is_stopped(there: Mesh, tmp_path: Path) -> None:
+    left = tmp_path / "handle"
+    code = (
+        "import pathlib, pickle, sys, time; from visiting_actors import Visitor\n"
+        "from monarch_nb import mesh; from monarch_nb.actor import this_proc\n"
+        "procs = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
+        "own, mine = (this_proc().spawn(name, Visitor).spawn_on.call_one(procs).get()[0] for name in 'ab')\n"
+        "path = pathlib.Path(sys.argv[2]); new = path.with_suffix('.new')\n"
+        "new.write_bytes(pickle.dumps(own)); new.rename(path)\n"
+        "time.sleep(1000)"
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-c", code, pickle.dumps(there.flatten("gpus")).hex(), str(left)],
+        env={**os.environ, "PYTHONPATH": os.path.dirname(__file__)},
+    )
+    try:
+        store = pickle.loads(wait_until(lambda: left.exists() and left.read_bytes(), "it has spawned"))
+        assert store.add.call(1).get()
+    finally:
+        program.kill()
+        program.wait()
+    assert f"(pid {program.pid}), has ended" in why_it_was_stopped(store)
+
+
+def test_an_actor_is_asked_of_what_an_envoy_has_spawned_for_it(
+    there: Mesh, unhandled: list[MeshFailure]
+) -> None:
+    with this_host().spawn_procs(env={APART: "b"}) as apart:
+        visitor: Any = apart.spawn("visitor", Visitor)
+        port, receiver = Channel.open()
+        visitor.own.call_one(there, port).get()
+        visitor.let_it_fail.call_one().get()
+        assert "owned.fail raised ValueError: the store is broken" in receiver.recv().get(60)
+        visitor.stop_kept.call_one().get()
+        assert not unhandled, "somebody else was told, too"
+        doomed = there.host_mesh.spawn_procs({"gpus": 2})
+        visitor.own.call_one(doomed, port).get()
+        kill(doomed.slice(gpus=1))
+        assert "actor 'owned' is lost on rank 1" in receiver.recv().get(60)
+        doomed.stop(grace_s=0.0).get()
+
+
+def test_a_program_hears_of_what_an_envoy_has_spawned_for_its_actors(
+    there: Mesh, unhandled: list[MeshFailure]
+) -> None:
+    with this_host().spawn_procs(env={APART: "b"}) as apart:
+        onlooker: Any = apart.spawn("onlooker", Onlooker)
+        onlooker.let_one_fail.call_one(there).get()
+        assert "unwatched.fail raised ValueError" in str(wait_until(lambda: unhandled, "it's told")[0])
 
 
 def test_a_mesh_that_has_ended_is_said_to_have(visitor: Any, there: Mesh) -> None:

@@ -76,6 +76,12 @@ class Visitor(Actor):
             procs.stop().get()
 
     @endpoint
+    def keep_procs_on(self, hosts: Any) -> Any:
+        self.kept = hosts.spawn_procs({"gpus": 1})
+        self.kept.initialized.get()
+        return self.kept
+
+    @endpoint
     def pass_on(self, value: Any) -> Any:
         return value
 
@@ -109,3 +115,16 @@ class Visitor(Actor):
     @endpoint
     def let_it_fail(self) -> None:
         self.kept.slice(gpus=0).fail.broadcast()
+
+    @endpoint
+    def stop_kept(self) -> None:
+        self.kept.stop().get()
+
+
+class Onlooker(Actor):
+    """Spawns on another mesh, and has no `__supervise__`."""
+
+    @endpoint
+    def let_one_fail(self, procs: Any) -> None:
+        store = procs.spawn("unwatched", Store)
+        store.slice(gpus=0).fail.broadcast()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from monarch_nb._host.controller.journal_service import JournalService
     from monarch_nb._host.controller.lease import Lease
     from monarch_nb._host.controller.members import Member, Members
+    from monarch_nb._host.controller.orphans import Orphans
     from monarch_nb._host.controller.output_service import OutputService
     from monarch_nb._host.controller.question_service import QuestionService
     from monarch_nb._host.controller.registry import Registry
@@ -45,6 +46,7 @@ class Parts(Sends, Protocol):
     loop: Loop
     members: Members
     name: str
+    orphans: Orphans
     output: OutputService
     questions: QuestionService
     registry: Registry
@@ -153,6 +155,7 @@ class ClientService:
         self._shows_nothing(client)
         controller.status_publisher.drop(client.proc)
         controller.singletons.client_gone(client)
+        controller.orphans.client_gone(client)
         controller.debug.client_gone(client.proc)
         controller.questions.client_gone(client.proc)
         controller.status_publisher.touch()

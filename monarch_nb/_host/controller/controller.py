@@ -122,7 +122,7 @@ class ControllerProcess(HostProcess):
             self.singletons,
             self.journal, self.output, self.status_publisher, self.cells, self.definitions,
             self.interrupts, self.looks, self.debug, self.questions, self.checkpoints, self.healing,
-            self.mesh_name, self.lease,
+            self.orphans, self.mesh_name, self.lease,
             self.environments, self.time_limit,
         ):  # fmt: skip
             self.handlers.add(service)

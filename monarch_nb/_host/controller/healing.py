@@ -43,16 +43,7 @@ from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.events import ActorsHealed, Notice
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.failure import ActorFailed, Failure
-from monarch_nb._protocol.healing import (
-    ActorSpawned,
-    ActorStopped,
-    Heal,
-    Report,
-    Resize,
-    Respawn,
-    Resume,
-    SetPolicy,
-)
+from monarch_nb._protocol.healing import ActorStopped, Heal, Report, Resize, Respawn, Resume, SetPolicy
 from monarch_nb._protocol.questions import AbortCollectives, CheckpointVersions, LivingActors, WhereNow
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._protocol.states import CellStatus, CheckpointKind, EntryKind, OnFailure
@@ -156,19 +147,13 @@ class Healing:
         """Return the nearest owner that lives; (0, 0) if it's no actor."""
         owner = spec.creator
         while owner[1]:
-            entry = self._controller.registry.procs.get(owner[0])
-            if (entry is not None and entry.end is None) or owner[0] in self._controller.registry.clients:
+            if self._controller.registry.lives(owner[0]):
                 return owner
             above = self.spawn_specs.find(owner[1])
             owner = above.creator if above is not None else (0, 0)
         return 0, 0
 
     # --- what is asked
-
-    @handles(ActorSpawned)
-    def do_actor_spawned(self, request: ActorSpawned, sender: Sender) -> None:
-        """Keep what makes some actors again."""
-        self.spawn_specs.add(request)
 
     @handles(ActorStopped)
     def do_actor_stopped(self, request: ActorStopped, sender: Sender) -> None:

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from monarch_nb._host.controller.exits import Exited
-from monarch_nb._host.controller.registry import Group, Registry
+from monarch_nb._host.controller.registry import Client, Group, Registry
 from monarch_nb._host.controller.spawn_specs import SpawnSpec, SpawnSpecs
 from monarch_nb._protocol.base import encode
+from monarch_nb._protocol.healing import ActorSpawned
 from monarch_nb._protocol.questions import StopActor
+from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 
@@ -55,8 +57,25 @@ class Orphans:
         proc = exited.end.proc
         if exited.end.stopped:
             self._specs.procs_stopped([proc])
+        self._owner_gone(proc, f"rank {exited.end.rank}")
+
+    def client_gone(self, client: Client) -> None:
+        """A program, or a rank of another mesh that has come here as a guest, has gone: stop what its actors
+        owned here. What a program has spawned itself isn't theirs: it outlives a notebook's kernel.
+        """
+        self._owner_gone(client.proc, f"{client.what} (pid {client.pid})")
+
+    @handles(ActorSpawned)
+    def do_actor_spawned(self, request: ActorSpawned, sender: Sender) -> None:
+        """Keep what makes some actors again. The kernel may have told of their owner's end before."""
+        self._specs.add(request)
+        proc, actor = request.creator
+        if actor and not self._registry.lives(proc):
+            self._owner_gone(proc, "which is no more")
+
+    def _owner_gone(self, proc: int, who: str) -> None:
         orphaned = self._stop_groups(proc)
-        reason = f"the process of its owner, rank {exited.end.rank}, has ended"
+        reason = f"the process of its owner, {who}, has ended"
         for spec in self._specs.owned_by(proc):
             if not self._is_controller(spec):  # that's the mesh's, whoever asked for it first
                 self._stop_actors(spec, reason, but=orphaned)

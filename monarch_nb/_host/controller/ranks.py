@@ -93,6 +93,8 @@ class RankService:
     @handles(Spawn)
     def do_spawn(self, request: Spawn, sender: Sender) -> list[int]:
         """Start ranks on hosts; answers with their proc ids at once."""
+        if request.creator_actor and not self._controller.registry.lives(sender.proc):
+            return []  # nobody waits for them, or would end them
         procs = self.spawn(request)
         self._controller.registry.groups[request.group].creator = (sender.proc, request.creator_actor)
         return procs

@@ -215,6 +215,11 @@ class Registry:
         self.waiting = [w for w in self.waiting if w.left]
         return done
 
+    def lives(self, proc: int) -> bool:
+        """Say whether a program or a rank is there still."""
+        entry = self.procs.get(proc)
+        return proc in self.clients or (entry is not None and entry.end is None)
+
     def alive(self) -> list[Proc]:
         """Return the ranks that haven't ended."""
         return [p for p in self.procs.values() if p.end is None]

@@ -10,7 +10,6 @@ from monarch_nb._protocol.names import ControllerPlace, FindController
 from monarch_nb._protocol.rank_spec import GroupSpec
 from monarch_nb._protocol.ranks import Spawn
 from monarch_nb._protocol.registry import Sender, handles
-from monarch_nb._wire import address
 
 if TYPE_CHECKING:
     from monarch_nb._host.controller.ranks import RankService
@@ -36,15 +35,11 @@ class SingletonService:
         """Say where a controller lives, by its name. Who proposes its actor id first is to spawn it."""
         name = request.name
         known = self._known.get(name)
-        is_new = known is None or not self._lives(known[0])
+        is_new = known is None or not self._registry.lives(known[0])
         if known is None or is_new:
             proc = self._program(sender.proc) if request.in_program else 0
             known = self._known[name] = (proc or self._process(request.spec), request.proposed)
         return ControllerPlace(*known, is_new)
-
-    def _lives(self, proc: int) -> bool:
-        registry = self._registry
-        return proc in registry.clients if address.is_client(proc) else registry.procs[proc].end is None
 
     def _program(self, asks: int) -> int:
         programs = {c.proc: c for c in self._registry.clients.values() if c.listens and not c.observes}
@@ -52,7 +47,7 @@ class SingletonService:
 
     def _process(self, spec: GroupSpec) -> int:
         """Return the process on the controller host, started when first asked for."""
-        if not self._own_proc or not self._lives(self._own_proc):
+        if not self._own_proc or not self._registry.lives(self._own_proc):
             (self._own_proc,) = self._ranks.spawn(Spawn([0], 1, "controllers", spec, "fork"))
         return self._own_proc
 
