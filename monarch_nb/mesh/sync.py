@@ -21,15 +21,19 @@ from monarch_nb._reload import SYNC_VARIABLE, ReloadRequest, SyncMode
 from monarch_nb.actor.handle import session_of
 from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.actor.workspace import answers
+from monarch_nb.display.transfer_bar import show_until_over
 from monarch_nb.exceptions import DeviceMeshError, MeshUsageError, RankTimeout, StaleCode
 from monarch_nb.mesh import drift, newcomers, shipping
 from monarch_nb.sync import Followed, Part, SyncOptions, SyncReceipt, known_workspaces, workspaces_of
+from monarch_nb.units import elapsed_text
 
 if TYPE_CHECKING:
     from monarch_nb.actor.future import Future
     from monarch_nb.mesh.core import Mesh
 
 SYNC_S = 10.0
+BAR_AFTER_S = 1.0
+"""What takes longer is shown while it lasts."""
 MODE_S = 1.0
 """So long ranks are waited for that are to do something else from now on."""
 _NAME = "sync"
@@ -92,9 +96,17 @@ def sync(mesh: Mesh, request: SyncRequest, options: SyncOptions) -> SyncReceipt:
 
 def _environment(mesh: Mesh, choice: EnvironmentChoice, *, is_dry: bool) -> Part:
     """Bring the environment of this program to all hosts that run ranks."""
-    scanned = shipping.scan_here(verify=choice.verify)
-    hosts = mesh.living().host_indices
-    part = shipping.send_environment(session_of(mesh), hosts, scanned, copies=choice.copies, dry_run=is_dry)
+    progress = shipping.Progress()
+    over = show_until_over(progress, BAR_AFTER_S)
+    try:
+        scanned = shipping.scan_here(verify=choice.verify)
+        hosts = mesh.living().host_indices
+        part = shipping.send_environment(
+            session_of(mesh), hosts, scanned, copies=choice.copies, dry_run=is_dry, progress=progress
+        )
+        progress.step(f"{progress.sent_text()} in {elapsed_text(part.seconds)}")
+    finally:
+        over()
     changed = {host for host, each in part.hosts.items() if each.has_changed}
     living = mesh.living_ranks()
     old = tuple(rank for rank in living if mesh.part([rank]).host_indices[0] in changed)

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from monarch_nb.actor import Actor, HostMesh, endpoint
 from monarch_nb.job import ProcessJob
 from monarch_nb.mesh.shipping import agents, sending, spreading
 from monarch_nb.mesh.shipping.agent import SyncAgent, Taken
+from monarch_nb.mesh.shipping.progress import Progress
 from monarch_nb.mesh.shipping.report import EnvironmentPart
 
 T = 60
@@ -115,15 +117,24 @@ def whole_life(folder: Path) -> dict[str, Any]:
     return found
 
 
-def kill_agent(session: Session, host: int) -> Callable[[int, int], None]:
-    """Return a progress that kills the agent of a host when half of it is there."""
+class AtHalf(Progress):
+    """Does something once, when half of it is there."""
 
-    def progress(done: int, total: int) -> None:
-        for row in session.request(Status()).procs if done > total / 2 else ():
-            if row.group.startswith(f"{agents.GROUP}-{host}") and row.state == "running":
-                os.kill(row.pid, signal.SIGKILL)
+    def __init__(self, do: Callable[[], None]) -> None:
+        super().__init__()
+        self._do, self.is_done = do, threading.Lock()
 
-    return progress
+    def took(self, host: int, num_bytes: int) -> None:
+        super().took(host, num_bytes)
+        if self.sent_bytes > self.num_bytes / 2 and self.is_done.acquire(blocking=False):
+            self._do()
+
+
+def kill_agent(session: Session, host: int) -> None:
+    """Kill the agent of a host."""
+    for row in session.request(Status()).procs:
+        if row.group.startswith(f"{agents.GROUP}-{host}") and row.state == "running":
+            os.kill(row.pid, signal.SIGKILL)
 
 
 def killed(folder: Path) -> dict[str, Any]:
@@ -133,10 +144,36 @@ def killed(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with hosts(folder, 2) as (session, meshes):
         everywhere, scanned = indices(meshes), sending.scan_here()
-        progress = kill_agent(session, everywhere[1])
+        progress = AtHalf(lambda: kill_agent(session, everywhere[1]))
         found["first"] = told(
             sending.send_environment(session, everywhere, scanned, copies=True, progress=progress)
         )
+        found["second"] = told(sending.send_environment(session, everywhere, scanned, copies=True))
+        found["new"] = [prefix_of(mesh.spawn_procs()) for mesh in meshes]
+        found["left"] = [os.listdir(folder / f"host{i}" / "store" / "tmp") for i in range(2)]
+    return found
+
+
+def fill(path: Path) -> None:
+    """Leave no byte free where a file is."""
+    with contextlib.suppress(OSError), open(path, "ab", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def full(folder: Path) -> dict[str, Any]:
+    """The disk of a host is full in the middle: it's named, the other goes on; with room, the next sync takes
+    up where it was.
+    """
+    found: dict[str, Any] = {}
+    stuffing = folder / "host1" / "stuffing"
+    with hosts(folder, 2) as (session, meshes):
+        everywhere, scanned = indices(meshes), sending.scan_here()
+        progress = AtHalf(lambda: fill(stuffing))
+        first = sending.send_environment(session, everywhere, scanned, copies=True, progress=progress)
+        stuffing.unlink()
+        found["first"] = told(first)
+        found["dry"] = told(sending.send_environment(session, everywhere, scanned, copies=True, dry_run=True))
         found["second"] = told(sending.send_environment(session, everywhere, scanned, copies=True))
         found["new"] = [prefix_of(mesh.spawn_procs()) for mesh in meshes]
         found["left"] = [os.listdir(folder / f"host{i}" / "store" / "tmp") for i in range(2)]
@@ -153,5 +190,5 @@ def corrupting(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    scenarios = {"whole_life": whole_life, "killed": killed, "corrupting": corrupting}
+    scenarios = {"whole_life": whole_life, "killed": killed, "full": full, "corrupting": corrupting}
     print(json.dumps(scenarios[sys.argv[1]](Path(sys.argv[2]))))

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,18 @@ from typing import Any
 import pytest
 from environments import Made, bare
 from runtime import ROOT, add_runtime, make_runtime
+from small_disk import small_disk
 
 from monarch_nb.mesh.shipping.packs import packs_of
 from monarch_nb.mesh.shipping.receiving import Receiver, sums_of
 from monarch_nb.mesh.shipping.spreading import Refused, Trust, spread
 from monarch_nb.sync.env.store import Store
 
+FULL = (
+    "no room left at {}/hosts/host1/store: monarch-nb sync --gc there frees what nobody uses; "
+    "MONARCH_NB_STORE=DIRECTORY is another place"
+)
+NUM_PACKS = 10_000 if os.environ.get("MONARCH_NB_HOSTILE") == "full" else 1_500
 PROGRAM = Path(__file__).with_name("sending_program.py")
 
 
@@ -28,7 +35,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 def run(runtime: Made, scenario: str, folder: Path) -> dict[str, Any]:
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     env = {**bare(), "MONARCH_NB_STORE": str(folder / "home" / "store")}
     ended = subprocess.run(
         [runtime.python, str(PROGRAM), scenario, str(folder)],
@@ -52,6 +59,9 @@ def test_a_dry_run_says_what_goes_and_writes_nothing(life: dict[str, Any]) -> No
     assert all(sent > 50e6 for sent in life["dry"]["sent"])
     assert life["written"] == ["home"], "the notebook's own cache"
     assert "to send" in life["dry"]["lines"][0]
+    numpy = next(line for line in life["dry"]["lines"] if "numpy" in line)
+    assert re.search(r"numpy [\d.]+, [\d.]+ MiB from here: it's there, in the host's own env", numpy), numpy
+    assert re.search(r"\d+ more, .* from here", "\n".join(life["dry"]["lines"]))
 
 
 def test_new_ranks_run_in_the_hosts_own_prefix_and_old_ones_as_before(
@@ -93,6 +103,18 @@ def test_a_host_whose_agent_is_killed_is_named_and_taken_up_again(runtime: Made,
     assert not found["first"]["done"]
     assert found["second"]["done"]
     assert 0 < found["second"]["sent"][1] < found["first"]["sent"][1]
+    assert found["new"] == [f"{prefix}/env" for prefix in found["second"]["prefixes"]]
+    assert found["left"] == [[], []]
+
+
+def test_a_disk_that_is_full_in_the_middle_is_named_and_gone_on_from(runtime: Made, tmp_path: Path) -> None:
+    (tmp_path / "hosts").mkdir()
+    with small_disk(tmp_path / "hosts" / "host1", "400m"):
+        found = run(runtime, "full", tmp_path / "hosts")
+    assert found["first"]["problems"] == ["", FULL.format(tmp_path)]
+    assert 0 < found["dry"]["sent"][1] < found["first"]["sent"][1], "a dry run says what is still lacking"
+    assert found["second"]["done"], found["second"]["problems"]
+    assert found["second"]["sent"][1] == found["dry"]["sent"][1]
     assert found["new"] == [f"{prefix}/env" for prefix in found["second"]["prefixes"]]
     assert found["left"] == [[], []]
 
@@ -211,7 +233,7 @@ def test_thousands_of_broken_packs_put_nothing_wrong_into_a_store(tmp_path: Path
     }
     store = Store(str(tmp_path / "store"))
     packs = list(packs_of({name: len(data) for name, data in contents.items()}, 32))
-    for _ in range(3_000):
+    for _ in range(NUM_PACKS):
         receiver = Receiver(store, {})
         pack = draw.choice(packs)
         data = bytearray(b"".join(contents[s.sha256][s.offset : s.offset + s.length] for s in pack.slices))

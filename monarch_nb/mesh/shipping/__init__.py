@@ -7,6 +7,8 @@ comparing   which packages hosts have otherwise
 agent       a process on each host, in a group of its own: it has the host's store
 spreading   a pack from the notebook's machine to all agents, from agent to agent
 sending     the whole: survey, what is missing, packs, prefixes, other zygotes
+progress    how far it is, and which hosts are behind
+plan        for a dry run: bytes, source and reason of each part
 report      what was done, as data and as text
 upkeep      the store of this machine, from a terminal
 
@@ -20,11 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.shipping.comparing import HostsDifference, compare_hosts
+    from monarch_nb.mesh.shipping.progress import Progress
     from monarch_nb.mesh.shipping.sending import scan_here, send_environment
     from monarch_nb.mesh.shipping.upkeep import clean_here, export_here
 
 _WHERE = {
     "HostsDifference": "comparing",
+    "Progress": "progress",
     "clean_here": "upkeep",
     "compare_hosts": "comparing",
     "export_here": "upkeep",
@@ -32,7 +36,15 @@ _WHERE = {
     "send_environment": "sending",
 }
 
-__all__ = ["HostsDifference", "clean_here", "compare_hosts", "export_here", "scan_here", "send_environment"]
+__all__ = [
+    "HostsDifference",
+    "Progress",
+    "clean_here",
+    "compare_hosts",
+    "export_here",
+    "scan_here",
+    "send_environment",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -20,8 +20,8 @@ from monarch_nb.sync.env.interpreter import this_interpreter
 from monarch_nb.sync.env.layers import find_layers
 from monarch_nb.sync.env.mounts import Identity, identity_of
 from monarch_nb.sync.env.packages import PackageDigest
-from monarch_nb.sync.env.place import Prefix, find_prefix, missing_content, place
-from monarch_nb.sync.env.store import Store, default_store
+from monarch_nb.sync.env.place import Prefix, absent_content, find_prefix, missing_content, place
+from monarch_nb.sync.env.store import Store, default_store, read_known
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,19 @@ class SyncAgent(Actor):
     def packages(self) -> dict[str, PackageDigest]:
         """Return what is installed where ranks of this host are started; nothing is written."""
         return installed(find_layers(this_interpreter()))
+
+    @endpoint
+    def lacking(self, texts: Sequence[bytes]) -> dict[str, int]:
+        """Return what content of the environment isn't here: size by sha256; nothing is written.
+
+        Args:
+            texts: of parts that the host doesn't know.
+        """
+        root = default_store()
+        known = {part.id: part for part in map(manifests.read_part, texts)}
+        found = self._manifest.parts if self._manifest is not None else ()
+        parts = [known.get(each.id) or read_known(root, each.id) for each in found]
+        return absent_content(root, [part for part in parts if part is not None])
 
     @endpoint
     def learn(self, texts: Sequence[bytes]) -> Lack:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from monarch_nb._client.session import Session
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.host_mesh import HostMesh
-from monarch_nb.exceptions import MeshError
+from monarch_nb.exceptions import ActorError, MeshError
 from monarch_nb.mesh.shipping.agent import SyncAgent
 from monarch_nb.mesh.shipping.spreading import Trust
 
@@ -45,7 +45,7 @@ class Agents:
             try:
                 answers[host] = future.get(max(0.1, deadline - time.monotonic()))
             except Exception as error:
-                self.trust.lose(host, _reason(error))
+                self.trust.lose(host, reason_of(error))
         return answers
 
 
@@ -58,7 +58,7 @@ def agents_on(session: Session, hosts: Sequence[int]) -> Iterator[Agents]:
             try:
                 procs = HostMesh((host,), session=session).spawn_procs(name=f"{GROUP}-{host}")
             except MeshError as error:  # it's lost, or has no room
-                agents.trust.lose(host, _reason(error))
+                agents.trust.lose(host, reason_of(error))
                 continue
             stack.callback(_stop, procs)
             agents.by_host[host] = procs.spawn("agent", SyncAgent)
@@ -71,9 +71,11 @@ def _stop(procs: Any) -> None:
         procs.stop().get(AGENT_S)
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """Return what has gone wrong on a host, in one line: what the agent has raised, without how it got
     here."""
+    if isinstance(error, ActorError) and error.failures:
+        return error.failures[0].message.partition("\n")[0]
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from monarch_nb._shape import format_ranks
+from monarch_nb.mesh.shipping.plan import PlannedPart, plan_lines
 from monarch_nb.units import size_text
 
 SHORT = 6
@@ -24,6 +25,7 @@ class HostEnvironment:
         problem: why the host doesn't have it; "" if it has.
         warnings: what won't work though it runs.
         has_changed: whether the host started ranks in another one before.
+        plan: in a dry run, how each part would come there.
     """
 
     prefix: str = ""
@@ -33,6 +35,7 @@ class HostEnvironment:
     problem: str = ""
     warnings: tuple[str, ...] = ()
     has_changed: bool = False
+    plan: tuple[PlannedPart, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class EnvironmentPart:
         """Return what has been done, hosts that did alike once."""
         found: dict[str, list[int]] = {}
         for index, host in self.hosts.items():
-            for text in (self._line(host), *host.warnings):
+            for text in (self._line(host), *plan_lines(host.plan), *host.warnings):
                 found.setdefault(text, []).append(index)
         lines = [
             f"[host{'s' * (len(hosts) > 1)} {format_ranks(hosts)}] {text}" for text, hosts in found.items()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import queue
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +14,12 @@ from dataclasses import replace
 from monarch_nb._client.session import Session
 from monarch_nb._protocol.environment import GetEnvironments, RankEnvironment, UseEnvironments
 from monarch_nb.actor.future import Future
+from monarch_nb.exceptions import MeshError
 from monarch_nb.mesh.shipping.agent import Lack, Survey, SyncAgent, Taken, bytes_of
-from monarch_nb.mesh.shipping.agents import AGENT_S, Agents, agents_on
+from monarch_nb.mesh.shipping.agents import AGENT_S, Agents, agents_on, reason_of
 from monarch_nb.mesh.shipping.packs import PACK_BYTES, Pack, packs_of
+from monarch_nb.mesh.shipping.plan import PlannedPart, planned
+from monarch_nb.mesh.shipping.progress import Progress
 from monarch_nb.mesh.shipping.receiving import sums_of
 from monarch_nb.mesh.shipping.report import EnvironmentPart, HostEnvironment
 from monarch_nb.mesh.shipping.spreading import Outcome, Refused, spread
@@ -40,8 +42,6 @@ _TRIED = ("zmq", "cloudpickle", "monarch_nb._protocol.base")
 
 _Room = Mapping[int, Sequence[RDMABuffer]]
 """Buffers of agents, by host."""
-Progress = Callable[[int, int], None]
-"""Told bytes that are there, and all that go."""
 
 
 def send_environment(
@@ -60,12 +60,12 @@ def send_environment(
         scanned: the environment, as `monarch_nb.sync.env.scan` has found it.
         copies: make prefixes of their own also on hosts that see this program's files.
         dry_run: only say what would be done.
-        progress: told how far it is.
+        progress: told how far it is, and shown by who waits.
 
     Raises:
         EnvironmentSyncError: if a file here isn't what was believed. What hosts can't do is in the result.
     """
-    start = time.monotonic()
+    start, progress = time.monotonic(), progress or Progress()
     with agents_on(session, hosts) as agents:
         surveys = _survey(agents, scanned)
         shared = [] if copies else [host for host, survey in surveys.items() if survey.is_shared]
@@ -75,8 +75,10 @@ def send_environment(
         able = [host for host in surveys if host not in shared and host not in agents.trust.lost]
         wanting = [host for host in able if surveys[host].prefix is None]
         lacks = _lacks(agents, scanned, wanting, surveys, dry_run=dry_run)
+        plans = _plans(agents, scanned, lacks) if dry_run else {}
         if not dry_run:
             _send(agents, scanned, lacks, progress)
+            progress.step("making the environment on hosts, and trying it")
         there = {host: prefix for host in able if (prefix := surveys[host].prefix) is not None}
         placed = {} if dry_run else there | _place(agents, wanting)
         switched: set[int] = set() if dry_run else _switch(session, agents, scanned, shared, placed)
@@ -84,7 +86,9 @@ def send_environment(
         found = {}
         for host in hosts:
             each = _host_environment(surveys.get(host), lacks.get(host), placed.get(host), lost.get(host, ""))
-            found[host] = replace(each, is_shared=host in shared, has_changed=host in switched)
+            found[host] = replace(
+                each, is_shared=host in shared, has_changed=host in switched, plan=plans.get(host, ())
+            )
     return EnvironmentPart(
         id=scanned.manifest.id,
         num_packages=sum(bool(part.version) for part in scanned.parts.values()),
@@ -107,14 +111,16 @@ def _survey(agents: Agents, scanned: Scanned) -> dict[int, Survey]:
 def _lacks(
     agents: Agents, scanned: Scanned, hosts: Sequence[int], surveys: Mapping[int, Survey], *, dry_run: bool
 ) -> dict[int, Lack]:
-    """Return what hosts lack; for a dry run, what parts that they don't know have."""
-    if dry_run:
-        return {h: Lack(_contents(scanned, surveys[h].unknown), "") for h in hosts}
+    """Return what hosts lack; for a dry run, nothing is written there."""
     lacks: dict[int, Lack] = {}
     for unknown in dict.fromkeys(surveys[host].unknown for host in hosts):
         texts = [scanned.parts[part].text for part in unknown]
         alike = [host for host in hosts if surveys[host].unknown == unknown]
-        lacks |= agents.ask(_learning(texts), AGENT_S, alike)
+        if dry_run:
+            sizes = agents.ask(_lacking(texts), AGENT_S, alike)
+            lacks |= {host: Lack(each, "") for host, each in sizes.items()}
+        else:
+            lacks |= agents.ask(_learning(texts), AGENT_S, alike)
     for host, lack in list(lacks.items()):
         if lack.refusal:
             agents.trust.lose(host, lack.refusal)
@@ -126,18 +132,26 @@ def _learning(texts: list[bytes]) -> Callable[[SyncAgent], Future[Lack]]:
     return lambda agent: agent.learn.call_one(texts)
 
 
-def _contents(scanned: Scanned, parts: Iterable[str]) -> dict[str, int]:
-    return {e.content: e.size for part in parts for e in scanned.parts[part].entries if e.kind != "l"}
+def _lacking(texts: list[bytes]) -> Callable[[SyncAgent], Future[dict[str, int]]]:
+    return lambda agent: agent.lacking.call_one(texts)
 
 
-def _send(agents: Agents, scanned: Scanned, lacks: Mapping[int, Lack], progress: Progress | None) -> None:
+def _plans(agents: Agents, scanned: Scanned, lacks: Mapping[int, Lack]) -> dict[int, tuple[PlannedPart, ...]]:
+    """Return how each part would come to hosts."""
+    there = agents.ask(lambda agent: agent.packages.call_one(), AGENT_S, lacks)
+    versions = {host: {name: p.version for name, p in found.items()} for host, found in there.items()}
+    parts = list(scanned.parts.values())
+    return {host: planned(parts, lack.sizes, versions.get(host, {})) for host, lack in lacks.items()}
+
+
+def _send(agents: Agents, scanned: Scanned, lacks: Mapping[int, Lack], progress: Progress) -> None:
     """Send hosts what they lack: hosts that lack the same as one."""
     groups: dict[frozenset[int], dict[str, int]] = {}
     for sha256, size in {s: n for lack in lacks.values() for s, n in lack.sizes.items()}.items():
         who = frozenset(host for host, lack in lacks.items() if sha256 in lack.sizes)
         groups.setdefault(who, {})[sha256] = size
-    num_bytes = sum(sum(sizes.values()) for sizes in groups.values())
-    sender = _Sender(agents, scanned, progress, num_bytes)
+    progress.begin({host: sum(lack.sizes.values()) for host, lack in lacks.items()})
+    sender = _Sender(agents, scanned, progress)
     for who, sizes in groups.items():
         sender.send(sorted(who), list(packs_of(sizes)))
 
@@ -145,14 +159,11 @@ def _send(agents: Agents, scanned: Scanned, lacks: Mapping[int, Lack], progress:
 class _Sender:
     """Reads packs and has them spread, `SLOTS` at once."""
 
-    def __init__(self, agents: Agents, scanned: Scanned, progress: Progress | None, num_bytes: int) -> None:
+    def __init__(self, agents: Agents, scanned: Scanned, progress: Progress) -> None:
         self._agents = agents
         self._scanned = scanned
         self._treater = Treater(scanned.roots)
         self._progress = progress
-        self._num_bytes = num_bytes
-        self._num_sent = 0
-        self._lock = threading.Lock()
 
     def send(self, hosts: Sequence[int], packs: Sequence[Pack]) -> None:
         """Send packs to hosts.
@@ -190,17 +201,23 @@ class _Sender:
 
         def copy(holder: int | None, target: int) -> Outcome:
             source = buffer if holder is None else room[holder][slot]
-            taken: Taken = self._agents.by_host[target].take.call_one(slot, pack, source, sums).get(AGENT_S)
+            try:
+                taken: Taken = (
+                    self._agents.by_host[target].take.call_one(slot, pack, source, sums).get(AGENT_S)
+                )
+            except MeshError as error:
+                self._agents.trust.lose(target, reason_of(error))
+                raise
+            if not taken.wrong and not taken.problem:
+                self._progress.took(target, pack.num_bytes)
             return taken.wrong, taken.problem
 
         try:
             spread(list(room), self._agents.trust, copy)
         except Refused as error:
             raise changed(self._scanned.sources[error.wrong[0]].file) from None
-        with self._lock:
-            self._num_sent += pack.num_bytes
-            if self._progress is not None:
-                self._progress(self._num_sent, self._num_bytes)
+        for host in room.keys() & self._agents.trust.lost.keys():
+            self._progress.left_out(host)
 
     def _read(self, pack: Pack, memory: memoryview) -> None:
         at = 0
@@ -279,4 +296,4 @@ def scan_here(*, verify: bool = False) -> Scanned:
     return scan(find_layers(this_interpreter()), cache, verify=verify)
 
 
-__all__ = ["Progress", "scan_here", "send_environment", "tried_modules"]
+__all__ = ["scan_here", "send_environment", "tried_modules"]

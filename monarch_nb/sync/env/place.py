@@ -127,6 +127,19 @@ def missing_content(store: Store, parts: Sequence[Part]) -> dict[str, int]:
     return missing
 
 
+def absent_content(store_root: str, parts: Sequence[Part]) -> dict[str, int]:
+    """Return the content that the store at `store_root` has no file for: its size by its name. Nothing is
+    written, and no file is read.
+    """
+    sizes = {e.content: e.size for p in parts for e in p.entries if e.kind != manifests.LINK}
+    return {content: size for content, size in sizes.items() if not _has_file(store_root, content)}
+
+
+def _has_file(store_root: str, content: str) -> bool:
+    path = f"{store_root}/objects/{content[:2]}/{content[2:]}"
+    return os.path.exists(path) or os.path.exists(path + "x")
+
+
 def _fill(store: Store, folder: str, parts: Sequence[Part], roots: Mapping[str, str]) -> None:
     made = {""}
     links: list[Entry] = []

@@ -241,6 +241,17 @@ class Store:
         return found
 
 
+def read_known(root: str, part: str) -> Part | None:
+    """Return a part that the store at `root` knows, without making that store; None if it doesn't, or the
+    part was changed.
+    """
+    with suppress(OSError, ManifestError):
+        with open(f"{root}/parts/{part}", "rb") as file:
+            found = read_part(file.read())
+        return found if found.id == part else None
+    return None
+
+
 def hash_file(path: str) -> str:
     """Return the sha256 of a file's content.
 

@@ -1,0 +1,103 @@
+"""How far an environment on its way to hosts is, below the cell that waits for it: bytes, speed, and which
+hosts are behind.
+"""
+
+from __future__ import annotations
+
+import html
+import threading
+import time
+from collections.abc import Mapping
+
+from monarch_nb._shape import name_hosts
+from monarch_nb.mesh.shipping.packs import PACK_BYTES
+from monarch_nb.units import elapsed_text, size_text
+
+BEHIND_BYTES = 2 * PACK_BYTES
+"""A host that lacks so much more than the one that lacks the least is behind."""
+
+
+class Progress:
+    """What hosts have of what they lacked. Changed by the threads that send, read by the one that shows it.
+
+    Example:
+        >>> progress = Progress()
+        >>> progress.begin({1: 64 << 20, 2: 64 << 20})
+        >>> progress.took(1, 48 << 20)
+        >>> progress.text().partition(", ")[0], progress.behind()
+        ('48 MiB of 128 MiB', (2,))
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        self._step = "comparing what hosts have"
+        self._left: dict[int, int] = {}
+        self._num_bytes = 0
+
+    def step(self, what: str) -> None:
+        """Say what is done now, in words."""
+        with self._lock:
+            self._step = what
+
+    def begin(self, lacking: Mapping[int, int]) -> None:
+        """Begin to send.
+
+        Args:
+            lacking: by host, bytes.
+        """
+        with self._lock:
+            self._left, self._num_bytes = dict(lacking), sum(lacking.values())
+            self._step, self._began = "", time.monotonic()
+
+    def took(self, host: int, num_bytes: int) -> None:
+        """A host has got a pack, and verified it."""
+        with self._lock:
+            self._left[host] -= num_bytes
+
+    def left_out(self, host: int) -> None:
+        """A host gets no more."""
+        with self._lock:
+            self._num_bytes -= self._left.pop(host, 0)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that hosts have got."""
+        return self._num_bytes - sum(self._left.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that all hosts lacked."""
+        return self._num_bytes
+
+    def sent_text(self) -> str:
+        """Return such as `1.4 GiB sent`."""
+        return f"{size_text(self.sent_bytes)} sent"
+
+    def behind(self) -> tuple[int, ...]:
+        """Return the hosts that are behind others."""
+        with self._lock:
+            least = min(self._left.values(), default=0)
+            return tuple(h for h, left in sorted(self._left.items()) if left >= least + BEHIND_BYTES)
+
+    def text(self) -> str:
+        """Return such as `0.9 GiB of 1.4 GiB, 0.41 GB/s, 2 s left; behind: host 3 (320 MiB to go)`."""
+        if self._step:
+            return self._step
+        seconds, sent = time.monotonic() - self._began, self.sent_bytes
+        parts = [f"{size_text(sent)} of {size_text(self._num_bytes)}"]
+        if sent and seconds > 0:
+            parts.append(f"{sent / seconds / 1e9:.2f} GB/s")
+            parts.append(f"{elapsed_text(seconds / sent * (self._num_bytes - sent))} left")
+        return ", ".join(parts) + self._behind_text()
+
+    def mimebundle(self) -> dict[str, str]:
+        """Return it as text and as HTML."""
+        text = self.text()
+        bar = f"<progress max='{max(1, self._num_bytes)}' value='{self.sent_bytes}'></progress> "
+        return {"text/plain": text, "text/html": f"<div>{bar}<span>{html.escape(text)}</span></div>"}
+
+    def _behind_text(self) -> str:
+        behind = self.behind()
+        left = max((self._left.get(host, 0) for host in behind), default=0)
+        return f"; behind: {name_hosts(behind)} ({size_text(left)} to go)" if behind else ""
