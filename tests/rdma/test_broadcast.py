@@ -30,7 +30,7 @@ from monarch_nb.exceptions import (
 from monarch_nb.rdma import RDMABuffer, Receipt, empty, use_path
 from monarch_nb.rdma.broadcast import leader as leader_module
 from monarch_nb.rdma.broadcast.buffers import Spread
-from monarch_nb.rdma.broadcasting import Lead
+from monarch_nb.rdma.broadcast.questions import Lead
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.link import ask_later
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from monarch_nb.distributed import Mesh
+from monarch_nb.exceptions import MeshError
 
 
 @pytest.fixture(scope="session")
 def mesh() -> Iterator[Mesh]:
-    with Mesh(shape=(2, 2), mesh_dim_names=("data_parallel", "model_parallel")) as found:
-        yield found
+    found = Mesh(shape=(2, 2), mesh_dim_names=("data_parallel", "model_parallel"))
+    yield found
+    # Other tests may have closed this program's connections: the mesh has ended with them.
+    with suppress(MeshError):
+        found.stop()
 
 
 @pytest.fixture

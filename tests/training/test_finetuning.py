@@ -113,6 +113,8 @@ def test_trl_trains_on_all_ranks(mesh: Mesh, tmp_path: Path) -> None:
     mesh.run(
         "import torch.distributed as dist\nif dist.is_initialized(): dist.destroy_process_group()", quiet=True
     )
+    # A new port: while a model of the other test lives, so does the store of its process group.
+    setup_torch_elastic_env(mesh)
     mesh.push({"folder": str(tmp_path)})
     mesh.run(TRL, quiet=True, timeout=200)
     first, second = mesh.pull("found").values()
