@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.borrow import get_active_stream as get_active_stream
     from monarch_nb.tensor.distribute import distribute as distribute
     from monarch_nb.tensor.distribute import redistribute as redistribute
+    from monarch_nb.tensor.feed import feed as feed
     from monarch_nb.tensor.gradients import grad_function as grad_function
     from monarch_nb.tensor.gradients import grad_generator as grad_generator
     from monarch_nb.tensor.groups import RemoteProcessGroup as RemoteProcessGroup
@@ -84,6 +85,7 @@ _WHERE = {
     "inspect": "monarch_nb.tensor.movement",
     "module_to_mesh": "monarch_nb.tensor.module",
     "explain": "monarch_nb.parallel.module",
+    "feed": "monarch_nb.tensor.feed",
     "parallelize": "monarch_nb.parallel.module",
     "per_rank": "monarch_nb.tensor.movement",
     "redistribute": "monarch_nb.tensor.distribute",
@@ -125,6 +127,7 @@ __all__ = [
     "configure",
     "configured",
     "distribute",
+    "feed",
     "fetch_shard",
     "get_active_mesh",
     "get_active_stream",

@@ -30,7 +30,7 @@ from monarch_nb.parallel.dry_run import (
 )
 from monarch_nb.parallel.explanation import Explanation, ties_of
 from monarch_nb.parallel.mismatch import across_error, mismatch_error
-from monarch_nb.tensor.distribute import laid_out
+from monarch_nb.tensor.distribute import laid_out, moved_to
 from monarch_nb.tensor.engines import grid_of
 from monarch_nb.tensor.metadata import Grid, Placements, contiguous, intern
 from monarch_nb.tensor.module import brought, check_module, copied
@@ -304,7 +304,8 @@ class Parallel:
         if not isinstance(value, Tensor):
             return brought(value, self._grid, layout)
         if value.mesh_meta.grid is not self._grid:
-            return brought(value.full(), self._grid, layout)
+            moved = moved_to(value, self._grid, layout)
+            return brought(value.full(), self._grid, layout) if moved is None else moved
         return laid_out(value, layout) if value.placements != layout else value
 
     def _run(self, dry: DryRun, leaves: list[Any], structure: Any) -> Any:
@@ -319,6 +320,10 @@ class Parallel:
     @property
     def grid(self) -> Grid:
         """Where its tensors are."""
+        return self._grid
+
+    def tensor_grid(self) -> Grid:
+        """Return where its batches lie: `feed` asks it."""
         return self._grid
 
     # --- the module on the ranks

@@ -470,26 +470,26 @@ class Engine:
 
     # --- values that go and come
 
-    def put(self, plain: Any, grid: Grid, placements: Placements | None) -> Tensor:
+    def put(self, plain: Any, grid: Grid, placements: Placements | None, *, maps: bool = False) -> Tensor:
         """Send a plain tensor to the ranks; each keeps its part.
 
         Args:
             placements: None: each rank has it as a value of its own; then `plain` may be a list with one for
                 each rank.
+            maps: ranks keep the memory in which it comes, instead of a copy of their part.
         """
         self._check_alive()
         first = next(p for p in plain if p is not None) if isinstance(plain, list) else plain
         meta = intern(first.shape, contiguous(first.shape), first.dtype, grid, placements)
-        is_large = isinstance(plain, list) or first.numel() * first.element_size() > _LARGE
+        is_large = maps or isinstance(plain, list) or first.numel() * first.element_size() > _LARGE
         with self.stream.lock:  # a small one is sent later, when it may have changed: its copy is
             self.stream.add_parcel(
                 [p if p is None else p.detach() for p in plain]
                 if isinstance(plain, list)
                 else _parcel(plain, is_large)
             )
-            made: Tensor = self.own(
-                "own.put", (None if placements is None else grid.number, placements, grid.ranks), [], meta
-            )
+            number = None if placements is None else grid.number
+            made: Tensor = self.own("own.put", (number, placements, grid.ranks, maps), [], meta)
             if is_large:
                 self.stream.flush()
         return made

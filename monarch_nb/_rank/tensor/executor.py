@@ -47,7 +47,7 @@ from monarch_nb._rank.tensor.protocol import (
     Resume,
     Verdict,
 )  # fmt: skip
-from monarch_nb._rank.tensor.whole import on_whole, place, seeded
+from monarch_nb._rank.tensor.whole import in_place, on_whole, place, seeded
 from monarch_nb._transport.failure import class_name, message_of, traceback_of
 
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(
@@ -336,8 +336,12 @@ class Executor:
 
     # --- operations of our own
 
-    def _put(self, mesh_number: int | None, placements: Any, ranks: Sequence[int]) -> Any:
-        """Take a plain tensor out of the message; keep this rank's part of it."""
+    def _put(self, mesh_number: int | None, placements: Any, ranks: Sequence[int], maps: bool) -> Any:
+        """Take a plain tensor out of the message; keep this rank's part of it.
+
+        Args:
+            maps: in the memory where it came: a mapping that only this process sees changes of.
+        """
         whole = next(self._parcels)
         if self._rank not in ranks:
             return None
@@ -347,9 +351,9 @@ class Executor:
         whole = whole.detach().to(device_type())
         if mesh_number is None:
             return whole.clone()
-        part = place(whole, self._meshes.by_number[mesh_number], placements)
+        part = (in_place if maps else place)(whole, self._meshes.by_number[mesh_number], placements)
         local = local_of(part)
-        if _shares(local, whole):  # the message's memory, which others may map, too
+        if not maps and _shares(local, whole):  # the message's memory, which others may map, too
             local.set_(local.clone(memory_format=torch.contiguous_format))
         return part
 

@@ -55,6 +55,19 @@ def place(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -> D
     return everywhere.redistribute(mesh, placements)
 
 
+def in_place(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -> DTensor:
+    """Return this rank's part as `place` does, in the memory of the whole where parts are equally long."""
+    part = whole
+    for axis, each in enumerate(placements):
+        if each.is_shard():
+            if part.shape[each.dim] % mesh.size(axis):
+                return place(whole, mesh, placements)
+            part = part.chunk(mesh.size(axis), each.dim)[mesh.get_local_rank(axis)]
+    return DTensor.from_local(
+        part.contiguous(), mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
 def _part(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -> DTensor:
     splits = any(not each.is_replicate() for each in placements)
     return place(whole.contiguous() if splits else whole, mesh, placements)
