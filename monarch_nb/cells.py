@@ -9,7 +9,10 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
+Namespace = dict[str, Any]
+"""What cells have defined, by name: the globals in which code runs."""
 _FILE = re.compile(r'File "([^"\n]+)", line (\d+)')
 
 

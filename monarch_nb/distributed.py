@@ -3,9 +3,10 @@
 Example:
     >>> from monarch_nb.distributed import Mesh               # doctest: +SKIP
     >>> mesh = Mesh(shape=(4, 2), mesh_dim_names=("data_parallel", "model_parallel"))  # doctest: +SKIP
-    >>> dt = monarch_nb.distribute(torch.randn(8, 6), mesh, sharding_spec=["data_parallel", None])  # doctest: +SKIP
+    >>> spec = ["data_parallel", None]                        # doctest: +SKIP
+    >>> dt = monarch_nb.distribute(torch.randn(8, 6), mesh, sharding_spec=spec)  # doctest: +SKIP
     >>> (dt @ dt.T).full()                                    # doctest: +SKIP
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

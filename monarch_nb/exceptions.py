@@ -4,11 +4,10 @@
      ├── DeviceMeshError        what was done on a mesh has failed: what a recovery loop catches
      │    ├── ActorError        an endpoint, function or cell raised, on some ranks
      │    │    └── UnknownVariable  (NameError) ranks have no variable of that name
-     │    ├── RemoteException   an operation on tensors of the mesh failed on ranks: raised where its value is waited for
+     │    ├── RemoteException   an operation on tensors failed on ranks: raised where its value is waited for
      │    └── SupervisionError  (RuntimeError) something used is dead: a rank, an actor, a mesh
      │         ├── MeshFailure  what happened to it, as a value and as an exception
-     │         └── MeshEnded    (TransportClosed) the mesh itself is no more: it was stopped, or its
-     controller was killed
+     │         └── MeshEnded    (TransportClosed) the mesh has ended: stopped, or its controller killed
      ├── TransportClosed           (RuntimeError) this program has left the mesh
      ├── RankTimeout            (TimeoutError) an answer didn't come in time; the mesh is unharmed
      ├── RequestFailed          (RuntimeError) a host process couldn't do what was asked; it says why
@@ -16,12 +15,12 @@
      ├── MeshStartError         a host process or rank didn't start
      ├── MeshNotFound           (LookupError) no mesh of that name
      ├── MeshUnreachable        (ConnectionError) a handle on a mesh to which this process has no way
-     ├── MeshUsageError         (ValueError) a magic that was typed wrongly, a cell that isn't Python, an argument that can't be
+     ├── MeshUsageError         (ValueError) a wrong magic or argument, a cell that isn't Python
      │    ├── NameTaken         a mesh of that name runs, or is being started
-     │    ├── WrongTensor       tensors that don't go together, or something that a tensor of the mesh can't do
-     │    └── ShardingError     a tensor can't be laid out as was asked, or an operation can't be done on it as it's laid out
-     │         └── ShapeError   shapes that fit in one process don't fit on the ranks, each of which has a part
-     ├── StaleCode              (RuntimeError) a rank runs other code than its file holds: it can't be reloaded, or isn't to be
+     │    ├── WrongTensor       tensors that don't go together, or something that they can't do
+     │    └── ShardingError     a tensor can't be laid out so, or the layout forbids an operation
+     │         └── ShapeError   shapes fit in one process, but not on ranks that have parts
+     ├── StaleCode              (RuntimeError) a rank runs other code than its file holds, and keeps it
      ├── ScriptExit             (RuntimeError) a script has left with another exit code than 0
      ├── WrongArguments         (TypeError) a call or a spawn with other arguments than it takes
      └── RDMAError              bytes could not be moved; the memory they were for may have part of them
@@ -35,7 +34,7 @@ Of lower rooms, which know no meshes:
     RankSetError                (ValueError) text that names no ranks; defined in `_shape.rank_set`
 
 Ranks in messages are positions in the mesh (or slice) that was called.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

@@ -31,12 +31,12 @@ _MARK = "\0"
 
 _NUMBER = r"""
     [0-9\x1b](?:
-        (?<=\x1b)\[[0-9;]*m                                                       # no value but a colour: must be equal
+        (?<=\x1b)\[[0-9;]*m                                             # no value but a colour: must be equal
         | (?<=0)x[0-9a-fA-F]+
-        | (?<![0-9][0-9])[0-9]?:[0-9]{2}:[0-9]{2}(?:[.,][0-9]+)?                   # a time of day
+        | (?<![0-9][0-9])[0-9]?:[0-9]{2}:[0-9]{2}(?:[.,][0-9]+)?         # a time of day
         | [0-9]*(?:\.[0-9]+)*(?:[eE][+-]?[0-9]+)?(?:\ ?[KMGTP]i?B\b)?
     )
-"""  # noqa: E501
+"""
 _VALUE = re.compile(_NUMBER, re.VERBOSE)
 """Begins with a set of characters, which makes it ten times as fast as an alternative would."""
 _VALUE_OR_ID = re.compile(

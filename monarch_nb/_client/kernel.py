@@ -6,15 +6,19 @@ To ranks, whose work outlives the kernel, that interrupt must not be passed on. 
 shutdown_request follows on the control channel, which ipykernel reads in a thread of its own. So an interrupt
 is held until it's clear what it is:
 
-    a shutdown follows       it was none: whoever waits is told that the kernel leaves (`KernelShutDown`), and the work goes on
-    the server says: meant   it's passed on at once (`CONFIRMED`, a signal that everybody else ignores; `monarch_nb.server.interrupts`)
-    it is pressed again      whoever does that wants it: it's passed on after `AGAIN_S`, unless that was a shutdown's
-    neither for `HOLD_S`     it's passed on; that's where there is no Jupyter server with our extension (jupyter console, nbclient)
+    a shutdown follows       it was none: whoever waits is told that the kernel leaves (`KernelShutDown`),
+                             and the work goes on
+    the server says: meant   it's passed on at once (`CONFIRMED`, a signal that everybody else ignores;
+                             `monarch_nb.server.interrupts`)
+    it is pressed again      whoever does that wants it: it's passed on after `AGAIN_S`, unless that was a
+                             shutdown's
+    neither for `HOLD_S`     it's passed on; that's where there is no Jupyter server with our extension
+                             (jupyter console, nbclient)
 
 The time is counted in turns of the control thread's event loop. Each turn has read what had come before, and
 on a machine so loaded that this process isn't run, it doesn't pass. A kernel that is killed meanwhile has
 passed nothing on.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -16,6 +15,7 @@ from typing import Any
 from monarch_nb._client import children, connection_file
 from monarch_nb._client.connection_file import Connection
 from monarch_nb._client.mesh_name import check_mesh_name
+from monarch_nb._host.config import HostConfig
 from monarch_nb._host.starting import host_command
 from monarch_nb._journal.retention import KEEP_S, keep_s
 from monarch_nb._protocol.states import ClaimState
@@ -29,9 +29,7 @@ SETTLE_S = 150.0
 LOOK_S = 0.05
 
 
-def start_host_process(
-    config: dict[str, Any], env: Mapping[str, str] | None = None
-) -> subprocess.Popen[bytes]:
+def start_host_process(config: HostConfig, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
     """Start a host process, in a session of its own; returns once it serves.
 
     Args:
@@ -44,22 +42,21 @@ def start_host_process(
         host_command(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=None if config.get("debug") else subprocess.PIPE,
+        stderr=subprocess.PIPE,
         start_new_session=True,
         env=clean_environment() | dict(env or {}),
     )
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(json.dumps(config).encode())
+    assert process.stdin and process.stdout and process.stderr
+    process.stdin.write(config.encode())
     process.stdin.close()
     if process.stdout.readline() != b"ready\n":
-        error = process.stderr.read().decode(errors="replace") if process.stderr else ""
+        error = process.stderr.read().decode(errors="replace")
         process.wait()
         raise MeshStartError(
             f"the host process did not start (exit code {process.returncode}):\n{error.strip()}"
         )
     process.stdout.close()
-    if process.stderr:
-        process.stderr.close()
+    process.stderr.close()
     children.look_after(process)
     return process
 
@@ -83,8 +80,10 @@ def importable_path() -> list[str]:
     return [os.path.abspath(p) if p else os.getcwd() for p in sys.path]
 
 
-def controller_config(**extra: Any) -> dict[str, Any]:
-    """Return the configuration of a new controller.
+def controller_config(
+    *, owner_pid: int | None = None, warm_claim: str = "", requirements: Mapping[str, object] | None = None
+) -> HostConfig:
+    """Return the configuration of a new controller; the arguments as `HostConfig` has them.
 
     Raises:
         MeshStartError: if there's no place for its sockets.
@@ -93,22 +92,24 @@ def controller_config(**extra: Any) -> dict[str, Any]:
         directory = new_directory()
     except OSError as error:
         raise MeshStartError(f"no mesh can be started here: {error}") from None
-    return {
-        "host": 0,
-        "directory": os.path.join(directory, "h0"),
-        "sys_path": importable_path(),
-        "log": os.environ.get("MONARCH_NB_HOST_LOG"),
-        **extra,
-    }
-
-
-def start_controller(**extra: Any) -> Connection:
-    """Start a controller; `extra` goes into its configuration."""
-    config = controller_config(**extra)
-    process = start_host_process(config)
-    return Connection(
-        extra.get("name", ""), process.pid, config["directory"], start_time=start_time(process.pid)
+    return HostConfig(
+        host=0,
+        directory=os.path.join(directory, "h0"),
+        sys_path=importable_path(),
+        log=os.environ.get("MONARCH_NB_HOST_LOG"),
+        owner_pid=owner_pid,
+        warm_claim=warm_claim,
+        requirements=dict(requirements or {}),
     )
+
+
+def start_controller(
+    *, owner_pid: int | None = None, warm_claim: str = "", requirements: Mapping[str, object] | None = None
+) -> Connection:
+    """Start a controller; the arguments as `HostConfig` has them."""
+    config = controller_config(owner_pid=owner_pid, warm_claim=warm_claim, requirements=requirements)
+    process = start_host_process(config)
+    return Connection("", process.pid, config.directory, start_time=start_time(process.pid))
 
 
 # --- connection files

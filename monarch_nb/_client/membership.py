@@ -17,6 +17,7 @@ from contextlib import suppress
 from monarch_nb._client import connection_file, launch
 from monarch_nb._client.connection_file import Connection
 from monarch_nb._client.mesh_name import check_mesh_name
+from monarch_nb._host.config import HostConfig
 from monarch_nb._host.launcher import LauncherError, Place, knock, read_invitation
 from monarch_nb._wire.directory import new_directory
 from monarch_nb._wire.invitation import Invitation, InvitationError
@@ -144,19 +145,19 @@ def _relayed(name: str, place: Place) -> Connection:
         MeshStartError: with what it wrote, if it ended instead.
     """
     path = launch.connection_path(name)
-    config = {
-        "host": place.admission.host,
-        "controller": place.address,
-        "controller_key": place.controller_key,
-        "public": place.keys.public,
-        "secret": place.keys.secret,
-        "directory": os.path.join(new_directory(), "member"),
-        "name": name,
-        "connection_file": path,
-        "sys_path": [os.path.abspath(p) for p in sys.path if p],
-        "log": os.environ.get("MONARCH_NB_HOST_LOG"),
-        "warm": False,
-    }
+    config = HostConfig(
+        host=place.admission.host,
+        controller=place.address,
+        controller_key=place.controller_key,
+        public=place.keys.public,
+        secret=place.keys.secret,
+        directory=os.path.join(new_directory(), "member"),
+        name=name,
+        connection_file=path,
+        sys_path=[os.path.abspath(p) for p in sys.path if p],
+        log=os.environ.get("MONARCH_NB_HOST_LOG"),
+        warm=False,
+    )
     launch.start_host_process(config)
     found = connection_file.read(path)
     if found is None:

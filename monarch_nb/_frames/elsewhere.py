@@ -36,10 +36,11 @@ def forget_all() -> None:
 def local_path(path: str) -> str:
     """Return where a file of the notebook's lies on this machine.
 
-    >>> learn([("/home/me/proj", "/tmp/work/proj-1")]); local_path("/home/me/proj/model.py"), local_path("/home/me/other.py")
+    >>> learn([("/home/me/proj", "/tmp/work/proj-1")])
+    >>> local_path("/home/me/proj/model.py"), local_path("/home/me/other.py")
     ('/tmp/work/proj-1/model.py', '/home/me/other.py')
     >>> forget_all()
-    """  # noqa: E501
+    """
     return _moved(path, _pairs)
 
 

@@ -17,11 +17,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from monarch_nb._host.config import HostConfig
 from monarch_nb._host.starting import start_host_process
 from monarch_nb._version import __version__
 from monarch_nb._wire import message as wire
@@ -217,8 +218,8 @@ def knock(invitation: Invitation, node: str, place: int | None, keys: KeyPair | 
             return Place(answer, address, invitation.controller_key, keys)
         tried.append(f"{address} ({trouble or answer})")
     raise LauncherError(
-        f'cannot reach the mesh at {", ".join(tried)}. A firewall? ports = "29400-29500" in the profile names ports that are open, '  # noqa: E501
-        "network = the addresses that hosts can reach"
+        f'cannot reach the mesh at {", ".join(tried)}. A firewall? ports = "29400-29500" in the profile '
+        "names ports that are open, network = the addresses that hosts can reach"
     )
 
 
@@ -286,20 +287,20 @@ def _start(place: Place, *, detach: bool) -> subprocess.Popen[bytes]:
         LauncherError: with what it wrote, if it ended instead.
     """
     found = place.admission
-    config: dict[str, Any] = {
-        "host": found.host,
-        "generation": found.generation,
-        "label": found.label,
-        "controller": place.address,
-        "controller_key": place.controller_key,
-        "public": place.keys.public,
-        "secret": place.keys.secret,
-        "directory": os.path.join(new_directory(), f"h{found.host}"),
-        "sys_path": [os.path.abspath(p) for p in sys.path if p],
-        "log": os.environ.get("MONARCH_NB_HOST_LOG"),
-        "launcher_pid": None if detach else os.getpid(),
-        "job": _job(os.environ),
-    }
+    config = HostConfig(
+        host=found.host,
+        generation=found.generation,
+        label=found.label,
+        controller=place.address,
+        controller_key=place.controller_key,
+        public=place.keys.public,
+        secret=place.keys.secret,
+        directory=os.path.join(new_directory(), f"h{found.host}"),
+        sys_path=[os.path.abspath(p) for p in sys.path if p],
+        log=os.environ.get("MONARCH_NB_HOST_LOG"),
+        launcher_pid=None if detach else os.getpid(),
+        job=_job(os.environ),
+    )
     process = start_host_process(config, host_environment(os.environ), subprocess.PIPE)
     assert process.stdout is not None and process.stderr is not None
     if process.stdout.readline() != b"ready\n":

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from monarch_nb._host.config import HostConfig
 from monarch_nb._host.warming import Zygote, start_zygote
 from monarch_nb._wire.address import FIRST_MEMBER
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run a host process; its configuration comes as JSON on standard input, readiness is told on fd 1."""
-    config = json.loads(sys.stdin.buffer.read())
-    zygote = start_zygote(config["sys_path"], config["directory"]) if config.get("warm", True) else None
+    config = HostConfig.decode(sys.stdin.buffer.read())
+    zygote = start_zygote(config.sys_path, config.directory) if config.warm else None
     from monarch_nb import sources  # takes half a second with the rest, while the zygote imports, too
     from monarch_nb._host.agent.agent import HostAgent
 
@@ -28,7 +28,7 @@ def main() -> None:
         os.write(1, b"ready\n")
     except OSError:  # who started us is gone already
         process.loop.call_later(0, process.shut_down)
-    log = os.open(config.get("log") or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = os.open(config.log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
@@ -44,12 +44,12 @@ def main() -> None:
         os._exit(status)
 
 
-def _made(config: dict[str, Any], zygote: Zygote | None) -> HostProcess | Relay:
+def _made(config: HostConfig, zygote: Zygote | None) -> HostProcess | Relay:
     """Return what this process is, by its configuration."""
     from monarch_nb._host.agent.agent import HostAgent
     from monarch_nb._host.controller.controller import ControllerProcess
     from monarch_nb._host.relay import Relay
 
-    if config["host"] >= FIRST_MEMBER:
+    if config.host >= FIRST_MEMBER:
         return Relay(config)
-    return ControllerProcess(config, zygote) if config["host"] == 0 else HostAgent(config, zygote)
+    return ControllerProcess(config, zygote) if config.host == 0 else HostAgent(config, zygote)

@@ -21,6 +21,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from monarch_nb._host.agent.process import BEAT_S
 from monarch_nb._host.agent.router import Router
+from monarch_nb._host.config import HostConfig
 from monarch_nb._host.controller.mesh_name import write_connection
 from monarch_nb._host.loop import Loop
 from monarch_nb._protocol.base import Event, Malformed, decode, encode
@@ -56,15 +57,15 @@ class Relay:
             `controller_key`, `public`, `secret`, `name` and `connection_file` under which programs find it.
     """
 
-    successor: dict[str, Any] | None = None
+    successor: HostConfig | None = None
     """None ever comes after it."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: HostConfig) -> None:
         self._config = config
-        self._index: int = config["host"]
+        self._index = config.host
         self._me = address.host_proc(self._index)
-        self._directory: str = config["directory"]
-        self._claim = self._claimed(config["connection_file"])
+        self._directory = config.directory
+        self._claim = self._claimed(config.connection_file)
         private_directory(self._directory)
         self.loop = Loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -105,21 +106,21 @@ class Relay:
         link.setsockopt(zmq.LINGER, FLUSH_MS)
         link.setsockopt(zmq.IDENTITY, b"m%d.%s" % (self._index, secrets.token_hex(8).encode()))
         link.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-        link.setsockopt(zmq.IPV6, int("[" in config["controller"]))
-        link.curve_serverkey = config["controller_key"].encode()
-        link.curve_publickey, link.curve_secretkey = config["public"].encode(), config["secret"].encode()
-        link.connect(config["controller"])
+        link.setsockopt(zmq.IPV6, int("[" in config.controller))
+        link.curve_serverkey = config.controller_key.encode()
+        link.curve_publickey, link.curve_secretkey = config.public.encode(), config.secret.encode()
+        link.connect(config.controller)
         return link
 
     def _show(self) -> None:
         """Let programs of this user find the mesh."""
         pid = os.getpid()
         content = {
-            "name": self._config["name"], "pid": pid, "start_time": start_time(pid), "machine": machine_id(),
+            "name": self._config.name, "pid": pid, "start_time": start_time(pid), "machine": machine_id(),
             "directory": self._directory, "host": self._index, "wire_version": wire.VERSION,
             "started": time.time(),
         }  # fmt: skip
-        write_connection(self._config["connection_file"], content)
+        write_connection(self._config.connection_file, content)
 
     # --- from programs here
 
@@ -247,7 +248,7 @@ class Relay:
             self._router.pool.close()
         finally:
             with suppress(OSError):
-                os.unlink(self._config["connection_file"])
+                os.unlink(self._config.connection_file)
             self._claim.release()
             shutil.rmtree(self._directory, ignore_errors=True)
             with suppress(OSError):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import Any
+
+from monarch_nb._host.config import HostConfig
 
 PROCESS_JOB = "process"
 """Hosts of this kind are processes of the controller's own machine: it can start one anew by itself."""
@@ -37,7 +37,7 @@ def host_command() -> list[str]:
 
 
 def start_host_process(
-    config: Mapping[str, Any], env: Mapping[str, str], output: int = subprocess.DEVNULL
+    config: HostConfig, env: Mapping[str, str], output: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
     """Start a host process, in a session of its own, and give it its configuration.
 
@@ -57,6 +57,6 @@ def start_host_process(
         env=dict(env),
     )
     assert process.stdin is not None
-    process.stdin.write(json.dumps(config).encode())
+    process.stdin.write(config.encode())
     process.stdin.close()
     return process

@@ -42,6 +42,7 @@ from monarch_nb._transport.failure import (
     trace_of,
     traceback_of,
 )
+from monarch_nb.cells import Namespace
 
 if TYPE_CHECKING:
     from monarch_nb._rank.streams import OutputPipe
@@ -226,7 +227,7 @@ class CellIPython(InteractiveShell):
         """Run a file for `%run`; what it raises, the cell raises."""
         super().safe_execfile(*args, **{**kwargs, "raise_exceptions": not kwargs.get("exit_ignore")})
 
-    def safe_run_module(self, mod_name: str, where: dict[str, Any]) -> None:
+    def safe_run_module(self, mod_name: str, where: Namespace) -> None:
         """Run a module for `%run -m`; what it raises, the cell raises."""
         import runpy
 
@@ -323,7 +324,7 @@ def _nothing_to_be_seen() -> Iterator[None]:
         os.environ.update(environment)
 
 
-def shell_for(namespace: dict[str, Any], pipe: OutputPipe) -> CellIPython:
+def shell_for(namespace: Namespace, pipe: OutputPipe) -> CellIPython:
     """Return the shell of this rank; to be called once.
 
     Args:
@@ -339,7 +340,7 @@ def shell_for(namespace: dict[str, Any], pipe: OutputPipe) -> CellIPython:
     return prepared.shell
 
 
-def _take_up(shell: Any, namespace: dict[str, Any], pipe: OutputPipe) -> None:
+def _take_up(shell: Any, namespace: Namespace, pipe: OutputPipe) -> None:
     """Make a shell this process's: namespace, output, and what IPython puts elsewhere."""
     shell.pipe = pipe
     shell.user_ns = namespace

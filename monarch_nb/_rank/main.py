@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from types import FrameType
-from typing import Any
 
 from msgspec import convert
 from msgspec.structs import asdict, replace
@@ -38,6 +37,7 @@ from monarch_nb._wire import message as wire
 from monarch_nb._wire.activity_page import ActivityPage
 from monarch_nb._wire.dump import DumpFile
 from monarch_nb._wire.mesh_address import MeshAddress
+from monarch_nb.cells import Namespace
 
 _PR_SET_NAME = 15
 _TOLD_S = 0.5
@@ -80,11 +80,11 @@ class Rank:
         return self.spec.group.python
 
     @property
-    def namespace(self) -> dict[str, Any]:
+    def namespace(self) -> Namespace:
         """The variables of its cells."""
         return self.worker.namespace
 
-    def variables(self, names: Sequence[str]) -> dict[str, Any]:
+    def variables(self, names: Sequence[str]) -> Namespace:
         """Return some of them.
 
         Raises:

@@ -22,10 +22,14 @@ def operators(events: Iterable[ChromeEvent]) -> list[Row]:
     """Return a row per operator; times are without those of operators that it calls.
 
     >>> op = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1}
-    >>> operators([{**op, "name": "matmul", "ts": 0.0, "dur": 10.0}, {**op, "name": "mm", "ts": 1.0, "dur": 8.0, "args": {"External id": 5}},
-    ...            {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 20.0, "dur": 3.0, "args": {"External id": 5}}])
+    >>> call = {"args": {"External id": 5}}
+    >>> operators([
+    ...     {**op, "name": "matmul", "ts": 0.0, "dur": 10.0},
+    ...     {**op, "name": "mm", "ts": 1.0, "dur": 8.0, **call},
+    ...     {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 20.0, "dur": 3.0, **call},
+    ... ])
     [('matmul', 1, 2.0, 0.0), ('mm', 1, 8.0, 3.0)]
-    """  # noqa: E501
+    """
     by_thread: dict[tuple[Any, Any], list[ChromeEvent]] = {}
     launched: dict[Any, float] = {}
     for event in events:

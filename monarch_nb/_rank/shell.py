@@ -31,6 +31,7 @@ from monarch_nb._transport.failure import (
     traceback_of,
     traceback_text,
 )
+from monarch_nb.cells import Namespace
 from monarch_nb.exceptions import ScriptExit
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class CellShell:
         restore: called when the user's code is over, first of all.
     """
 
-    def __init__(self, namespace: dict[str, Any], pipe: OutputPipe, restore: Callable[[], None]) -> None:
+    def __init__(self, namespace: Namespace, pipe: OutputPipe, restore: Callable[[], None]) -> None:
         self.namespace = namespace
         self.last_error: BaseException | None = None
         """What the last cell has raised: its frames are kept for the debugger, until the next cell."""

@@ -37,13 +37,15 @@ def rewritten(trace: ChromeTrace, rank: int, host: str, pid: int, base_ns: int) 
     """Yield the events of a trace with times since `base_ns`, process ids of this rank's own, and names that
     say the rank.
 
-    >>> trace = {"baseTimeNanoseconds": 5_000, "traceEvents": [{"ph": "X", "name": "aten::mm", "pid": 77, "tid": 78, "ts": 1.0, "dur": 2.0}]}
+    >>> matmul = {"ph": "X", "name": "aten::mm", "pid": 77, "tid": 78, "ts": 1.0, "dur": 2.0}
+    >>> trace = {"baseTimeNanoseconds": 5_000, "traceEvents": [matmul]}
     >>> for event in rewritten(trace, 3, "host", 77, base_ns=4_000):
-    ...     print(event["ph"], event["pid"], event.get("ts"), event["args"] if event["ph"] == "M" else event["name"])
+    ...     what = event["args"] if event["ph"] == "M" else event["name"]
+    ...     print(event["ph"], event["pid"], event.get("ts"), what)
     X 3000 2.0 aten::mm
     M 3000 None {'name': 'rank 3 (host)'}
     M 3000 None {'sort_index': 3000}
-    """  # noqa: E501
+    """
     shift_us = (int(trace.get("baseTimeNanoseconds", 0)) - base_ns) / 1000
     pids = {pid: rank * _PIDS_PER_RANK}
     labels: dict[int, str] = {}

@@ -13,6 +13,7 @@ from typing import Any
 
 from monarch_nb._protocol.variables import VariableRow
 from monarch_nb._transport.failure import class_name, message_of
+from monarch_nb.cells import Namespace
 from monarch_nb.exceptions import NotDefinedHere
 
 MAX_TEXT = 60
@@ -41,7 +42,7 @@ _GIVEN = frozenset(
 """What every rank's namespace has from the start."""
 
 
-def not_defined(names: Sequence[str], namespace: Mapping[str, Any]) -> NotDefinedHere:
+def not_defined(names: Sequence[str], namespace: Namespace) -> NotDefinedHere:
     """Return the error for variables that aren't there."""
     import difflib
 
@@ -50,7 +51,7 @@ def not_defined(names: Sequence[str], namespace: Mapping[str, Any]) -> NotDefine
     return NotDefinedHere(names, near, held[:MAX_HELD])
 
 
-def user_names(namespace: Mapping[str, Any]) -> list[str]:
+def user_names(namespace: Namespace) -> list[str]:
     """Return the names of the user's own variables: no modules, nothing hidden, nothing that was there
     before.
     """
@@ -281,7 +282,7 @@ def leaf_at(value: Any, path: str) -> Any:
 MAX_MATCHES = 200
 
 
-def complete(namespace: Mapping[str, Any], text: str) -> list[str]:
+def complete(namespace: Namespace, text: str) -> list[str]:
     """Return the names that `text` may go on with: variables, or attributes where it has a dot. Runs no code
     of the user's.
 

@@ -41,6 +41,7 @@ from monarch_nb._transport.transport import TransportClosed
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
+from monarch_nb.cells import Namespace
 
 if TYPE_CHECKING:
     from monarch_nb._rank.main import Rank
@@ -111,7 +112,7 @@ class Worker:
         self._ident = threading.get_ident()
         self.current: Message | None = None
         main_module = sys.modules["__main__"]
-        self.namespace: dict[str, Any] = main_module.__dict__
+        self.namespace: Namespace = main_module.__dict__
         for name in [n for n in self.namespace if not n.startswith("__")]:
             del self.namespace[name]  # what the program that became this rank had imported
         signal.signal(signal.SIGINT, self._on_interrupt)
@@ -449,11 +450,11 @@ class Worker:
         self.namespace.update(self._fields(message))
 
     @does(Work.PULL)
-    def work_pull(self, message: Message) -> dict[str, Any]:
+    def work_pull(self, message: Message) -> Namespace:
         """Return variables of the cells' namespace."""
         return self.variables(self._fields(message))
 
-    def variables(self, names: Sequence[str]) -> dict[str, Any]:
+    def variables(self, names: Sequence[str]) -> Namespace:
         """Return variables of the cells' namespace.
 
         Raises:

@@ -34,6 +34,7 @@ from monarch_nb._reload.statements import (
     imported_names,
     is_in_place,
 )
+from monarch_nb.cells import Namespace
 
 MAX_TABLE = 10_000
 """Tables with more entries aren't looked through for objects that were registered."""
@@ -210,20 +211,20 @@ def _reload(plan: _Plan) -> ModuleReload:
     return ModuleReload(loaded.name, loaded.known_as, tuple(changes))
 
 
-def _execute(plan: _Plan, namespace: dict[str, Any]) -> None:
+def _execute(plan: _Plan, namespace: Namespace) -> None:
     """Run the statements that are new."""
     namespace["__doc__"] = ast.get_docstring(plan.new, clean=False)
     for code in plan.codes:
         exec(code, namespace)
 
 
-def _put_back(namespace: dict[str, Any], before: dict[str, Any]) -> None:
+def _put_back(namespace: Namespace, before: Namespace) -> None:
     for name in [n for n in namespace if n not in before]:
         del namespace[name]
     namespace.update(before)
 
 
-def _take_on(plan: _Plan, namespace: dict[str, Any], before: dict[str, Any]) -> Iterator[Change]:
+def _take_on(plan: _Plan, namespace: Namespace, before: Namespace) -> Iterator[Change]:
     """Give old objects the code of new ones, and bind them again."""
     old_nodes, new_nodes = definitions(plan.old.body), definitions(plan.new.body)
     same = Same()
@@ -246,7 +247,7 @@ def _take_on(plan: _Plan, namespace: dict[str, Any], before: dict[str, Any]) -> 
 
 def _take_on_one(
     plan: _Plan,
-    namespace: dict[str, Any],
+    namespace: Namespace,
     name: str,
     old: Any,
     old_node: Definition | None,

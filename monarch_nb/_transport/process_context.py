@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 from monarch_nb._transport.transport import Transport
 from monarch_nb._wire.mesh_address import MeshAddress
+from monarch_nb.cells import Namespace
 
 if TYPE_CHECKING:
     from monarch_nb._wire.activity_page import ActivityPage
@@ -56,10 +57,10 @@ class RankContext(Protocol):
         """The interpreter that its host has for ranks, if not the controller's."""
 
     @property
-    def namespace(self) -> dict[str, Any]:
+    def namespace(self) -> Namespace:
         """The variables of its cells."""
 
-    def variables(self, names: Sequence[str]) -> dict[str, Any]:
+    def variables(self, names: Sequence[str]) -> Namespace:
         """Return some of them.
 
         Raises:

@@ -29,10 +29,10 @@ user code or a blocking call runs.
 
 Interrupts: a signal that comes just before the main thread blocks in C isn't seen until the call returns; so,
 while it waits for an answer, the main thread never blocks for longer than `SIGNAL_S`. It may get a
-KeyboardInterrupt between any two bytecodes. `deque.extend(map(recv,
-...))` moves a message from ZeroMQ to `_arrived` without one in between; a dispatch that was cut short is repeated, and dispatching is
-idempotent for all that clients receive.
-"""  # noqa: E501
+KeyboardInterrupt between any two bytecodes. `deque.extend(map(recv, ...))` moves a message from ZeroMQ to
+`_arrived` without one in between; a dispatch that was cut short is repeated, and dispatching is idempotent
+for all that clients receive.
+"""
 
 from __future__ import annotations
 

@@ -12,9 +12,11 @@ half. Only buffers that cross machines follow as frames of their own.
         16      8  destination proc
         24      8  ref: the number at the one who waits, under which an answer is expected (0: nobody waits)
         32      8  target: actor id (0: the rank itself)
-        40      4  origin: the cell that caused this message, so that output finds its cell; in a reply: up to which mark of its output the
-                   sender had come (`marks.SETTLED`), 0 if it had printed nothing for that cell
-        44      2  length of name (of a method; in a reply: the sender's segments that were dropped, 8 bytes each)
+        40      4  origin: the cell that caused this message, so that output finds its cell; in a reply: up to
+                   which mark of its output the sender had come (`marks.SETTLED`), 0 if it had printed
+                   nothing for that cell
+        44      2  length of name (of a method; in a reply: the sender's segments that were dropped, 8 bytes
+                   each)
         46      2  length of context
         48      2  number of buffers
         50      2  reserved, 0
@@ -22,7 +24,7 @@ half. Only buffers that cross machines follow as frames of their own.
 
 All numbers are little-endian. Host processes route by the header and the table and never look into the
 payload.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

@@ -47,10 +47,11 @@ def default_bootstrap_cmd() -> BootstrapCommand:
     `spawn_procs`.
 
     Example:
-        >>> command = default_bootstrap_cmd()                                                          # doctest: +SKIP
-        >>> command = BootstrapCommand("nice", None, ["-n", "5", command.program, *command.args])      # doctest: +SKIP
-        >>> this_host().spawn_procs({"gpus": 2}, bootstrap_command=command)                            # doctest: +SKIP
-    """  # noqa: E501
+        >>> command = default_bootstrap_cmd()  # doctest: +SKIP
+        >>> args = ["-n", "5", command.program, *command.args]  # doctest: +SKIP
+        >>> command = BootstrapCommand("nice", None, args)  # doctest: +SKIP
+        >>> this_host().spawn_procs({"gpus": 2}, bootstrap_command=command)  # doctest: +SKIP
+    """
     return BootstrapCommand(sys.executable, None, ["-m", RANK_MODULE])
 
 

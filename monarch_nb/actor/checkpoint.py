@@ -33,13 +33,14 @@ class Checkpointed(Actor):
         >>> class Trainer(Checkpointed):                     # doctest: +SKIP
         ...     checkpoint_every, checkpoint_state = 100, "replicated"
         ...     def __init__(self):
-        ...         self.model = DDP(Net()); self.optimizer = Adam(self.model.parameters()); self.num_steps = 0
+        ...         self.model = DDP(Net())
+        ...         self.optimizer = Adam(self.model.parameters())
         ...     def state_dict(self):
-        ...         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.num_steps}
+        ...         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         ...     def load_state_dict(self, state):
-        ...         self.model.load_state_dict(state["model"]); self.optimizer.load_state_dict(state["optimizer"])
-        ...         self.num_steps = state["step"]
-    """  # noqa: E501
+        ...         self.model.load_state_dict(state["model"])
+        ...         self.optimizer.load_state_dict(state["optimizer"])
+    """
 
     checkpoint_every: int = 0
     checkpoint_state: str = "own"

@@ -233,8 +233,9 @@ class HostMesh(MeshHandle):
             MeshUsageError: if a folder isn't there or can't be meant; for `conda`.
 
         Example:
-            >>> receipt = await hosts.sync_workspace(Workspace(dirs=["~/proj"]), auto_reload=True)   # doctest: +SKIP
-        """  # noqa: E501
+            >>> workspace = Workspace(dirs=["~/proj"])  # doctest: +SKIP
+            >>> receipt = await hosts.sync_workspace(workspace, auto_reload=True)  # doctest: +SKIP
+        """
         self._check_alive()
         if conda:
             raise MeshUsageError(

@@ -14,12 +14,14 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import zmq
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
 from monarch_nb._client.preferences import preferences
+from monarch_nb._host.config import HostConfig
 from monarch_nb._protocol.ranks import Ticket, Tickets
 from monarch_nb._shape import Extent, Shape
 from monarch_nb._wire.directory import new_directory
@@ -127,16 +129,13 @@ def _serve(
             hosts[:] = [h for h in hosts if h.poll() is None]
             request = listener.recv(copy=False)
             strangers.knows(request)
-            listener.send_json(_start_host(json.loads(request.bytes), hosts))
+            listener.send_json(_start_host(msgspec.json.decode(request.bytes, type=Ticket), hosts))
 
 
-def _start_host(ticket: dict[str, Any], hosts: list[subprocess.Popen[bytes]]) -> dict[str, str]:
-    config = {
-        **ticket,
-        "label": ticket["label"] or sockets.gethostname(),
-        "directory": os.path.join(new_directory(), f"h{ticket['host']}"),
-        "sys_path": launch.importable_path(),
-    }
+def _start_host(ticket: Ticket, hosts: list[subprocess.Popen[bytes]]) -> dict[str, str]:
+    directory = os.path.join(new_directory(), f"h{ticket.host}")
+    named = replace(ticket, label=ticket.label or sockets.gethostname())
+    config = HostConfig(ticket.host, directory, launch.importable_path()).with_ticket(named, directory)
     try:
         hosts.append(launch.start_host_process(config))
     except MeshStartError as error:

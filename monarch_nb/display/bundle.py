@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from monarch_nb._protocol.shown import MimeBundle
 from monarch_nb.display import ansi
 from monarch_nb.display.template import Markup, render
 from monarch_nb.units import size_text
@@ -48,12 +49,12 @@ class Bundle:
     True
     """
 
-    data: Mapping[str, Any] = field(compare=False)
-    metadata: Mapping[str, Any] = field(compare=False)
+    data: MimeBundle = field(compare=False)
+    metadata: MimeBundle = field(compare=False)
     key: str = field(repr=False)
 
     @classmethod
-    def of(cls, data: Mapping[str, Any], metadata: Mapping[str, Any] | None = None) -> Bundle:
+    def of(cls, data: MimeBundle, metadata: MimeBundle | None = None) -> Bundle:
         """Build a bundle from what a rank sent."""
         meta = metadata or {}
         return cls(data, meta, json.dumps([data, meta], sort_keys=True, default=repr))

@@ -14,10 +14,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
+from monarch_nb._protocol.shown import MimeBundle
 from monarch_nb._shape.rank_set import name_ranks
 from monarch_nb.display import cell_html, cell_text
 from monarch_nb.display.bars import merge_bars
@@ -181,8 +182,8 @@ class CellView:
     def display(
         self,
         rank: int,
-        mimebundle: Mapping[str, Any],
-        metadata: Mapping[str, Any] | None = None,
+        mimebundle: MimeBundle,
+        metadata: MimeBundle | None = None,
         display_id: str | None = None,
         update: bool = False,
     ) -> None:
@@ -239,7 +240,7 @@ class CellView:
             self._displays[rank] = []
             self._bars.pop(rank, None)
 
-    def result(self, rank: int, bundle: Mapping[str, Any] | None) -> None:
+    def result(self, rank: int, bundle: MimeBundle | None) -> None:
         """Take the value of the last expression on a rank; None when it has none."""
         if bundle is None:
             return

@@ -24,10 +24,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Protocol, TextIO
+from typing import Protocol, TextIO
 
+from monarch_nb._protocol.shown import MimeBundle
 from monarch_nb.display.cell_html import label_bundle
 from monarch_nb.display.cell_view import Native
 from monarch_nb.display.progress import PROGRESS_AFTER_S, CellState, progress_text
@@ -87,7 +88,7 @@ class NotebookPublisher:
             return 0
         if not self._shown and not view.visible():
             return 0  # a cell without output: nothing to render
-        bundle: dict[str, Any] = view.mimebundle()
+        bundle: MimeBundle = view.mimebundle()
         if self._shown or bundle["text/html"]:
             unfinished = "" if final else view.unfinished_text()
             self._send(bundle, {"monarch_nb": {"unfinished": unfinished}} if unfinished else {})
@@ -118,9 +119,7 @@ class NotebookPublisher:
                 self._natives[key] = _GONE
         return num_bytes
 
-    def _send_native(
-        self, key: str, data: Mapping[str, Any], metadata: Mapping[str, Any], *, known: bool
-    ) -> None:
+    def _send_native(self, key: str, data: MimeBundle, metadata: MimeBundle, *, known: bool) -> None:
         from IPython.display import display, update_display
 
         display_id = f"{self._display_id}-{key}"
@@ -131,7 +130,7 @@ class NotebookPublisher:
                 display, dict(data), raw=True, metadata=dict(metadata), display_id=display_id
             )
 
-    def _send(self, bundle: dict[str, Any], metadata: dict[str, Any]) -> None:
+    def _send(self, bundle: MimeBundle, metadata: MimeBundle) -> None:
         from IPython.display import display, update_display
 
         if self._shown:

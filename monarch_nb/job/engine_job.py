@@ -114,9 +114,9 @@ class SSHJob(EngineJob):
         setup: shell lines before the interpreter.
 
     Example:
-        >>> job = SSHJob({"trainers": ["node1", "node2"]})                 # doctest: +SKIP
-        >>> procs = job.state().trainers.spawn_procs({"gpus": 8})          # doctest: +SKIP
-        >>> job.kill()                                                     # doctest: +SKIP
+        >>> job = SSHJob({"trainers": ["node1", "node2"]})  # doctest: +SKIP
+        >>> procs = job.state().trainers.spawn_procs({"gpus": 8})  # doctest: +SKIP
+        >>> job.kill()  # doctest: +SKIP
     """
 
     def __init__(
@@ -149,13 +149,13 @@ class SlurmJob(EngineJob):
             then.
 
     Example:
-        >>> job = SlurmJob({"trainers": 4}, gpus_per_node=8, time_limit="2:00:00", partition="a100")     # doctest: +SKIP
-        >>> procs = job.state().trainers.spawn_procs({"gpus": 8})                                        # doctest: +SKIP
-        >>> job.kill()                                                                                   # doctest: +SKIP
+        >>> job = SlurmJob({"trainers": 4}, gpus_per_node=8, time_limit="2:00:00")  # doctest: +SKIP
+        >>> procs = job.state().trainers.spawn_procs({"gpus": 8})  # doctest: +SKIP
+        >>> job.kill()  # doctest: +SKIP
 
     Raises:
         MeshUsageError: for a flag or a time that can't be.
-    """  # noqa: E501
+    """
 
     def __init__(
         self,
@@ -231,9 +231,9 @@ class RayJob(EngineJob):
         job_start_timeout: seconds that `state` waits for; by default for ever.
 
     Example:
-        >>> job = RayJob({"trainers": 4}, gpus_per_node=8)                 # doctest: +SKIP
-        >>> procs = job.state().trainers.spawn_procs({"gpus": 8})          # doctest: +SKIP
-        >>> job.kill()                                                     # doctest: +SKIP
+        >>> job = RayJob({"trainers": 4}, gpus_per_node=8)  # doctest: +SKIP
+        >>> procs = job.state().trainers.spawn_procs({"gpus": 8})  # doctest: +SKIP
+        >>> job.kill()  # doctest: +SKIP
     """
 
     def __init__(
@@ -273,9 +273,9 @@ class KubernetesJob(EngineJob):
         job_start_timeout: seconds that `state` waits for; by default for ever.
 
     Example:
-        >>> job = KubernetesJob({"trainers": 4}, image="team/train:1", gpus_per_node=8)    # doctest: +SKIP
-        >>> procs = job.state().trainers.spawn_procs({"gpus": 8})                          # doctest: +SKIP
-        >>> job.kill()                                                                     # doctest: +SKIP
+        >>> job = KubernetesJob({"trainers": 4}, image="team/train:1", gpus_per_node=8)  # doctest: +SKIP
+        >>> procs = job.state().trainers.spawn_procs({"gpus": 8})  # doctest: +SKIP
+        >>> job.kill()  # doctest: +SKIP
     """
 
     def __init__(

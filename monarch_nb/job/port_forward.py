@@ -24,9 +24,9 @@ class PortForwarder(Actor):
     """Owns forwards: spawn one on this process, and stop it to end all of them.
 
     Example:
-        >>> forwarder = this_proc().spawn("forwarder", PortForwarder)                              # doctest: +SKIP
-        >>> forwarder.forward.call_one(procs, 6006, this_proc(), "127.0.0.1:16006").get()          # doctest: +SKIP
-    """  # noqa: E501
+        >>> forwarder = this_proc().spawn("forwarder", PortForwarder)  # doctest: +SKIP
+        >>> forwarder.forward.call_one(procs, 6006, this_proc(), "127.0.0.1:16006").get()  # doctest: +SKIP
+    """
 
     def __init__(self) -> None:
         self._started: list[Any] = []

@@ -8,14 +8,12 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from msgspec.structs import asdict
 
 from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
 from monarch_nb._host import capacity
+from monarch_nb._host.config import HostConfig
 from monarch_nb._host.starting import PROCESS_JOB
 from monarch_nb._protocol.ranks import Ticket, Tickets
 from monarch_nb._shape import Extent, Shape
@@ -92,11 +90,7 @@ def start_hosts(
     return tickets, processes
 
 
-def agent_config(ticket: Ticket, directory: str) -> dict[str, Any]:
+def agent_config(ticket: Ticket, directory: str) -> HostConfig:
     """Return the configuration of a host process that dials the controller with `ticket`."""
-    return {
-        **asdict(ticket),
-        "directory": directory,
-        "sys_path": launch.importable_path(),
-        "log": os.environ.get("MONARCH_NB_HOST_LOG"),
-    }
+    log = os.environ.get("MONARCH_NB_HOST_LOG")
+    return HostConfig(ticket.host, directory, launch.importable_path(), log).with_ticket(ticket, directory)

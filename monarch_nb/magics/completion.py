@@ -10,7 +10,7 @@ import argparse
 import re
 from typing import TYPE_CHECKING, Any
 
-from IPython.core.completer import SimpleCompletion, context_matcher
+from IPython.core.completer import SimpleCompletion, SimpleMatcherResult, context_matcher
 
 from monarch_nb._protocol.work import Work
 from monarch_nb.actor.handle import transport_of
@@ -36,13 +36,13 @@ class Completion:
         self._values = Values(magics.state, lambda: self._remote("", None))
 
         @context_matcher()
-        def matcher(context: Any) -> dict[str, Any]:
+        def matcher(context: Any) -> SimpleMatcherResult:
             return self._match(context)
 
         matcher.__self__ = self
         self.matcher = matcher
 
-    def _match(self, context: Any) -> dict[str, Any]:
+    def _match(self, context: Any) -> SimpleMatcherResult:
         before = context.full_text.splitlines()[: context.cursor_line + 1]
         line = context.line_with_cursor[: context.cursor_position] if before else ""
         if len(before) > 1 and before[0].startswith("%%mesh"):
@@ -55,7 +55,7 @@ class Completion:
 
     # --- what comes after %mesh
 
-    def _after_mesh(self, text: str) -> dict[str, Any]:
+    def _after_mesh(self, text: str) -> SimpleMatcherResult:
         verb, space, rest = text.partition(" ")
         if not space:
             return _offer([v for v in self._magics.verbs if v.startswith(verb)], verb)
@@ -64,7 +64,7 @@ class Completion:
             return _offer([], "")
         return self._words(rest, parser, verb)
 
-    def _words(self, text: str, parser: argparse.ArgumentParser, verb: str) -> dict[str, Any]:
+    def _words(self, text: str, parser: argparse.ArgumentParser, verb: str) -> SimpleMatcherResult:
         """Complete the last word of what stands after a verb or `%%mesh`."""
         word = Word(parser, text.split(" "))
         mesh = self._mesh(word.earlier.get("name"))
@@ -78,7 +78,7 @@ class Completion:
         found = self._values.offer(verb, word, mesh)
         return _offer([], "", suppress=False) if found is None else _offer(found[1], found[0])
 
-    def _ranks(self, word: str, mesh: Mesh | None) -> dict[str, Any]:
+    def _ranks(self, word: str, mesh: Mesh | None) -> SimpleMatcherResult:
         """Complete a rank set: `all`, and dimensions with their sizes."""
         if mesh is None:
             return _offer([], word)
@@ -95,7 +95,7 @@ class Completion:
 
     # --- inside a cell for the ranks
 
-    def _in_cell(self, line: str, first: str) -> dict[str, Any]:
+    def _in_cell(self, line: str, first: str) -> SimpleMatcherResult:
         match = _NAME.search(line)
         if match is None or line.lstrip().startswith(("%", "!")):
             return _offer([], "", suppress=False)
@@ -149,7 +149,7 @@ class _Silence(list[SimpleCompletion]):
         return 1
 
 
-def _offer(names: list[str], fragment: str, *, suppress: bool = True) -> dict[str, Any]:
+def _offer(names: list[str], fragment: str, *, suppress: bool = True) -> SimpleMatcherResult:
     return {
         "completions": [SimpleCompletion(n, type=_type_of(n)) for n in names]
         if names or not suppress

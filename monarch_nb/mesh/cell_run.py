@@ -17,7 +17,7 @@ from monarch_nb._client.kernel import KernelShutDown
 from monarch_nb._protocol.base import Request
 from monarch_nb._protocol.hang import RankStacks
 from monarch_nb._protocol.journal import Seen
-from monarch_nb._protocol.shown import CellEnd, Shown
+from monarch_nb._protocol.shown import CellEnd, MimeBundle, Shown
 from monarch_nb._protocol.states import CellStatus, EndReason
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._transport.failure import revive
@@ -61,7 +61,7 @@ class CellResult:
 
     ranks: tuple[int, ...]
     n: int = 0
-    bundles: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    bundles: dict[int, MimeBundle] = field(default_factory=dict)
     failures: dict[int, RankFailure] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
     unfinished: dict[int, RankStacks] = field(default_factory=dict)

@@ -169,8 +169,8 @@ class Cells:
         return self._run_shown(prepared.line, chosen, None, 0, timeout, quiet=quiet, script=prepared)
 
     def _run_shown(
-        self, source: str, ranks: tuple[int, ...], watcher: Watcher | None, number: int, timeout: float | None, *,  # noqa: E501
-        quiet: bool, script: Script | None = None, always: bool = False,
+        self, source: str, ranks: tuple[int, ...], watcher: Watcher | None, number: int,
+        timeout: float | None, *, quiet: bool, script: Script | None = None, always: bool = False,
     ) -> CellResult:  # fmt: skip
         """Run a cell or a script, show what comes, and wait for it."""
         if quiet or watcher is not None:

@@ -22,8 +22,9 @@ MISSING = "not there"
 MAX_SHOWN = 100
 _COLUMNS = ("what", "ranks", "value")
 _PER_RANK = re.compile(
-    r"(LOCAL_|GROUP_|ROLE_|NODE_|CROSS_)?RANK|ROLE_NAME|HOSTNAME|(CUDA|HIP|ROCR|ZE|ASCEND_RT)_VISIBLE_DEVICES|NVIDIA_VISIBLE_DEVICES"
-    r"|SLURM_(PROCID|LOCALID|NODEID|GTIDS|TASK_PID|TOPOLOGY_ADDR)|(OMPI_COMM_WORLD|PMI|PMIX|MPI)_\w*RANK|JPY_PARENT_PID|SHLVL|PWD|OLDPWD|_"
+    r"(LOCAL_|GROUP_|ROLE_|NODE_|CROSS_)?RANK|ROLE_NAME|HOSTNAME|(CUDA|HIP|ROCR|ZE|ASCEND_RT)_VISIBLE_DEVICES"
+    r"|NVIDIA_VISIBLE_DEVICES|SLURM_(PROCID|LOCALID|NODEID|GTIDS|TASK_PID|TOPOLOGY_ADDR)"
+    r"|(OMPI_COMM_WORLD|PMI|PMIX|MPI)_\w*RANK|JPY_PARENT_PID|SHLVL|PWD|OLDPWD|_"
 )
 """Variables that are each rank's or each host's own, as a whole name."""
 
@@ -156,10 +157,11 @@ def find_environment_difference(
 def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, str]]]) -> Iterator[EnvironmentItem]:
     """Yield each thing that a rank runs with, equal values once.
 
-    >>> for item in compare({0: {"packages": {"numpy": "2.1"}}, 1: {"packages": {"numpy": "1.26"}}, 2: {"packages": {"numpy": "2.1"}}}):
+    >>> old, new = {"packages": {"numpy": "1.26"}}, {"packages": {"numpy": "2.1"}}
+    >>> for item in compare({0: new, 1: old, 2: new}):
     ...     print(item.name, item.groups, item.differs)
     numpy (((0, 2), '2.1'), ((1,), '1.26')) True
-    """  # noqa: E501
+    """
     sections = dict.fromkeys(section for found in by_rank.values() for section in found)
     for section in sections:
         names = dict.fromkeys(name for found in by_rank.values() for name in found.get(section, ()))

@@ -120,14 +120,17 @@ def _pushed(entry: Entry) -> str:
     )
 
 
-_HEADER = '''"""Cells of mesh {name!r}, as they ran there. Run it on as many ranks: torchrun --nproc-per-node {size} {file}"""
+_HEADER = '''"""Cells of mesh {name!r}, as they ran there. Run it on as many ranks:
+
+    torchrun --nproc-per-node {size} {file}
+"""
 
 import os
 
 rank = int(os.environ.get("RANK", "0"))
 world_size = int(os.environ.get("WORLD_SIZE", "1"))
 local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-'''  # noqa: E501
+'''
 
 
 def write_script(path: Path, mesh: Mesh, cells: Sequence[Entry]) -> None:

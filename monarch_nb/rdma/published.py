@@ -172,8 +172,8 @@ def publish(state_dict: Mapping[str, Any], *, version: int | None = None) -> Pub
 
 
 def load_into(
-    state_dict: Mapping[str, Any], source: Published | Iterable[Published], timeout: float | None = DEFAULT_TIMEOUT_S,  # noqa: E501
-    *, strict: bool = True, min_version: int | None = None,
+    state_dict: Mapping[str, Any], source: Published | Iterable[Published],
+    timeout: float | None = DEFAULT_TIMEOUT_S, *, strict: bool = True, min_version: int | None = None,
 ) -> Receipt:  # fmt: skip
     """Read a published model into the tensors of `state_dict`, in place: of each just what this rank has.
 

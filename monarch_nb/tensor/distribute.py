@@ -31,8 +31,9 @@ def distribute(tensor: torch.Tensor, mesh: Any, sharding_spec: Sequence[Any] | N
         SupervisionError: (a DeviceMeshError) if the mesh is dead.
 
     Example:
-        >>> dt = monarch_nb.distribute(torch.randn(8, 4), mesh, sharding_spec=["data_parallel", None])  # doctest: +SKIP
-    """  # noqa: E501
+        >>> spec = ["data_parallel", None]  # doctest: +SKIP
+        >>> dt = monarch_nb.distribute(torch.randn(8, 4), mesh, sharding_spec=spec)  # doctest: +SKIP
+    """
     if not isinstance(tensor, torch.Tensor):
         raise WrongTensor(
             f"distribute takes a tensor, not {type(tensor).__name__}: torch.as_tensor(x) makes one"

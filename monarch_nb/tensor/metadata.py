@@ -101,8 +101,8 @@ class Meta:
     )  # fmt: skip
 
     def __init__(
-        self, size: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, grid: Grid, placements: Placements | None,  # noqa: E501
-        offset: int, is_copy: bool,
+        self, size: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, grid: Grid,
+        placements: Placements | None, offset: int, is_copy: bool,
     ) -> None:  # fmt: skip
         self.size, self.stride, self.dtype, self.offset = size, stride, dtype, offset
         self.grid, self.placements, self.is_copy = grid, placements, is_copy

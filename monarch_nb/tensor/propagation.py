@@ -123,7 +123,8 @@ class Propagation:
         return DTensor(torch.empty(0, dtype=meta.dtype, device="meta"), meta.spec, requires_grad=False)
 
     def _whole(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Grid, placements: Placements, reason: str = ""  # noqa: E501
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Grid, placements: Placements,
+        reason: str = "",
     ) -> Outcome:  # fmt: skip
         try:
             shapes = self._results(func, args, kwargs)

@@ -14,6 +14,7 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._protocol.shown import MimeBundle
 from monarch_nb.display import card_html
 from monarch_nb.exceptions import MeshError
 from monarch_nb.status import MeshStatus
@@ -51,9 +52,9 @@ class Card:
         bundle = self._bundle(status)
         self._handle = display(bundle, raw=True, display_id=True)
 
-    def _bundle(self, status: MeshStatus) -> dict[str, Any]:
+    def _bundle(self, status: MeshStatus) -> MimeBundle:
         self._last, self._gist = status, _gist(status)
-        bundle: dict[str, Any] = {
+        bundle: MimeBundle = {
             "text/plain": status.text(),
             "text/html": card_html.render(status, self._ended),
             MIME: {"snapshot": status.as_dict(), "ended": self._ended, "when": round(time.time(), 3)},

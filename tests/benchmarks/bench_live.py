@@ -39,7 +39,9 @@ _FRAMES = """async ({script, status, seconds, rate}) => {
   const url = URL.createObjectURL(new Blob([script], {type: 'text/javascript'}));
   const widget = (await import(url)).default;
   const listeners = {}, state = {snapshot: status, delta: {}, ended: ''};
-  const model = {get: k => state[k], on: (e, f) => { listeners[e] = f; }, off: () => {}, send: () => {}, save_changes: () => {}};
+  const on_event = (event, listener) => { listeners[event] = listener; };
+  const nothing = () => {};
+  const model = {get: k => state[k], on: on_event, off: nothing, send: nothing, save_changes: nothing};
   const el = document.createElement('div');
   document.body.replaceChildren(el);
   await widget.render({model, el});
@@ -49,7 +51,9 @@ _FRAMES = """async ({script, status, seconds, rate}) => {
   const costs = [];
   for (let tick = 0; tick < seconds * rate; tick++) {
     const states = ['idle', 'busy'];
-    const ranks = status.ranks.map(r => ({...r, state: states[(r.rank + tick) % 2], doing: tick % 2 ? 'cell #' + tick : '', cpu_percent: tick % 100}));
+    const doing = tick % 2 ? 'cell #' + tick : '';
+    const changed = r => ({...r, state: states[(r.rank + tick) % 2], doing, cpu_percent: tick % 100});
+    const ranks = status.ranks.map(changed);
     state.delta = {mesh: {num_cells: tick}, hosts: [], ranks, tick};
     const begin = performance.now();
     listeners['change:delta']();
@@ -58,7 +62,7 @@ _FRAMES = """async ({script, status, seconds, rate}) => {
   }
   on = false;
   return {gaps, costs};
-}"""  # noqa: E501
+}"""
 
 
 def shares(values: list[float]) -> str:

@@ -40,8 +40,11 @@ class Namespaces:
             run(f"ip addr add 10.91.{i}.1/24 dev {name}")
             run(f"ip -6 addr add fd91:{i}::1/64 dev {name} nodad")
             run(f"ip link set {name} up")
-            for command in (f"addr add 10.91.{i}.2/24 dev eth0", f"-6 addr add fd91:{i}::2/64 dev eth0 nodad", "link set lo up", "link set eth0 up",  # noqa: E501
-                            f"route add default via 10.91.{i}.1", f"-6 route add default via fd91:{i}::1"):  # fmt: skip  # noqa: E501
+            for command in (
+                f"addr add 10.91.{i}.2/24 dev eth0", f"-6 addr add fd91:{i}::2/64 dev eth0 nodad",
+                "link set lo up", "link set eth0 up",
+                f"route add default via 10.91.{i}.1", f"-6 route add default via fd91:{i}::1",
+            ):  # fmt: skip
                 run(f"ip -n {name} {command}")
 
     def cut(self, name: str) -> None:

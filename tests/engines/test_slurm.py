@@ -126,7 +126,8 @@ def test_a_request_waits_in_the_queue_and_goes_on_there(cluster: Cluster, full: 
 
     with pytest.raises(
         on_engine.MeshQueued,
-        match=r"slurm job \d+ on all stays in the queue\. Wait on: %mesh start later; give up: %mesh cancel later",  # noqa: E501
+        match=r"slurm job \d+ on all stays in the queue\. Wait on: %mesh start later; give up: %mesh cancel "
+        r"later",
     ):
         start("later", "all", {"procs": 1}, on_wait=interrupt)
     assert (

@@ -56,7 +56,8 @@ class Made:
         """Write a wheel with a module of the package's name."""
         info = f"{name}-{version}.dist-info"
         files = {
-            f"{name}/__init__.py": f"VERSION = {version!r}\n\ndef main():\n    import sys\n    print({name!r}, sys.prefix)\n",  # noqa: E501
+            f"{name}/__init__.py": f"VERSION = {version!r}\n\ndef main():\n    import sys\n"
+            f"    print({name!r}, sys.prefix)\n",
             f"{name}/data.txt": "some data\n" * 100,
             **(extra or {}),
             f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",

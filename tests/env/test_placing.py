@@ -355,7 +355,8 @@ FITTING = Machine("x86_64", "glibc 2.31", "", "570.1", 1 << 40, 1 << 30)
         ({}, {"machine": "aarch64"}, "it is for x86_64, the host is aarch64"),
         ({}, {"libc": "glibc 2.17"}, "it needs glibc 2.28, this host has 2.17"),
         ({}, {"libc": "musl 1.2"}, "this host has musl 1.2"),
-        ({"system_python": "/usr"}, {"soabi": "cpython-312-x86_64-linux-gnu"}, "this host has cpython-312-x86_64-linux-gnu"),  # noqa: E501
+        ({"system_python": "/usr"}, {"soabi": "cpython-312-x86_64-linux-gnu"},
+         "this host has cpython-312-x86_64-linux-gnu"),
         ({"system_python": "/usr"}, {"soabi": "cpython-311-x86_64-linux-gnu"}, ""),
     ],
 )  # fmt: skip

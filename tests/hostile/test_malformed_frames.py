@@ -141,7 +141,8 @@ class Server:
                 stderr=log,
             )
         self.pid = self._process.pid
-        self.url = f"http://127.0.0.1:{wait_for_server(self._process, Path(os.environ['JUPYTER_RUNTIME_DIR']), self._log)}"  # noqa: E501
+        runtime = Path(os.environ["JUPYTER_RUNTIME_DIR"])
+        self.url = f"http://127.0.0.1:{wait_for_server(self._process, runtime, self._log)}"
 
     def log(self) -> str:
         return self._log.read_text()
@@ -232,7 +233,8 @@ def test_bodies_and_addresses(server: Server, mesh: Mesh) -> None:
             )
             status, text = server.ask(
                 "GET",
-                f"monarch_nb/api/meshes/{rng.choice(['noise', 'nope', '..', '%00', 'x' * 300])}{rng.choice(LOOKS)}?{query}",  # noqa: E501
+                f"monarch_nb/api/meshes/{rng.choice(['noise', 'nope', '..', '%00', 'x' * 300])}"
+                f"{rng.choice(LOOKS)}?{query}",
             )
         assert status < 500, (status, text[:2000])
         assert "Traceback" not in text
@@ -287,7 +289,10 @@ def test_messages_of_pages(server: Server, mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"mesh": "x" * 300}, {"mesh": "\x00"}, {"mesh": "../x"}, {"ranks": "9"}, {"ranks": "("}, {"grep": "("}, {"after": "x"}], ids=str,  # noqa: E501
+    "wrong",
+    [{"mesh": "x" * 300}, {"mesh": "\x00"}, {"mesh": "../x"}, {"ranks": "9"}, {"ranks": "("}, {"grep": "("},
+     {"after": "x"}],
+    ids=str,
 )  # fmt: skip
 def test_a_watch_that_cannot_be_is_answered(wrong: dict[str, Any], server: Server) -> None:
     page = Page(server)

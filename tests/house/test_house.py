@@ -4,6 +4,7 @@ better lowers it here.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -15,8 +16,8 @@ REACHED = {
     "imports against the stated order": 0,
     "modules in the largest circle of imports": 2,
     "foreign private accesses per 1,000 lines": 0.65,
-    "dict[str, Any] per 1,000 lines": 2.4,
-    "lines over 110 columns per 1,000": 0.7,
+    "dict[str, Any] per 1,000 lines": 1.75,
+    "lines over 110 columns per 1,000": 0,
     "lines of a function, median": 5,
     "lines of a function, nine in ten have at most": 15,  # by ruff format
 }
@@ -49,6 +50,14 @@ def test_deferred_imports_have_a_reason(house: House) -> None:
     assert found - listed == set(), "these can stand at the top, or deferred.toml says why they can't"
     assert listed - found == set(), "deferred.toml names what isn't deferred any more"
     assert all(group["why"] for group in reasons)
+
+
+def test_no_line_is_excused_for_its_length() -> None:
+    excused = re.compile("# noqa: [A-Z0-9, ]*" + "E501")
+    files = [
+        f for folder in (OWN, "tests", "labextension", "notebooks") for f in (ROOT / folder).rglob("*.py")
+    ]
+    assert [f for f in files if "node_modules" not in f.parts and excused.search(f.read_text("utf-8"))] == []
 
 
 def _short(module: str) -> str:
@@ -105,4 +114,4 @@ def test_what_is_counted(tmp_path: Path) -> None:
     assert [i.source for i in house.against_order()] == ["pkg._wire.low"]
     assert house.circles() == [{"pkg._wire.low", "pkg.mesh.high"}]
     assert [what for _, _, what in house.foreign_private()] == ["g()._hidden"]
-    assert (house.any_dicts(), house.long_lines(), house.function_lines()) == (1, 1, [2, 2, 3])
+    assert (len(house.any_dicts()), house.long_lines(), house.function_lines()) == (1, 1, [2, 2, 3])

@@ -23,8 +23,9 @@ CELLS = [
 ]
 GROUNDS = """() => [...document.querySelectorAll('.jp-OutputArea table tbody tr')].map(row => {
   const transparent = 'rgba(0, 0, 0, 0)';
-  return [...row.querySelectorAll('td, td *')].map(e => getComputedStyle(e).backgroundColor).filter(c => c !== transparent).length;
-})"""  # noqa: E501
+  const colours = [...row.querySelectorAll('td, td *')].map(e => getComputedStyle(e).backgroundColor);
+  return colours.filter(c => c !== transparent).length;
+})"""
 
 
 @pytest.fixture(scope="module")

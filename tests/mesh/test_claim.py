@@ -114,12 +114,14 @@ def test_a_python_program_is_told_who_has_the_name(held: Claim) -> None:
     before = controllers()
     with pytest.raises(
         NameTaken,
-        match=r"^mesh 'held' is being started by somebody \(pid 5\)\. Attach to it when it runs: %mesh start held; or choose another name$",  # noqa: E501
+        match=r"^mesh 'held' is being started by somebody \(pid 5\)\. Attach to it when it runs: %mesh "
+        r"start held; or choose another name$",
     ):
         meshes.start("held", {"procs": 1})
     with pytest.raises(
         MeshNotFound,
-        match=r"mesh 'held' is being started by somebody \(pid 5\)\. Attach to it once it runs: %mesh start held",  # noqa: E501
+        match=r"mesh 'held' is being started by somebody \(pid 5\)\. Attach to it once it runs: %mesh start "
+        r"held",
     ):
         meshes.attach("held")
     assert controllers() == before

@@ -33,7 +33,8 @@ from monarch_nb.mesh import Mesh
 T = 60
 PATIENCE_S = 30.0
 SENTENCE = (
-    r"^mesh 'doomed' has ended: its controller process \(pid \d+ on \S+\) was killed by SIGKILL, and with it went its 2 ranks and what they held; "  # noqa: E501
+    r"^mesh 'doomed' has ended: its controller process \(pid \d+ on \S+\) was killed by SIGKILL, and with "
+    r"it went its 2 ranks and what they held; "
     r"start it anew: %mesh start doomed; what ran on it: monarch-nb history doomed$"
 )
 
@@ -220,7 +221,10 @@ def test_who_stops_it_is_named_to_the_others(doomed: Mesh, capfd: pytest.Capture
     )
     assert stopper.stderr == ""
     wait_until(lambda: doomed._transport.lost, "this program hears of it")
-    expected = r"^mesh 'doomed' was stopped by -c \(pid \d+\); start it anew: %mesh start doomed; what ran on it: monarch-nb history doomed$"  # noqa: E501
+    expected = (
+        r"^mesh 'doomed' was stopped by -c \(pid \d+\); start it anew: %mesh start doomed; "
+        r"what ran on it: monarch-nb history doomed$"
+    )
     with pytest.raises(MeshEnded, match=expected):
         doomed.status()
     said: list[str] = []

@@ -68,11 +68,15 @@ def on_disk(mesh: Mesh) -> bytes:
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
-        ("AKIAABCDEFGHIJKLMNOP", ""), ("hf_" + "a1B2" * 8, ""), ("ghp_" + "x9" * 18, ""), ("github_pat_" + "a_b1" * 8, ""),  # noqa: E501
-        ("sk-proj-" + "a1" * 12, ""), ("password=hunter2", "password="), ("PASSWORD: 'hunter2'", "PASSWORD: ''"),  # noqa: E501
-        ("Authorization: Bearer abc.def.ghi", "Authorization: Bearer "), ("os.environ['HF_TOKEN'] = 'abc123'", "os.environ['HF_TOKEN'] = ''"),  # noqa: E501
+        ("AKIAABCDEFGHIJKLMNOP", ""), ("hf_" + "a1B2" * 8, ""), ("ghp_" + "x9" * 18, ""),
+        ("github_pat_" + "a_b1" * 8, ""),
+        ("sk-proj-" + "a1" * 12, ""), ("password=hunter2", "password="),
+        ("PASSWORD: 'hunter2'", "PASSWORD: ''"),
+        ("Authorization: Bearer abc.def.ghi", "Authorization: Bearer "),
+        ("os.environ['HF_TOKEN'] = 'abc123'", "os.environ['HF_TOKEN'] = ''"),
         ('{"api_key": "abc"}', '{"api_key": ""}'), ("postgres://me:secretly@host/db", "postgres://me:@host/db"),
-        ("AWS_SECRET_ACCESS_KEY=abcd/efgh", "AWS_SECRET_ACCESS_KEY="), ("GET /api?token=abcdef&x=1", "GET /api?token=&x=1"),  # noqa: E501
+        ("AWS_SECRET_ACCESS_KEY=abcd/efgh", "AWS_SECRET_ACCESS_KEY="),
+        ("GET /api?token=abcdef&x=1", "GET /api?token=&x=1"),
     ],
 )  # fmt: skip
 def test_what_looks_like_a_secret_is_masked(text: str, kept: str) -> None:
@@ -83,7 +87,8 @@ def test_what_looks_like_a_secret_is_masked(text: str, kept: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["max_tokens=128", "tokens/s 17.3", "token = tokenizer(x)", "password = getpass()", "password == other", "def f(password: str): ...",  # noqa: E501
+    ["max_tokens=128", "tokens/s 17.3", "token = tokenizer(x)", "password = getpass()", "password == other",
+     "def f(password: str): ...",
      "key = values['key']", "https://example.org/a:b@c", "print(f'password={pw}')", "hf_hub"],
 )  # fmt: skip
 def test_what_is_none_stays(text: str) -> None:

@@ -18,8 +18,9 @@ SCRIPT = """
 import os, sys
 assert __name__ == "__main__" and sys.argv[1:] == ["--lr", "0.1"], sys.argv
 with open(f"{sys.argv[0]}.{os.environ['RANK']}", "w") as file:
-    file.write(" ".join(os.environ[n] for n in ("LOCAL_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")))
-"""  # noqa: E501
+    names = ("LOCAL_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    file.write(" ".join(os.environ[n] for n in names))
+"""
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,8 @@ from monarch_nb._protocol.programs import Status
 
 def what_it_is():
     import beside
-    return [os.environ.get("WARM_TEST"), os.environ.get("ONLY_BEFORE"), os.getcwd(), beside.value, os.getppid(), sys.path[0], "torch" in sys.modules]
+    variables = [os.environ.get("WARM_TEST"), os.environ.get("ONLY_BEFORE")]
+    return [*variables, os.getcwd(), beside.value, os.getppid(), sys.path[0], "torch" in sys.modules]
 
 while True:
     procs = this_host().spawn_procs({"gpus": 2})
@@ -43,7 +44,7 @@ while True:
     print(json.dumps({"controller": status.pid, "zygote": status.zygote_pid, "ranks": ranks}), flush=True)
     if sys.stdin.readline().strip() != "again":
         break
-"""  # noqa: E501
+"""
 
 
 class Program:
@@ -362,7 +363,8 @@ def test_taker_dies_before_it_has_heard(folder: Path) -> None:
     kept = made_warm()
     assert kept.controller is not None
     code = (
-        "import os, socket, sys; link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); link.connect(sys.argv[1]);"  # noqa: E501
+        "import os, socket, sys; link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET);"
+        "link.connect(sys.argv[1]);"
         'fd = os.memfd_create(\'x\'); os.write(fd, b\'{"environ": {}, "path": [], "cwd": "/"}\');'
         "socket.send_fds(link, [b'claim'], [fd]); print(link.recv(64), flush=True); os.kill(os.getpid(), 9)"
     )

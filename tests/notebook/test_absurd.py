@@ -46,7 +46,8 @@ def problem(line: str, text: str, *, failed: bool) -> str:
     if not any((word.strip("'")[:20] or "''") in text for word in line.split()[1:]):
         return "doesn't name the input"
     if not re.search(
-        r"Usage: |%mesh |%%mesh |monarch-nb |expected|Examples: |takes|is not defined|no variable|SyntaxError",  # noqa: E501
+        r"Usage: |%mesh |%%mesh |monarch-nb |expected|Examples: |takes|is not defined|no "
+        r"variable|SyntaxError",
         text,
     ):
         return "doesn't say what to type"
@@ -184,7 +185,8 @@ def test_a_home_that_is_no_directory(words: list[str], tmp_path: Path) -> None:
     )
     assert found.returncode == 1
     assert re.fullmatch(
-        rf"monarch-nb {words[0]}: .*{home}.* HOME is '{home}': have it name a directory that you can write to\n",  # noqa: E501
+        rf"monarch-nb {words[0]}: .*{home}.* HOME is '{home}': have it name a directory that you can write "
+        rf"to\n",
         found.stderr,
     )
 

@@ -41,7 +41,10 @@ def test_a_mesh_that_is_stopped_while_a_cell_runs(kernel: RawKernel, source: str
     assert "has ended" in command("stop", "outside")
     kernel.finish(cell)
     text = ANSI.sub("", kernel.text(cell))
-    sentence = r"MeshEnded: mesh 'outside' was stopped by .+ \(pid \d+\); start it anew: %mesh start outside; what ran on it: monarch-nb history outside"  # noqa: E501
+    sentence = (
+        r"MeshEnded: mesh 'outside' was stopped by .+ \(pid \d+\); start it anew: %mesh start outside; "
+        r"what ran on it: monarch-nb history outside"
+    )
     assert len(re.findall(sentence, text)) == 1, text
     assert "SystemExit" not in text and "Traceback" not in text and "lost" not in text
     line = next(

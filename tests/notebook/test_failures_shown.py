@@ -16,7 +16,8 @@ class Frail(Actor):
     def step(self, ranks):
         rank = current_rank().rank
         if rank in ranks:
-            raise RuntimeError(f"CUDA out of memory on device {rank}: tried to allocate {rank * 512} MiB at 0x7f00{rank}")
+            tried = f"tried to allocate {rank * 512} MiB at 0x7f00{rank}"
+            raise RuntimeError(f"CUDA out of memory on device {rank}: {tried}")
         return rank
 class Unbuilt(Actor):
     def __init__(self, path):
@@ -26,7 +27,7 @@ class Unbuilt(Actor):
         return 1
 frail = mesh.spawn("frail", Frail)
 frail.initialized.get()
-"""  # noqa: E501
+"""
 
 
 @pytest.fixture(scope="module")

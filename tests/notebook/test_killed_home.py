@@ -13,7 +13,8 @@ from kernels import RawKernel
 from processes import wait_for_exit
 
 SENTENCE = (
-    r"MeshEnded: mesh 'felled' has ended: its controller process \(pid \d+ on \S+\) was killed by SIGKILL, and with it went its 2 ranks and what they held; "  # noqa: E501
+    r"MeshEnded: mesh 'felled' has ended: its controller process \(pid \d+ on \S+\) was killed by SIGKILL, "
+    r"and with it went its 2 ranks and what they held; "
     r"start it anew: %mesh start felled; what ran on it: monarch-nb history felled"
 )
 CHILDREN = (
@@ -52,8 +53,10 @@ def test_a_cell_in_flight_and_every_verb_say_the_same(kernel: RawKernel) -> None
     assert "Traceback" not in kernel.text(cell) and "TransportClosed" not in kernel.text(cell)
     kernel.wait_for(behind, "was killed by SIGKILL")
     for typed in (
-        "%mesh status", "%%mesh\n1", "%mesh heal", "%mesh history", "%mesh stacks", "%mesh why", "%mesh vars", "%mesh interrupt", "%mesh lease 1h",  # noqa: E501
-        "%mesh restart -f --ranks 0", "%mesh logs", "%mesh pull x", "%mesh stop", "mesh.run('1')", "mesh.execute(print).get()", "mesh.stop().get()",  # noqa: E501
+        "%mesh status", "%%mesh\n1", "%mesh heal", "%mesh history", "%mesh stacks", "%mesh why", "%mesh vars",
+        "%mesh interrupt", "%mesh lease 1h",
+        "%mesh restart -f --ranks 0", "%mesh logs", "%mesh pull x", "%mesh stop", "mesh.run('1')",
+        "mesh.execute(print).get()", "mesh.stop().get()",
     ):  # fmt: skip
         assert re.fullmatch(SENTENCE, say(kernel, typed)), typed
     assert say(kernel, "%mesh list") == "no mesh runs. Start one: %mesh start"

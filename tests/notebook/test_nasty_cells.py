@@ -48,10 +48,15 @@ def _steady(text: str) -> str:
 @pytest.mark.parametrize(
     ("source", "shown"),
     [
-        (("class Tee:\n    def write(self, text): sys.__stdout__.write(text)\nsys.stdout = Tee()\n" "print('through')"), "[0-1] through"),  # noqa: E501
+        (
+            "class Tee:\n    def write(self, text): sys.__stdout__.write(text)\n"
+            "sys.stdout = Tee()\nprint('through')",
+            "[0-1] through",
+        ),
         ("sys.stdout = sys.__stdout__\n'back'", "[0-1] 'back'"),
         ("sys.stdout = None\nprint('gone')", "[0-1] sys.stdout was None: it is the rank's own again"),
-        ("os.close(1)\nprint('x')\n5", "[0-1] x\n[0-1] descriptor 1 was closed: it leads to the cell's output again\n[0-1] 5"),  # noqa: E501
+        ("os.close(1)\nprint('x')\n5",
+         "[0-1] x\n[0-1] descriptor 1 was closed: it leads to the cell's output again\n[0-1] 5"),
         (
             "os.dup2(os.open('/dev/null', os.O_WRONLY), 1)\nprint('lost')",
             "[0-1] descriptor 1 was redirected: it leads to the cell's output again",
@@ -60,24 +65,34 @@ def _steady(text: str) -> str:
         ("display({'text/html': 5}, raw=True)", "[0-1] <text/html not shown: expected text, not int>"),
         (
             "display({'application/json': {(1, 2): 3}}, raw=True)",
-            ("[0-1] <application/json not shown: TypeError: keys must be str, int, float, bool or " "None, not tuple>"),  # noqa: E501
+            ("[0-1] <application/json not shown: TypeError: keys must be str, int, float, bool or "
+             "None, not tuple>"),
         ),
         (
-            ("class Shown:\n    def _repr_mimebundle_(self, **_): return {'application/json': {'a': " "b'x'}, 'text/plain': 'shown'}\nShown()"),  # noqa: E501
-            ("[0-1] shown\n      <application/json not shown: TypeError: Object of type bytes is not " "JSON serializable>"),  # noqa: E501
+            "class Shown:\n    def _repr_mimebundle_(self, **_):\n"
+            "        return {'application/json': {'a': b'x'}, 'text/plain': 'shown'}\nShown()",
+            ("[0-1] shown\n      <application/json not shown: TypeError: Object of type bytes is not "
+             "JSON serializable>"),
         ),
         ("class Shown:\n    def _ipython_display_(self): print('by itself')\nShown()", "[0-1] by itself"),
-        ("class Int:\n    def __repr__(self): return 5\nInt()", "[0-1] <Int object that can't be shown: TypeError: __repr__ returned non-string (type int)>"),  # noqa: E501
+        ("class Int:\n    def __repr__(self): return 5\nInt()",
+         "[0-1] <Int object that can't be shown: TypeError: __repr__ returned non-string (type int)>"),
         ("print('a')\nsys.exit(0)\nprint('b')", "[0-1] a"),
         ("!true\nsys.exit()", ""),
-        ("print('a')\nquit()", ("[0-1] a\n[0-1] quit() ends this cell; the rank lives on, and so do its variables. To end " "the mesh: %mesh stop")),  # noqa: E501
+        (
+            "print('a')\nquit()",
+            "[0-1] a\n[0-1] quit() ends this cell; the rank lives on, and so do its variables. "
+            "To end the mesh: %mesh stop",
+        ),
         ("exit", "[0-1] quit() and exit() end the cell. To end the mesh: %mesh stop"),
-        ("import tempfile\ngone = tempfile.mkdtemp()\nos.chdir(gone)\nos.rmdir(gone)\n'here'", "[0-1] 'here'"),  # noqa: E501
+        ("import tempfile\ngone = tempfile.mkdtemp()\nos.chdir(gone)\nos.rmdir(gone)\n'here'",
+         "[0-1] 'here'"),
         ("os.chdir('/tmp')\nsys.setrecursionlimit(60)", ""),
         ("sys.setrecursionlimit(1000)\nsys.excepthook = lambda *_: 1 / 0\nsys.settrace(lambda *_: None)", ""),
         (
             "signal.signal(signal.SIGINT, signal.SIG_IGN)\n'deaf'",
-            ("[0-1] the handler of SIGINT was replaced: the rank's own is back, by which cells are " "interrupted\n[0-1] 'deaf'"),  # noqa: E501
+            ("[0-1] the handler of SIGINT was replaced: the rank's own is back, by which cells are "
+             "interrupted\n[0-1] 'deaf'"),
         ),
         (
             "import builtins\nfor name in ('len', 'isinstance', 'str', 'print'): delattr(builtins, name)",
@@ -107,16 +122,22 @@ def test_a_flush_that_raises_is_told_once(run: Callable[[str], str]) -> None:
 @pytest.mark.parametrize(
     ("source", "pattern"),
     [
-        ("class E(BaseException):\n    def __str__(self): raise self\n    __repr__ = __str__\nraise E", "E: <E object: its __str__ raised itself>"),  # noqa: E501
-        ("class E(Exception):\n    def __str__(self): raise ValueError('str')\nraise E", "E: <E object: its __str__ raised ValueError: str>"),  # noqa: E501
-        ("class E(Exception):\n    def __reduce__(self): raise SystemExit(4)\nraise E('reduced')", "E: reduced"),  # noqa: E501
-        ("raise ExceptionGroup('both', [ValueError(1), TypeError(2)])", r"(?s)ExceptionGroup: both.*ValueError: 1.*TypeError: 2"),  # noqa: E501
-        ("def f(n): return g(n + 1)\ndef g(n): return f(n + 1)\nf(0)", r"(?s)RecursionError.*[0-9]+ frames left out in the middle.*in f\(n\)"),  # noqa: E501
+        ("class E(BaseException):\n    def __str__(self): raise self\n    __repr__ = __str__\nraise E",
+         "E: <E object: its __str__ raised itself>"),
+        ("class E(Exception):\n    def __str__(self): raise ValueError('str')\nraise E",
+         "E: <E object: its __str__ raised ValueError: str>"),
+        ("class E(Exception):\n    def __reduce__(self): raise SystemExit(4)\nraise E('reduced')",
+         "E: reduced"),
+        ("raise ExceptionGroup('both', [ValueError(1), TypeError(2)])",
+         r"(?s)ExceptionGroup: both.*ValueError: 1.*TypeError: 2"),
+        ("def f(n): return g(n + 1)\ndef g(n): return f(n + 1)\nf(0)",
+         r"(?s)RecursionError.*[0-9]+ frames left out in the middle.*in f\(n\)"),
         ("sys.exit(3)", "SystemExit: 3"),
         ("sys.exit('no data')", "SystemExit: no data"),
         ("exit(4)", "SystemExit: 4"),
         ("raise ValueError('lone \\ud800')", r"ValueError: lone \\ud800"),
-        ("sys.stderr = None\n1 / 0", r"(?s)sys.stderr was None: it is the rank's own again.*ZeroDivisionError"),  # noqa: E501
+        ("sys.stderr = None\n1 / 0",
+         r"(?s)sys.stderr was None: it is the rank's own again.*ZeroDivisionError"),
         ("sys.settrace(lambda *_: 1 / 0)\nlen('')", "ZeroDivisionError"),
     ],
 )  # fmt: skip

@@ -306,6 +306,7 @@ def test_meshes_dont_mix(mesh: Mesh, own_mesh: Mesh) -> None:
     mine, other = monarch_nb.distribute(torch.ones(2), mesh), monarch_nb.distribute(torch.ones(2), own_mesh)
     with pytest.raises(
         WrongTensor,
-        match=r"WRONG_MESH: aten.add.Tensor on tensors of different meshes; move one of them: monarch_nb.distribute",  # noqa: E501
+        match=r"WRONG_MESH: aten.add.Tensor on tensors of different meshes; move one of them: "
+        r"monarch_nb.distribute",
     ):
         mine + other

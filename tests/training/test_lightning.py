@@ -32,12 +32,13 @@ class Model(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 data = torch.utils.data.DataLoader(torch.randn(16, 4), batch_size=4)
-trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", logger=False, enable_checkpointing=False,
+trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", logger=False,
+                            enable_checkpointing=False,
                             enable_progress_bar=False, enable_model_summary=False)
 trainer.fit(Model(), data)
 found = trainer.world_size, trainer.global_step
 print("trained", *found)
-"""  # noqa: E501
+"""
 
 
 @pytest.fixture(scope="module")

@@ -20,12 +20,13 @@ T = 60
 
 FAILING_CONTROLLER = """
 import sys
+from monarch_nb._host.config import HostConfig
 from monarch_nb._host.controller.controller import ControllerProcess
 
 def fail(*_args):
     raise RuntimeError("a mistake")
 
-controller = ControllerProcess({"host": 0, "directory": sys.argv[1], "sys_path": [], "warm": False})
+controller = ControllerProcess(HostConfig(0, sys.argv[1], [], warm=False))
 controller.mesh_name.hide = controller.cells.mesh_ends = controller.hosts.tell_all = fail
 controller.loop.call_later(0, controller.shut_down)
 controller.run()

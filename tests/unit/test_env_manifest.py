@@ -115,7 +115,8 @@ def test_paths_that_lead_out_are_refused(path: str) -> None:
 
 @pytest.mark.parametrize(
     ("path", "target"),
-    [("env/a", "/etc"), ("env/a", "../.."), ("env/a", "../../x"), ("env/a", ""), ("env/a", "b/../../x"), ("env/a", "."), ("env/a", "b//c"), ("env/a/b", "../../../x"),  # noqa: E501
+    [("env/a", "/etc"), ("env/a", "../.."), ("env/a", "../../x"), ("env/a", ""), ("env/a", "b/../../x"),
+     ("env/a", "."), ("env/a", "b//c"), ("env/a/b", "../../../x"),
      ("env/a", "c\0"), ("env/a", "./b"), ("env/a", "..")],
 )  # fmt: skip
 def test_links_that_lead_out_are_refused(path: str, target: str) -> None:
@@ -146,9 +147,12 @@ def test_nothing_lies_below_a_link_or_a_file() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [lambda t: t[:-1], lambda t: t + t, lambda t: t.replace(b"\tf\t", b"\tz\t"), lambda t: t.replace(b"\t12\t", b"\t012\t"), lambda t: t.replace(b"\t12\t", b"\t-1\t"),  # noqa: E501
-     lambda t: t.replace(SHA.encode(), SHA[:-1].encode()), lambda t: t.replace(b"env/bin/x", b"/etc/x"), lambda t: t.replace(b"%C3%A9", b"%c3%a9"), lambda t: b"",  # noqa: E501
-     lambda t: t.replace(b"../bin/x", b"/bin/x"), lambda t: t.replace(b"env/bin/x\tx", b"env/zin/x\tx"), lambda t: t.replace(b"a b", b"%61 b"), lambda t: t.replace(b"\t12\t", "\t١٢\t".encode())],  # noqa: E501
+    [lambda t: t[:-1], lambda t: t + t, lambda t: t.replace(b"\tf\t", b"\tz\t"),
+     lambda t: t.replace(b"\t12\t", b"\t012\t"), lambda t: t.replace(b"\t12\t", b"\t-1\t"),
+     lambda t: t.replace(SHA.encode(), SHA[:-1].encode()), lambda t: t.replace(b"env/bin/x", b"/etc/x"),
+     lambda t: t.replace(b"%C3%A9", b"%c3%a9"), lambda t: b"",
+     lambda t: t.replace(b"../bin/x", b"/bin/x"), lambda t: t.replace(b"env/bin/x\tx", b"env/zin/x\tx"),
+     lambda t: t.replace(b"a b", b"%61 b"), lambda t: t.replace(b"\t12\t", "\t١٢\t".encode())],
 )  # fmt: skip
 def test_a_part_that_is_not_canonical_is_refused(change) -> None:
     with pytest.raises(ManifestError):

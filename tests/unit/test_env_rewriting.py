@@ -33,7 +33,8 @@ def test_longest_root_goes_first_and_names_that_only_begin_alike_stay() -> None:
     assert fill(template, ROOTS) == text
     assert (
         fill(template, THERE)
-        == b"/store/envs/1/env/bin /store/envs/1/src1/x.py /home/me/proj2/y /home/me/project /store/envs/1/src1"  # noqa: E501
+        == b"/store/envs/1/env/bin /store/envs/1/src1/x.py /home/me/proj2/y /home/me/project "
+        b"/store/envs/1/src1"
     )
 
 
@@ -100,8 +101,10 @@ def test_a_prefix_longer_than_the_placeholder_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "template",
-    [b"", b"x", b"mnb template 1 {}\nx", b"mnb template 1 []\nx", b'mnb template 1 {"cuts": 3}\nx', b'mnb template 1 {"cuts": [[9, "env"]]}\nx',  # noqa: E501
-     b'mnb template 1 {"cuts": [[0, "nowhere"]]}\nx', b'mnb template 1 {"cuts": [[1, "env"], [0, "env"]]}\nx', b'mnb template 1 {"cuts": [[0]]}\nx',  # noqa: E501
+    [b"", b"x", b"mnb template 1 {}\nx", b"mnb template 1 []\nx", b'mnb template 1 {"cuts": 3}\nx',
+     b'mnb template 1 {"cuts": [[9, "env"]]}\nx',
+     b'mnb template 1 {"cuts": [[0, "nowhere"]]}\nx', b'mnb template 1 {"cuts": [[1, "env"], [0, "env"]]}\nx',
+     b'mnb template 1 {"cuts": [[0]]}\nx',
      b'mnb template 1 {"placeholder": "", "layer": "env"}\nx', b'mnb template 1 {"cuts": [["a", "env"]]}\nx'],
 )  # fmt: skip
 def test_what_is_no_template_is_refused(template: bytes) -> None:

@@ -74,7 +74,8 @@ def test_chained_and_grouped_errors_fold() -> None:
             'Traceback (most recent call last):\n  File "t.py", line 3, in f\n    g(rank)\n'
             f"KeyError: {rank}\n\nDuring handling of the above exception, another exception occurred:\n\n"
             '  + Exception Group Traceback (most recent call last):\n  |   File "t.py", line 9, in h\n'
-            f"  | ExceptionGroup: of rank {rank} (2 sub-exceptions)\n  +-+---------------- 1 ----------------\n"  # noqa: E501
+            f"  | ExceptionGroup: of rank {rank} (2 sub-exceptions)\n"
+            f"  +-+---------------- 1 ----------------\n"
             f"    | ValueError: port {4000 + rank}\n"
         )
 

@@ -193,8 +193,13 @@ def test_both_ways_agree_on_all_that_is_loaded_here() -> None:
     assert [f for f in files if f is not None and owner_of_file(f) is not owner_elsewhere(f)] == []
 
 
-@pytest.mark.parametrize("module", sorted({*(name for name, _, _ in blocking._KNOWN), hang._FUTURE, hang._ACTORS, dumped._ACTOR, dumped._KEEPER,  # noqa: E501
-                                           operations._DISTRIBUTED, operations._GRAPH}))  # fmt: skip
+@pytest.mark.parametrize(
+    "module",
+    sorted({
+        *(name for name, _, _ in blocking._KNOWN), hang._FUTURE, hang._ACTORS, dumped._ACTOR, dumped._KEEPER,
+        operations._DISTRIBUTED, operations._GRAPH,
+    }),
+)  # fmt: skip
 def test_modules_that_are_known_by_name_exist(module: str) -> None:
     """A module that is renamed would be looked for in vain."""
     spec = importlib.util.find_spec(module.removesuffix("."))

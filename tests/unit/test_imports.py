@@ -9,8 +9,9 @@ PROGRAM = """
 import sys
 import monarch_nb.rdma
 print([name for name in sys.modules if name.startswith("monarch_nb.rdma.")])
-print(monarch_nb.rdma.RDMABuffer.__module__, "publish" in dir(monarch_nb.rdma), hasattr(monarch_nb.rdma, "nothing"))
-"""  # noqa: E501
+rdma = monarch_nb.rdma
+print(rdma.RDMABuffer.__module__, "publish" in dir(rdma), hasattr(rdma, "nothing"))
+"""
 
 
 def test_the_data_planes_package_imports_none_of_its_modules_but_where_to_find_broadcasts() -> None:

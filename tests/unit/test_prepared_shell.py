@@ -17,9 +17,11 @@ import IPython.core.interactiveshell
 
 def seen():
     return {
-        "builtins": sorted(vars(builtins)), "sys": sorted(vars(sys)), "main": id(sys.modules["__main__"]), "path": list(sys.path),
-        "filters": [str(f) for f in warnings.filters], "environment": dict(os.environ), "hook": id(sys.displayhook),
-        "instance": IPython.core.interactiveshell.InteractiveShell._instance is None, "names": sorted(n for n in globals() if n != "before"),
+        "builtins": sorted(vars(builtins)), "sys": sorted(vars(sys)), "path": list(sys.path),
+        "main": id(sys.modules["__main__"]), "hook": id(sys.displayhook),
+        "filters": [str(f) for f in warnings.filters], "environment": dict(os.environ),
+        "instance": IPython.core.interactiveshell.InteractiveShell._instance is None,
+        "names": sorted(n for n in globals() if n != "before"),
     }
 
 before = seen()
@@ -40,13 +42,14 @@ if os.fork() == 0:
 
     namespace = {"__name__": "__main__", "x": 20}
     shell = CellShell(namespace, Pipe(), lambda: None)
-    answers = [json.loads(shell.run(source, n)[0].as_json()) for n, source in enumerate(json.loads(sys.argv[2]), 1)]
+    sources = enumerate(json.loads(sys.argv[2]), 1)
+    answers = [json.loads(shell.run(source, n)[0].as_json()) for n, source in sources]
     answers.append(len(Pipe.shown))
     os.write(w, json.dumps(answers, default=str).encode())
     os._exit(0)
 os.close(w)
 sys.stdout.write(open(r).read())
-"""  # noqa: E501
+"""
 
 
 def answers_of(

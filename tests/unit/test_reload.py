@@ -312,7 +312,8 @@ def test_what_cannot_be_patched_is_named(folder: Path, before: str, after: str, 
 
 @pytest.mark.parametrize(
     "broken",
-    ["def f(:\n", "x = 1\nraise ValueError('no')\n", "x = 1\n1 / 0\n", "def f():\n    return 2\nimport there_is_no_such_module\n", "x = 1\nraise SystemExit\n",  # noqa: E501
+    ["def f(:\n", "x = 1\nraise ValueError('no')\n", "x = 1\n1 / 0\n",
+     "def f():\n    return 2\nimport there_is_no_such_module\n", "x = 1\nraise SystemExit\n",
      "\x00", "# coding: nonsense\n"],
 )  # fmt: skip
 def test_a_module_that_raises_is_as_before(folder: Path, broken: str) -> None:

@@ -59,11 +59,15 @@ class Mine(torch.Tensor):
 @pytest.mark.parametrize(
     "value",
     [
-        base[2:4], base.reshape(2, 5).T, base[::2], torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(2)), named,  # noqa: E501
-        torch.ones(2).as_subclass(Mine), torch.empty(0, 3), torch.zeros(1 << 15), torch.ones(2, device="meta"), torch.ones(2, 2).to_sparse(),  # noqa: E501
+        base[2:4], base.reshape(2, 5).T, base[::2], torch.ones(2, requires_grad=True),
+        torch.nn.Parameter(torch.ones(2)), named,
+        torch.ones(2).as_subclass(Mine), torch.empty(0, 3), torch.zeros(1 << 15),
+        torch.ones(2, device="meta"), torch.ones(2, 2).to_sparse(),
         torch.view_as_complex(torch.ones(2, 2)).conj().imag, [base, base], [base, base.view(2, 5)],
-        numpy.arange(6).reshape(2, 3).T, numpy.zeros(0), numpy.zeros(1 << 15), frozen, numpy.arange(3, dtype=">i4"),  # noqa: E501
-        numpy.array(["a", "b"]), numpy.array([1, None]), numpy.zeros(2, dtype=[("a", "i4")]), numpy.ma.masked_array([1, 2]),  # noqa: E501
+        numpy.arange(6).reshape(2, 3).T, numpy.zeros(0), numpy.zeros(1 << 15), frozen,
+        numpy.arange(3, dtype=">i4"),
+        numpy.array(["a", "b"]), numpy.array([1, None]), numpy.zeros(2, dtype=[("a", "i4")]),
+        numpy.ma.masked_array([1, 2]),
     ],
     ids=repr,
 )  # fmt: skip

@@ -11,12 +11,12 @@ import secrets
 from typing import Any
 
 import zmq
-from msgspec.structs import asdict
 
 from monarch_nb._host.agent.process import BEAT_S, LOST_AFTER_S, PREEMPT_S, HostProcess, visible_gpus
 from monarch_nb._host.agent.resource_monitor import Rows
 from monarch_nb._host.agent.stack_service import Found
 from monarch_nb._host.agent.supervisor import Rank
+from monarch_nb._host.config import HostConfig
 from monarch_nb._host.warming import Zygote
 from monarch_nb._protocol.environment import EnvironmentSwitched
 from monarch_nb._protocol.events import (
@@ -60,22 +60,21 @@ _HANDSHAKE_MS = 5000
 class HostAgent(HostProcess):
     """A host process that has dialled the controller."""
 
-    def __init__(self, config: dict[str, Any], zygote: Zygote | None = None) -> None:
+    def __init__(self, config: HostConfig, zygote: Zygote | None = None) -> None:
         super().__init__(config, zygote)
         link = self._link = self.context.socket(zmq.DEALER)
         link.setsockopt(zmq.SNDHWM, 0)
         link.setsockopt(zmq.RCVHWM, 0)
         link.setsockopt(zmq.LINGER, 500)
         link.setsockopt(
-            zmq.IDENTITY,
-            b"h%d.%d.%s" % (self.index, config.get("generation", 0), secrets.token_hex(8).encode()),
+            zmq.IDENTITY, b"h%d.%d.%s" % (self.index, config.generation, secrets.token_hex(8).encode())
         )
         link.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-        link.curve_serverkey = config["controller_key"].encode()
-        link.curve_publickey, link.curve_secretkey = config["public"].encode(), config["secret"].encode()
+        link.curve_serverkey = config.controller_key.encode()
+        link.curve_publickey, link.curve_secretkey = config.public.encode(), config.secret.encode()
         self._controller_gone = link.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        link.setsockopt(zmq.IPV6, int("[" in config["controller"]))
-        link.connect(config["controller"])
+        link.setsockopt(zmq.IPV6, int("[" in config.controller))
+        link.connect(config.controller)
         self.loop.watch_socket(link, self._take_link)
         self.loop.watch_socket(self._controller_gone, self._on_disconnect)
         self._last_beat = self.loop.clock() + LOST_AFTER_S
@@ -85,7 +84,7 @@ class HostAgent(HostProcess):
         )
         self.event(address.CONTROLLER, joined)
         self._is_told = False
-        self._watch_launcher(config.get("launcher_pid"))
+        self._watch_launcher(config.launcher_pid)
         self.loop.call_later(BEAT_S, self._beats)
 
     def _watch_launcher(self, pid: int | None) -> None:
@@ -185,11 +184,8 @@ class HostAgent(HostProcess):
     @handles(TakePlace)
     def on_take_place(self, event: TakePlace, sender: Sender) -> None:
         """Another host is lost: begin anew in its place."""
-        self.successor = {
-            **self.config,
-            **asdict(event.ticket),
-            "directory": f"{self.directory}.{event.ticket.host}",
-        }
+        directory = f"{self.directory}.{event.ticket.host}"
+        self.successor = self.config.with_ticket(event.ticket, directory)
         self.shut_down()
 
     # --- the end
@@ -198,8 +194,8 @@ class HostAgent(HostProcess):
         if self._is_told:  # a scheduler tells all processes of a job, and then our launcher tells us again
             return
         self._is_told = True
-        self.event(address.CONTROLLER, HostPreempted(self.config.get("job", "")))
-        self.loop.call_later(self.config.get("preempt_s", PREEMPT_S), self.shut_down)
+        self.event(address.CONTROLLER, HostPreempted(self.config.job))
+        self.loop.call_later(PREEMPT_S, self.shut_down)
 
     def shut_down(self) -> None:
         self.event(address.CONTROLLER, HostLeaving())

@@ -32,11 +32,12 @@ def from_faulthandler(text: str, main_ident: int) -> dict[str, str]:
     for what they run.
 
     Example:
-        >>> dump = 'Thread 0x0000000000000007 (most recent call first):\\n  File "a.py", line 2 in f\\n  File "a.py", line 9 in <module>\\n'
+        >>> dump = 'Thread 0x0000000000000007 (most recent call first):\\n'
+        >>> dump += '  File "a.py", line 2 in f\\n  File "a.py", line 9 in <module>\\n'
         >>> print(from_faulthandler(dump, 7)["MainThread"], end="")
           File "a.py", line 9, in <module>
           File "a.py", line 2, in f
-    """  # noqa: E501
+    """
     found: dict[str, str] = {}
     parts = _THREAD.split(text)
     for ident, body in zip(parts[1::2], parts[2::2], strict=True):

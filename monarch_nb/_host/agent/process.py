@@ -25,6 +25,7 @@ from monarch_nb._host.agent.router import Router
 from monarch_nb._host.agent.stack_service import StackService
 from monarch_nb._host.agent.supervisor import Rank, Supervisor
 from monarch_nb._host.agent.workspace_service import WorkspaceService
+from monarch_nb._host.config import HostConfig
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.request import RequestError
 from monarch_nb._host.warming import Zygote
@@ -56,13 +57,13 @@ class HostProcess:
         zygote: the one that was started already, if one was.
     """
 
-    def __init__(self, config: dict[str, Any], zygote: Zygote | None = None) -> None:
+    def __init__(self, config: HostConfig, zygote: Zygote | None = None) -> None:
         self.config = config
-        self.index: int = config["host"]
+        self.index = config.host
         self.me = address.host_proc(self.index)
-        self.directory: str = config["directory"]
-        self.hostname = config.get("label") or sockets.gethostname()
-        self.successor: dict[str, Any] | None = None
+        self.directory = config.directory
+        self.hostname = config.label or sockets.gethostname()
+        self.successor: HostConfig | None = None
         """The configuration to begin again with, for a spare that takes another host's place."""
         private_directory(self.directory)
         self.loop = Loop()
@@ -79,7 +80,7 @@ class HostProcess:
             self.hostname,
             self.rank_ended,
             self.rank_printed,
-            config["sys_path"],
+            config.sys_path,
             self.directory,
             zygote,
         )
@@ -93,7 +94,7 @@ class HostProcess:
             lambda rows, host: self.vitals_changed(rows, host),
         )
         self.stack_service = StackService(self.directory, self.loop, self.supervisor)
-        if config.get("warm", True):
+        if config.warm:
             self.supervisor.warm_up()
         self._pull.bind(address.endpoint(self.directory, self.me))
         self.loop.watch_socket(self._pull, self._take_local)
@@ -266,7 +267,7 @@ class HostProcess:
     @handles(StartRanks)
     def do_start_ranks(self, request: StartRanks, sender: Sender) -> None:
         """Start ranks here. Asked by the controller."""
-        launched = bool(self.config.get("launcher_pid"))
+        launched = bool(self.config.launcher_pid)
         facts = HostFacts(self.directory, self.hostname, visible_gpus(), launched)
         spec = SharedSpec(request.spec, request.place, facts)
         self.supervisor.start(request.ranks, spec, request.method)

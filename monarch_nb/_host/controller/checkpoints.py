@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from monarch_nb._host.agent.process import PREEMPT_S
 from monarch_nb._host.controller.exits import Exited
@@ -45,7 +45,6 @@ class Parts(Sends, Protocol):
     """What of a controller is needed here."""
 
     clients: ClientService
-    config: dict[str, Any]
     healing: Healing
     journal: JournalService
     loop: Loop
@@ -325,7 +324,7 @@ class CheckpointService:
         there is; then go on.
         """
         controller = self._controller
-        deadline_s = controller.config.get("preempt_s", PREEMPT_S)
+        deadline_s = PREEMPT_S
         specs = [r for r in controller.healing.spawn_specs.on(procs) if r.checkpointed]
         left = [True]
 

@@ -26,6 +26,7 @@ from typing import Any
 from monarch_nb._host.agent.process import HostProcess, count_gpus
 from monarch_nb._host.agent.resource_monitor import Rows
 from monarch_nb._host.agent.supervisor import Rank
+from monarch_nb._host.config import HostConfig
 from monarch_nb._host.controller.asking import Asking
 from monarch_nb._host.controller.cells import Cells
 from monarch_nb._host.controller.checkpoints import CheckpointService
@@ -80,9 +81,9 @@ class ControllerProcess(HostProcess):
         environment_id, versions: what it runs with, once it has a name.
     """
 
-    def __init__(self, config: dict[str, Any], zygote: Zygote | None = None) -> None:
+    def __init__(self, config: HostConfig, zygote: Zygote | None = None) -> None:
         super().__init__(config, zygote)
-        self.name: str = config.get("name") or ""
+        self.name = ""
         self.mesh_id = secrets.token_hex(8)
         self.environment_id = ""
         self.versions: dict[str, str] = {}

@@ -19,6 +19,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from monarch_nb._host.config import HostConfig
 from monarch_nb._wire.claim import Claim
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _PEER = struct.Struct("3i")
 class Parts(Protocol):
     """What of a controller is needed here."""
 
-    config: dict[str, Any]
+    config: HostConfig
     directory: str
     lease: Lease
     loop: Loop
@@ -90,7 +91,7 @@ class Handover:
         self._taker: socket.socket | None = None
         self._guests: set[socket.socket] = set()
         self._listener: socket.socket | None = None
-        self._claim_path: str = controller.config.get("warm_claim") or ""
+        self._claim_path = controller.config.warm_claim
         if self._claim_path:
             listener = self._listener = socket.socket(
                 socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
@@ -140,7 +141,7 @@ class Handover:
     def _is_warm(self, modules: dict[str, list[str]]) -> None:
         """All has been imported: programs may come."""
         config = self._controller.config
-        facts = {"path": config["sys_path"], "modules": modules, "requirements": config["requirements"]}
+        facts = {"path": config.sys_path, "modules": modules, "requirements": config.requirements}
         path = os.path.join(self._controller.directory, _FACTS)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             json.dump(facts, file)
@@ -174,7 +175,7 @@ class Handover:
         os.environ.update(belongings.environ)
         with suppress(OSError):
             os.chdir(belongings.cwd)
-        controller.config["sys_path"] = belongings.path
+        controller.config = controller.config._replace(sys_path=belongings.path)
         controller.registry.started = time.time()
         controller.supervisor.move(belongings._asdict(), belongings.path)
 

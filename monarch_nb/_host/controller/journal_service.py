@@ -58,7 +58,6 @@ class Parts(Protocol):
 
     cells: Cells
     clients: ClientService
-    config: dict[str, Any]
     directory: str
     environment_id: str
     loop: Loop
@@ -79,7 +78,7 @@ class JournalService:
     def __init__(self, controller: Parts) -> None:
         self._controller = controller
         directory = os.path.join(controller.directory, "journal")
-        self.store = OutputStore(directory, **controller.config.get("journal_limits", {}))
+        self.store = OutputStore(directory)
         self.entries = EntryLog(directory)
         self.entries.when_dirty = lambda: controller.loop.call_shortly(self.entries.flush)
         self._missed_from: int | None = None

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from monarch_nb._host.config import HostConfig
 from monarch_nb._host.controller.environment import describe_environment
 from monarch_nb._host.controller.lease_state import LeaseState
 from monarch_nb._host.controller.sending import SendsFrames
@@ -30,7 +31,7 @@ class Parts(SendsFrames, Protocol):
     """What of a controller is needed here."""
 
     cells: Cells
-    config: dict[str, Any]
+    config: HostConfig
     debug: DebugService
     environment_id: str
     hostname: str
@@ -55,9 +56,9 @@ class Lease:
         """The process that this mesh ends with, if there is one."""
         self._owner_fd = -1
         """Watches it."""
-        self._state = LeaseState(controller.config.get("idle_timeout_s"), time.monotonic())
-        if controller.config.get("owner_pid"):
-            self._watch_owner(controller.config["owner_pid"])
+        self._state = LeaseState(None, time.monotonic())
+        if controller.config.owner_pid:
+            self._watch_owner(controller.config.owner_pid)
         if self.idle_timeout_s:
             self._look_later()
 

@@ -18,9 +18,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import zmq
-from msgspec.structs import asdict
 
 from monarch_nb._host.agent.process import BEAT_S, LOST_AFTER_S
+from monarch_nb._host.config import HostConfig
 from monarch_nb._host.controller.registry import Host
 from monarch_nb._host.controller.sending import Sends
 from monarch_nb._host.starting import PROCESS_JOB, start_host_process
@@ -50,7 +50,7 @@ _IDENTITY = re.compile(rb"h(\d{1,9})\.(\d{1,9})\.[0-9a-f]+")
 class Parts(Sends, Protocol):
     """What of a controller is needed here."""
 
-    config: dict[str, Any]
+    config: HostConfig
     context: zmq.Context[zmq.Socket[bytes]]
     directory: str
     loop: Loop
@@ -411,12 +411,8 @@ class HostLink:
         controller = self._controller
         directory = f"{os.path.dirname(controller.directory)}/h{ticket.host}.{ticket.generation}"
         self._directories.append(directory)
-        config = {
-            **asdict(ticket),
-            "directory": directory,
-            "sys_path": controller.config["sys_path"],
-            "log": controller.config.get("log"),
-        }
+        ours = controller.config
+        config = HostConfig(ticket.host, directory, ours.sys_path, ours.log).with_ticket(ticket, directory)
         process = start_host_process(config, {**os.environ, **env})
         process.returncode = 0  # our child; it's reaped with the orphans of ranks
 

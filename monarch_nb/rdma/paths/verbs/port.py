@@ -106,9 +106,10 @@ def choose_gid(gids: Sequence[Gid]) -> Gid | None:
 def common_depth(one: str, other: str) -> int:
     """Return how many steps two ways through the PCI tree share from the root.
 
-    >>> common_depth("/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0", "/sys/devices/pci0000:00/0000:00:02.0")
+    >>> root = "/sys/devices/pci0000:00"
+    >>> common_depth(f"{root}/0000:00:01.0/0000:01:00.0", f"{root}/0000:00:02.0")
     3
-    """  # noqa: E501
+    """
     pairs = list(zip(one.strip("/").split("/"), other.strip("/").split("/"), strict=False))
     return next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
 
