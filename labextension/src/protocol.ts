@@ -1,23 +1,16 @@
 /**
  * What the server extension (`monarch_nb.server`) says and takes: one snapshot per mesh, changes, logs, actions.
  *
- * What the server says is in `state.ts`, which is generated from the Python types; here is what it takes.
+ * What both say is in `state.ts`, which is generated from the Python types; here is where it is said.
  */
 
 export const PROTOCOL = 1;
 
 export type * from './state';
 
-// --- WebSocket `monarch_nb/stream`. Every message with an `id` is to be answered with {op: 'taken', id}: until then the server holds
-// further changes back and puts them together, so a slow reader gets fewer messages, never late ones.
-
-export type ClientMessage =
-  | { op: 'watch'; id: number; what: 'meshes' }
-  | { op: 'watch'; id: number; what: 'status'; mesh: string }
-  | { op: 'watch'; id: number; what: 'debug'; mesh: string }
-  | { op: 'watch'; id: number; what: 'logs'; mesh: string; ranks: string; grep: string; after: number | null }
-  | { op: 'unwatch'; id: number }
-  | { op: 'taken'; id: number };
+// --- WebSocket `monarch_nb/stream`: ServerMessage and ClientMessage. Every message with an `id` is to be answered with
+// {op: 'taken', id}: until then the server holds further changes back and puts them together, so a slow reader gets fewer
+// messages, never late ones.
 
 // --- REST, below `monarch_nb/api`. Errors are {message: one sentence} with status 400, 403, 404, 409 or 504.
 //
@@ -35,16 +28,3 @@ export type ClientMessage =
 //   GET    meshes/NAME/journal?limit=                IEntry[]
 //   GET    meshes/NAME/debug                         {stops: IStop[]}
 //   POST   meshes/NAME/debug         {ids, line}     IDebugAnswers; ids null: all. `!!vars` is answered with IVariables as JSON
-
-export interface IStartRequest {
-  name: string;
-  /** Sizes of the named dimensions on each host: [["gpus", 4]]. Empty: one rank per GPU, or per core. */
-  dims: [string, number][];
-  /** How many hosts; 0: this machine itself. */
-  num_hosts: number;
-  job: 'local' | 'process';
-  /** As in "8h"; the mesh ends after that long without a client. */
-  idle_timeout: string;
-  /** Empty: none; auto: what fits the ranks' devices. */
-  process_group: '' | 'auto' | 'nccl' | 'gloo';
-}

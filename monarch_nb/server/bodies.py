@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, get_args
 
 from monarch_nb._client.launch import connection_path
+from monarch_nb.server.messages import (
+    Job,
+    ProcessGroup,
+    StartRequest,
+    WatchDebug,
+    WatchLogs,
+    WatchMeshes,
+    WatchRequest,
+    WatchStatus,
+)
 from monarch_nb.units import parse_duration
 
 Body = Mapping[str, Any]
 """What has come as JSON: it may hold anything."""
-JOBS = ("local", "process")
-PROCESS_GROUPS = ("", "auto", "nccl", "gloo")
+JOBS: tuple[Job, ...] = get_args(Job)
+PROCESS_GROUPS: tuple[ProcessGroup, ...] = get_args(ProcessGroup)
 MAX_SIZE = 4096
 
 
 class BadBody(ValueError):
     """A request that can't be understood; the text goes to whoever asked."""
-
-
-class StartRequest(NamedTuple):
-    """A mesh to start."""
-
-    name: str
-    dims: dict[str, int]
-    num_hosts: int
-    job: str
-    idle_timeout: str
-    process_group: str = ""
-    """nccl, gloo, auto: what fits the ranks' devices; or none."""
 
 
 def read_start(body: Body) -> StartRequest:
@@ -40,13 +38,12 @@ def read_start(body: Body) -> StartRequest:
 
     Example:
         >>> read_start({"name": "demo", "dims": [["gpus", 4]]}).dims
-        {'gpus': 4}
+        (('gpus', 4),)
     """
-    unknown = set(body) - set(StartRequest._fields)
+    fields = StartRequest.__struct_fields__
+    unknown = set(body) - set(fields)
     if unknown:
-        raise BadBody(
-            f"unknown field {', '.join(sorted(map(repr, unknown)))}; known: {', '.join(StartRequest._fields)}"
-        )
+        raise BadBody(f"unknown field {', '.join(sorted(map(repr, unknown)))}; known: {', '.join(fields)}")
     name = read_text(body, "name", "mesh")
     try:
         connection_path(name)
@@ -55,9 +52,10 @@ def read_start(body: Body) -> StartRequest:
     num_hosts = body.get("num_hosts", 0)
     if not _is_count(num_hosts, least=0):
         raise BadBody(f"num_hosts must be a number from 0 to {MAX_SIZE}, not {num_hosts!r}")
-    job = read_text(body, "job", "process" if num_hosts else "local")
-    if job not in JOBS:
-        raise BadBody(f"job must be one of {', '.join(JOBS)}, not {job!r}")
+    asked = read_text(body, "job", "process" if num_hosts else "local")
+    job = next((each for each in JOBS if each == asked), None)
+    if job is None:
+        raise BadBody(f"job must be one of {', '.join(JOBS)}, not {asked!r}")
     idle_timeout = read_text(body, "idle_timeout", "8h")
     try:
         parse_duration(idle_timeout)
@@ -68,9 +66,35 @@ def read_start(body: Body) -> StartRequest:
         raise BadBody(
             f"process_group must be one of {', '.join(PROCESS_GROUPS[1:])}, or empty, not {process_group!r}"
         )
-    return StartRequest(
-        name, read_sizes(body.get("dims", []), "dims"), num_hosts, job, idle_timeout, process_group
-    )
+    dims = tuple(read_sizes(body.get("dims", []), "dims").items())
+    return StartRequest(name, dims, num_hosts, job, idle_timeout, process_group)
+
+
+def read_watch(number: int, body: Body) -> WatchRequest:
+    """Return what a page is to watch, under the number that it has given the watch.
+
+    Raises:
+        ValueError: saying what was expected.
+    """
+    what, mesh = body.get("what"), body.get("mesh")
+    if what == "meshes":
+        return WatchMeshes(id=number)
+    if what not in ("status", "debug", "logs") or not isinstance(mesh, str):
+        raise ValueError(
+            f"what must be meshes, or status, debug or logs with a mesh; not {what!r} with {mesh!r}"
+        )
+    if what == "debug":
+        return WatchDebug(id=number, mesh=mesh)
+    if what == "status":
+        return WatchStatus(id=number, mesh=mesh)
+    after, ranks, grep = body.get("after"), body.get("ranks", "all"), body.get("grep", "")
+    if (
+        not (after is None or isinstance(after, int))
+        or not isinstance(ranks, str)
+        or not isinstance(grep, str)
+    ):
+        raise ValueError("logs are watched with ranks and grep, both text, and after, a position or null")
+    return WatchLogs(id=number, mesh=mesh, ranks=ranks, grep=grep, after=after)
 
 
 def read_resize(body: Body) -> dict[str, int]:

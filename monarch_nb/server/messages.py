@@ -1,10 +1,13 @@
-"""What the server says over the WebSocket, as types: `labextension/src/state.ts` is generated from them.
+"""What goes over the WebSocket, and how a mesh is asked for, as types: `labextension/src/state.ts` is
+generated from them.
 
-Each has a tag, its `type`. All but the first belong to a watch: `id` is that of whoever watches, who answers
-with {op: "taken", id}.
+What the server says has a tag, its `type`. All but the first message belong to a watch: `id` is that of
+whoever watches, who answers with `Taken`. What a page says has another tag, its `op`.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import msgspec
 
@@ -77,3 +80,74 @@ class Failed(WatchMessage, frozen=True, kw_only=True, tag="error"):
 
 
 ServerMessage = Hello | Meshes | Status | Delta | Stops | Log | Gone | Failed
+
+
+# --- what a page says
+
+
+class PageMessage(msgspec.Struct, frozen=True, tag_field="op", kw_only=True):
+    """Something that a page says of one of its watches, whose number it has chosen."""
+
+    id: int
+
+
+class WatchMeshes(PageMessage, frozen=True, kw_only=True, tag="watch"):
+    """Watch the list of meshes."""
+
+    what: Literal["meshes"] = "meshes"
+
+
+class WatchStatus(PageMessage, frozen=True, kw_only=True, tag="watch"):
+    """Watch a mesh's state."""
+
+    what: Literal["status"] = "status"
+    mesh: str
+
+
+class WatchDebug(PageMessage, frozen=True, kw_only=True, tag="watch"):
+    """Watch who stands in the debugger."""
+
+    what: Literal["debug"] = "debug"
+    mesh: str
+
+
+class WatchLogs(PageMessage, frozen=True, kw_only=True, tag="watch"):
+    """Watch what ranks print."""
+
+    what: Literal["logs"] = "logs"
+    mesh: str
+    ranks: str = "all"
+    """A rank set as in 0-3,7; empty: all."""
+    grep: str = ""
+    after: int | None = None
+    """The position after which the lines begin; None: from now on."""
+
+
+class Unwatch(PageMessage, frozen=True, kw_only=True, tag="unwatch"):
+    """End a watch."""
+
+
+class Taken(PageMessage, frozen=True, kw_only=True, tag="taken"):
+    """The last message of a watch was taken in: the next one may come."""
+
+
+WatchRequest = WatchMeshes | WatchStatus | WatchDebug | WatchLogs
+ClientMessage = WatchRequest | Unwatch | Taken
+
+Job = Literal["local", "process"]
+ProcessGroup = Literal["", "auto", "nccl", "gloo"]
+
+
+class StartRequest(msgspec.Struct, frozen=True):
+    """A mesh to start."""
+
+    name: str
+    dims: tuple[tuple[str, int], ...]
+    """Sizes of the named dimensions on each host: [["gpus", 4]]. Empty: one rank per GPU, or per core."""
+    num_hosts: int
+    """How many hosts; 0: this machine itself."""
+    job: Job
+    idle_timeout: str
+    """As in "8h"; the mesh ends after that long without a client."""
+    process_group: ProcessGroup = ""
+    """Empty: none; auto: what fits the ranks' devices."""

@@ -9,8 +9,8 @@ import sys
 
 from monarch_nb._client.launch import clean_environment
 from monarch_nb.exceptions import MeshStartError, RankTimeout
-from monarch_nb.server.bodies import StartRequest
 from monarch_nb.server.link import WHO
+from monarch_nb.server.messages import StartRequest
 
 START_S = 120.0
 
@@ -53,14 +53,14 @@ async def start_mesh(request: StartRequest, directory: str) -> None:
 def command(request: StartRequest) -> list[str]:
     """Return the arguments of `monarch-nb` that start what is asked for.
 
-    >>> command(StartRequest("demo", {"gpus": 2}, 0, "local", "8h"))
+    >>> command(StartRequest("demo", (("gpus", 2),), 0, "local", "8h"))
     ['start', 'demo', '--dims', 'gpus=2', '--job', 'local', '--idle-timeout', '8h']
-    >>> command(StartRequest("demo", {}, 0, "local", "8h", "auto"))[-1]
+    >>> command(StartRequest("demo", (), 0, "local", "8h", "auto"))[-1]
     '--init-process-group'
     """
     arguments = ["start", request.name]
     if request.dims:
-        arguments += ["--dims", ",".join(f"{name}={size}" for name, size in request.dims.items())]
+        arguments += ["--dims", ",".join(f"{name}={size}" for name, size in request.dims)]
     if request.num_hosts:
         arguments += ["--hosts", str(request.num_hosts)]
     arguments += ["--job", request.job, "--idle-timeout", request.idle_timeout]

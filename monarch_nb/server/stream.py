@@ -23,10 +23,19 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 from monarch_nb._version import __version__
 from monarch_nb.exceptions import MeshError
 from monarch_nb.server import messages
-from monarch_nb.server.bodies import Body
+from monarch_nb.server.bodies import Body, read_watch
 from monarch_nb.server.debug import DebugWatch
 from monarch_nb.server.meshes import Meshes, MeshList
-from monarch_nb.server.messages import Failed, Gone, WatchMessage
+from monarch_nb.server.messages import (
+    Failed,
+    Gone,
+    WatchDebug,
+    WatchLogs,
+    WatchMeshes,
+    WatchMessage,
+    WatchRequest,
+    WatchStatus,
+)
 from monarch_nb.server.protocol import PROTOCOL
 from monarch_nb.server.watch import Send, Watch
 from monarch_nb.status import FullStatus, MeshSummary
@@ -127,12 +136,10 @@ class StatusWatch(Watch):
 class LogsWatch(Watch):
     """What ranks print from now on, or from a position."""
 
-    def __init__(
-        self, meshes: Meshes, send: Send, mesh: str, ranks: str, grep: str, after: int | None
-    ) -> None:
+    def __init__(self, meshes: Meshes, send: Send, asked: WatchLogs) -> None:
         super().__init__(meshes, send)
-        self._name, self._ranks, self._grep = mesh, ranks or "all", grep
-        self._after = after
+        self._name, self._ranks, self._grep = asked.mesh, asked.ranks or "all", asked.grep
+        self._after = asked.after
         self._tail: LogTail | None = None
         self._lines: list[LogLine] = []
         self._task: asyncio.Task[None] | None = None
@@ -256,7 +263,7 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
                 self._watches.pop(number, None)
 
         try:
-            watch = _make(meshes, send, message)
+            watch = _make(meshes, send, read_watch(number, message))
             if len(self._watches) >= MAX_WATCHES:
                 raise ValueError(f"one page may watch {MAX_WATCHES} things")
         except (ValueError, RecursionError) as error:
@@ -298,29 +305,11 @@ def could_not(error: Exception) -> str:
     return f"the Jupyter server could not do this: {type(error).__name__}: {error}"
 
 
-def _make(meshes: Meshes, send: Send, message: Body) -> Watch:
-    """Return what a message asks for.
-
-    Raises:
-        ValueError: saying what was expected.
-    """
-    what = message.get("what")
-    if what == "meshes":
+def _make(meshes: Meshes, send: Send, asked: WatchRequest) -> Watch:
+    if isinstance(asked, WatchMeshes):
         return ListWatch(meshes, send)
-    mesh = message.get("mesh")
-    if what not in ("status", "debug", "logs") or not isinstance(mesh, str):
-        raise ValueError(
-            f"what must be meshes, or status, debug or logs with a mesh; not {what!r} with {mesh!r}"
-        )
-    if what == "debug":
-        return DebugWatch(meshes, send, mesh)
-    if what == "status":
-        return StatusWatch(meshes, send, mesh)
-    after, ranks, grep = message.get("after"), message.get("ranks", "all"), message.get("grep", "")
-    if (
-        not (after is None or isinstance(after, int))
-        or not isinstance(ranks, str)
-        or not isinstance(grep, str)
-    ):
-        raise ValueError("logs are watched with ranks and grep, both text, and after, a position or null")
-    return LogsWatch(meshes, send, mesh, ranks, grep, after)
+    if isinstance(asked, WatchDebug):
+        return DebugWatch(meshes, send, asked.mesh)
+    if isinstance(asked, WatchStatus):
+        return StatusWatch(meshes, send, asked.mesh)
+    return LogsWatch(meshes, send, asked)
