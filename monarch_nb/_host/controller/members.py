@@ -388,9 +388,10 @@ class Members:
     def describe(self, member: Member, what: str) -> str:
         """Return what a member's program is known by.
 
-        >>> Members.describe(None, Member("observer-1", Role.OBSERVER, 1, "", (), None, who="ada@lab"), "kernel")
+        >>> ada = Member("observer-1", Role.OBSERVER, 1, "", (), None, who="ada@lab")
+        >>> Members.describe(None, ada, "kernel")
         'kernel of ada@lab (observer-1)'
-        """  # noqa: E501
+        """
         return f"{what} of {member.who} ({member.key})"
 
 

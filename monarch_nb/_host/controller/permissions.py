@@ -126,9 +126,11 @@ def refusal(name: str, role: Role, mesh: str, least: Role | None = None) -> str:
     Args:
         least: the role that's needed, of what is no request.
 
-    >>> print(refusal("run_cell", Role.OBSERVER, "lab"))
-    'run cell' needs the role operator, and yours in mesh 'lab' is observer: its owner can give you that: %mesh share --role operator
-    """  # noqa: E501
+    >>> print(refusal("run_cell", Role.OBSERVER, "lab").replace(": ", ":\\n"))
+    'run cell' needs the role operator, and yours in mesh 'lab' is observer:
+    its owner can give you that:
+    %mesh share --role operator
+    """
     least, what = least or needed(name), name.replace("_", " ")
     more = (
         "nobody else can be given that: ask its owner to do it"
