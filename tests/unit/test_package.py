@@ -149,6 +149,7 @@ EXAMPLES = [
     "_wire.codec",
     "_wire.message",
     "_wire.activity_page",
+    "_wire.invitation",
     "_wire.pieces",
     "_wire.process",
     "actor.bootstrap_command",
