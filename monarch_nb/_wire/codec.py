@@ -19,6 +19,7 @@ memory and arrive on the receiver's current device, or on the CPU where there is
 from __future__ import annotations
 
 import ctypes
+import functools
 import io
 import json
 import linecache
@@ -30,13 +31,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from monarch_nb._wire import small_arrays
+from monarch_nb._wire import long_bytes, small_arrays
 from monarch_nb._wire.segment import MIN_BYTES
 from monarch_nb._wire.tables import reduce_table
 from monarch_nb.tracebacks import ShowsItself
 
 _ATOMS: Final = frozenset({type(None), bool, int, float, str, bytes})
 _SOURCED: Final = b"\x01"
+_LONG: Final = b"\x02"
 _LENGTH = struct.Struct("<I")
 _MAX_PLAIN_ITEMS: Final = 64
 _MAX_PLAIN_DEPTH: Final = 4
@@ -85,7 +87,7 @@ def _is_plain(value: object, depth: int, addresses: list[int]) -> bool:
     """
     kind = type(value)
     if kind in _ATOMS:
-        return True
+        return kind is not bytes or len(value) < MIN_BYTES  # type: ignore[arg-type]
     if kind is dict:
         items: Iterable[object] = [x for pair in value.items() for x in pair]  # type: ignore[attr-defined]
     elif kind is tuple or kind is list:
@@ -102,14 +104,15 @@ def _is_plain(value: object, depth: int, addresses: list[int]) -> bool:
 def _encode_any(value: object, what: str) -> Encoded:
     stream = io.BytesIO()
     buffers: list[memoryview] = []
-    pickler = _pickler_class()(stream, buffers)
+    is_long = long_bytes.holds_long_bytes(value)
+    pickler = (_long_pickler_class() if is_long else _pickler_class())(stream, buffers)
     try:
         pickler.dump(value)
     except Exception as error:
         path = find_unpicklable(value, what) or what
         reason = str(error) or type(error).__name__
         raise CannotPickle(f"{path}: {reason}") from error
-    payload = stream.getvalue()
+    payload = _LONG + stream.getvalue() if is_long else stream.getvalue()
     if pickler.sources:
         head = json.dumps(pickler.sources).encode()
         payload = b"".join((_SOURCED, _LENGTH.pack(len(head)), head, payload))
@@ -123,6 +126,8 @@ def decode(payload: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
         start = 1 + _LENGTH.size
         _remember_sources(json.loads(bytes(payload[start : start + n])))
         payload = payload[start + n :]
+    if payload[:1] == _LONG:
+        return long_bytes.loads(payload[1:], buffers)
     return pickle.loads(payload, buffers=buffers)
 
 
@@ -171,6 +176,25 @@ def _pickler_class() -> type[Any]:
 
 
 _PICKLER: type[Any] | None = None
+
+
+@functools.cache
+def _long_pickler_class() -> type[Any]:
+    class LongPickler(_pickler_class()):  # type: ignore[misc]
+        """The pickler, with long bytes as buffers. Pickle notes what stands for them, so that one
+        bytearray in two places is one on the other side, too.
+        """
+
+        def __init__(self, stream: io.BytesIO, buffers: list[memoryview]) -> None:
+            self._beside: dict[int, long_bytes.Beside] = {}
+            super().__init__(stream, buffers)
+
+        def persistent_id(self, obj: Any) -> long_bytes.Beside | None:
+            if not long_bytes.is_long(obj):
+                return None
+            return self._beside.setdefault(id(obj), long_bytes.Beside(obj))
+
+    return LongPickler
 
 
 def _make_pickler_class() -> type[Any]:

@@ -131,3 +131,12 @@ def test_a_relation_of_duckdb_becomes_arrow(mesh: Mesh) -> None:
 def test_what_has_no_parts_is_said(mesh: Mesh) -> None:
     with pytest.raises(MeshUsageError, match="scatter: x is a int, which can't be split"):
         mesh.scatter("x", 5)
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_long_bytes_stay_what_they_are(mesh: Mesh, kind: type) -> None:
+    value = kind(bytes(range(256)) * (1 << 13))
+    mesh.push({"value": value, "short": kind(b"ab")})
+    mesh.run("found = type(value).__name__, len(value), bytes(value[-2:]), type(short).__name__", quiet=True)
+    assert set(mesh.pull("found").values()) == {(kind.__name__, len(value), b"\xfe\xff", kind.__name__)}
+    assert list(mesh.pull("value").values()) == [value] * 3

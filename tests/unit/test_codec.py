@@ -337,3 +337,14 @@ def test_any_plain_value_comes_back(value: object) -> None:
     found = round_trip(value)
     assert found == value
     assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_long_bytes_travel_as_buffers(kind: type) -> None:
+    value = kind(bytes(range(256)) * (3 << 12))
+    for body in (encode(value), encode(((value, {"again": [value]}), {}))):
+        assert len(body.payload) < 1000 and [b.nbytes for b in body.buffers] == [len(value)]
+    assert round_trip(value) == value and type(round_trip(value)) is kind
+    (first, again), _ = round_trip(((value, {"again": [value]}), {}))
+    assert first == value and first is again["again"][0]
+    assert round_trip((value, lambda: 3))[1]() == 3
