@@ -35,7 +35,8 @@ class Audit:
     """Owned by the loop thread.
 
     Args:
-        directory: says where the file belongs; that may change when a mesh gets its name.
+        directory: says where the file belongs; that may change when a mesh gets its name. "": nothing is
+            written for now.
         later: has something called within some milliseconds: writing.
     """
 
@@ -87,9 +88,13 @@ class Audit:
     def _write(self) -> None:
         """Append what is new; a disk that can't be written to keeps nobody from anything."""
         self._is_due = False
+        directory = self._directory()
+        if not directory:
+            del self._unwritten[:-MAX_ROWS]
+            return
         rows, self._unwritten = self._unwritten, []
         with suppress(OSError):
-            path = os.path.join(self._directory(), FILE)
+            path = os.path.join(directory, FILE)
             if path != self._path or self._size > MAX_BYTES:
                 self._write_anew(path)
             else:
@@ -114,9 +119,9 @@ class Audit:
 
     def close(self) -> None:
         """Write all there is, with its counts."""
-        if self._rows:
+        if self._rows and (directory := self._directory()):
             with suppress(OSError):
-                self._write_anew(os.path.join(self._directory(), FILE))
+                self._write_anew(os.path.join(directory, FILE))
 
 
 def _same(row: AuditRow) -> tuple[Any, ...]:

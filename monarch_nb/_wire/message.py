@@ -32,7 +32,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 HEADER = struct.Struct("<BBHIQQQQIHHHH")
 ENTRY = struct.Struct("<IIQQQQ")

@@ -24,7 +24,7 @@ from monarch_nb._host.controller.permissions import NOTED_OF_OWNER, UNNOTED, nee
 from monarch_nb._host.controller.sending import Sends
 from monarch_nb._host.request import RequestError
 from monarch_nb._journal.audit import Audit
-from monarch_nb._journal.secrets import logged_source
+from monarch_nb._journal.secrets import logged_source, mask
 from monarch_nb._protocol.base import Event, Malformed, decode
 from monarch_nb._protocol.cells import RunCell
 from monarch_nb._protocol.events import Beat, Leave, MeshEnding
@@ -122,7 +122,7 @@ class Members:
         self._members: dict[str, Member] = {}
         self._by_index: dict[int, Member] = {}
         self._indices = itertools.count(address.FIRST_MEMBER)
-        self.audit = Audit(lambda: controller.journal.store.directory, controller.loop.call_shortly)
+        self.audit = Audit(self._directory, controller.loop.call_shortly)
 
     # --- keys
 
@@ -328,7 +328,7 @@ class Members:
         name = message.name.decode("utf-8", "replace")
         trouble = self._why_not(member, name, message.src)
         if trouble:
-            self._note(member, name, detail=_detail(name, message), refused=trouble)
+            self._note(member, name, detail=self._detail(name, message), refused=trouble)
             self._controller.reply(message.src, message.ref, trouble, error=True)
             return
         if name == _HELLO:
@@ -336,7 +336,7 @@ class Members:
         elif name == _GOODBYE:
             member.procs.discard(message.src)
         if name not in UNNOTED:
-            self._note(member, name, detail=_detail(name, message))
+            self._note(member, name, detail=self._detail(name, message))
         self._controller.handle(message)
 
     def _why_not(self, member: Member, name: str, src: int) -> str:
@@ -373,12 +373,20 @@ class Members:
         name = message.name.decode("utf-8", "replace")
         if name in NOTED_OF_OWNER and address.is_client(message.src) and not message.src >> 32:
             who = self._controller.clients.who(message.src)
-            self.audit.note("", Role.OWNER, who, name, detail=_detail(name, message))
+            self.audit.note("", Role.OWNER, who, name, detail=self._detail(name, message))
 
     def _note(self, member: Member, what: str, *, detail: str = "", refused: str = "") -> None:
         self.audit.note(
             member.key, member.role, member.who or member.peer, what, detail=detail, refused=refused
         )
+
+    def _directory(self) -> str:
+        journal = self._controller.journal
+        return "" if journal.is_off else journal.store.directory
+
+    def _detail(self, name: str, message: Message) -> str:
+        """Return what shows of a request besides its name; nothing while nothing of cells is kept."""
+        return "" if self._controller.journal.is_off else _detail(name, message)
 
     @handles(GetAudit)
     def do_get_audit(self, request: GetAudit, sender: Sender) -> list[AuditRow]:
@@ -419,7 +427,7 @@ def _detail(name: str, message: Message) -> str:
         source = str(logged_source(decode(RunCell, message.payload).source)["source"])
     except Malformed:
         return ""
-    return next(iter(source.strip().splitlines()), "")
+    return next(iter(mask(source.encode()).decode().strip().splitlines()), "")
 
 
 def _peer_of(frame: zmq.Frame) -> str:
