@@ -4,6 +4,7 @@ started is left.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 import time
@@ -121,6 +122,16 @@ def pytest_testnodedown(node: Any) -> None:
     """Take what a process that ran tests tells at its end."""
     found = getattr(node, "workeroutput", {}).get("left", [])
     node.config.stash[LEFT] = node.config.stash.get(LEFT, []) + found
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name what failed at once: a run that is ended from outside never gets to its summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        why = str(getattr(crash, "message", report.longrepr)).strip().splitlines() or [""]
+        print(
+            f"\nFAILED {report.nodeid} ({report.when}, {report.duration:.0f} s): {why[0][:200]}", flush=True
+        )
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

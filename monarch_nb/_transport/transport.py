@@ -449,6 +449,8 @@ class Transport:
             self._wake_all()
         self.reader.close()
         with self._route_lock:
+            if self.closed:  # whoever stops a mesh and whoever hears of its end may close at once; ZeroMQ
+                return  # never comes back from ending a context twice
             self.closed = True
             for route in set(self._routes.values()):
                 route.close(linger_ms)

@@ -21,6 +21,9 @@ _OF_ALL = [name for name, each in IN_NOTEBOOKS.items() if not each.is_about_a_me
 _NUM_WORDS = {"set": 2, "auto": 1, "on-failure": 1, "pull": 1, "push": 1, **dict.fromkeys(_NAMED, 1)}
 """How many words belong to a verb, of those that only a notebook has; what follows is the message's."""
 
+_LONG_NAME = 80
+"""Characters. No mesh's name is longer than that, all invitations are."""
+
 
 def in_terminal(text: str, commands: Collection[str], mesh_name: str | None = None) -> str:
     """Return a message with its magics replaced by commands.
@@ -41,7 +44,7 @@ def in_terminal(text: str, commands: Collection[str], mesh_name: str | None = No
         verb, env, word, more = match[1], match[2], match[3] or "", match[4] or ""
         if verb == "diff" and env:
             verb, env = "diff-env", ""
-        if verb not in commands:
+        if verb not in commands or (verb == "attach" and not _is_invitation(word.strip())):
             num = _NUM_WORDS.get(verb, 0)
             return (
                 f"%mesh {verb}{env}{''.join((word, more)[:num])} (in a notebook){''.join((word, more)[num:])}"
@@ -50,3 +53,8 @@ def in_terminal(text: str, commands: Collection[str], mesh_name: str | None = No
         return f"monarch-nb {verb}{name}{word}{more}"
 
     return _MAGIC.sub(replaced, text)
+
+
+def _is_invitation(word: str) -> bool:
+    """Say whether what's attached to isn't a mesh's name: a terminal attaches by invitations only."""
+    return word == "FILE" or "/" in word or len(word) > _LONG_NAME

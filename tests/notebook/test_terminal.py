@@ -172,6 +172,7 @@ def test_every_verb_that_messages_name_is_said_in_the_terminals_words() -> None:
         assert (
             text.startswith(f"next: monarch-nb {verb}{'' if verb in of_all else ' dev'} --ranks 3")
             if verb in COMMANDS
+            and verb != "attach"  # a terminal attaches by an invitation, never by a mesh's name
             else "(in a notebook)" in text
         ), text
 

@@ -210,7 +210,10 @@ def own_addresses(network: str) -> list[str]:
     """Return the addresses of this machine in a network; without one, all that others may reach, or the
     loopback if there's nothing else.
     """
-    inside = ipaddress.ip_network(network) if network else None
+    try:
+        inside = ipaddress.ip_network(network) if network else None
+    except ValueError as error:
+        raise ValueError(f"{error}; expected one such as 10.0.0.0/8") from None
     found = [ipaddress.ip_address(text) for text in _interface_addresses()]
     if inside is not None:
         return [str(a) for a in found if a in inside]

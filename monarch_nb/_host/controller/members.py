@@ -184,7 +184,9 @@ class Members:
         """Let nobody in any more by a key; whoever is in by it is out at once."""
         if request.key and request.key not in self._members:
             known = ", ".join(self._members) or "none"
-            raise RequestError(f"there is no key {request.key!r}; those that are out: {known}")
+            raise RequestError(
+                f"there is no key {request.key!r}; expected one of those that are out: {known}"
+            )
         members = [m for m in self._members.values() if request.key in ("", m.key)]
         rows = [self._row(member) for member in members]
         for member in members:

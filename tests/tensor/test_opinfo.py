@@ -1,0 +1,141 @@
+"""Every operation that PyTorch describes for its own tests (OpInfo), on a mesh beside one process.
+
+`operations.toml` names those that are computed from gathered inputs, and those that can't be done. It may
+only shrink: an operation that needs a line which isn't there fails, and so does a line that isn't needed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tomllib
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import monarch_nb
+from monarch_nb.distributed import Mesh
+
+pytest.importorskip("expecttest", reason="torch.testing's OpInfo needs expecttest")
+
+TABLE = tomllib.loads(Path(__file__).with_name("operations.toml").read_text())
+IS_FULL = os.environ.get("MONARCH_NB_HOSTILE") == "full"
+NUM_SAMPLES = 8 if IS_FULL else 2
+NUM_PARTS = 8
+SPECS: list[list[Any]] = [["data_parallel"]]
+if IS_FULL:
+    SPECS += [[("data_parallel", "model_parallel")], [None, "model_parallel"]]
+
+
+def operations() -> dict[str, Any]:
+    """Return what is tested, by name."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {
+        ".".join(filter(None, (op.name, op.variant_test_name))): op
+        for op in op_db
+        if torch.float32 in op.supported_dtypes("cpu") and "jiterator" not in op.name
+    }
+
+
+def samples(op: Any) -> list[Any]:
+    """Return samples that have something to distribute."""
+    found = []
+    for sample in op.sample_inputs("cpu", torch.float32, requires_grad=False):
+        leaves = pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
+        if any(isinstance(x, torch.Tensor) and x.dim() and x.numel() > 1 for x in leaves):
+            found.append(sample)
+        if len(found) == NUM_SAMPLES:
+            break
+    return found
+
+
+def run(op: Any, sample: Any, place: Any) -> list[Any]:
+    given = pytree.tree_map(place, (sample.input, sample.args, sample.kwargs))
+    torch.manual_seed(0)
+    return pytree.tree_leaves(op(given[0], *given[1], **given[2]))
+
+
+def difference(found: Sequence[Any], wanted: Sequence[Any], *, by_chance: bool) -> str:
+    """Say in what results differ."""
+    if len(found) != len(wanted):
+        return f"{len(found)} results for {len(wanted)}"
+    for one, other in zip(found, wanted, strict=True):
+        if not isinstance(other, torch.Tensor):
+            if one != other and not (other != other and math.isnan(one)):
+                return f"{one!r} for {other!r}"
+            continue
+        one = one.full() if isinstance(one, monarch_nb.Tensor) else one
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            return f"{tuple(one.shape)} of {one.dtype} for {tuple(other.shape)} of {other.dtype}"
+        if not by_chance and not torch.allclose(one, other, atol=1e-5, rtol=1e-4, equal_nan=True):
+            return "other numbers"
+    return ""
+
+
+def outcome(mesh: Mesh, name: str, op: Any, sample: Any, spec: list[Any]) -> str:
+    """Return "" if the mesh computes what one process does, "gathers" if from whole inputs, or what went
+    wrong.
+    """
+
+    def place(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        fits = x.dim() >= len(spec) and x.numel()
+        return monarch_nb.distribute(x.detach().clone(), mesh, spec if fits else [])
+
+    engine = mesh.tensor_grid().engine
+    engine._told.clear()  # said once of each operation, and only of one that's new
+    engine._plans.clear()
+    wanted = run(op, sample, lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        try:
+            wrong = difference(run(op, sample, place), wanted, by_chance=name in TABLE["by_chance"])
+        except Exception as error:  # whatever it is, it's shown beside the operation's name
+            return f"{type(error).__name__}: {error}".split("\n")[0][:200]
+    return wrong or ("gathers" if any("can't be done on shards" in str(w.message) for w in seen) else "")
+
+
+@pytest.fixture(scope="module", params=["2x2", "2"])
+def any_mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
+    """The mesh of all tests here, and in the long form a line of two, too."""
+    if request.param == "2x2":
+        yield request.getfixturevalue("mesh")
+    elif IS_FULL:
+        with Mesh(shape=(2, 1), mesh_dim_names=("data_parallel", "model_parallel")) as found:
+            yield found
+    else:
+        pytest.skip("in the long form only: MONARCH_NB_HOSTILE=full")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+def test_operations_are_those_of_one_process(any_mesh: Mesh, part: int) -> None:
+    wrong, gathers, fails = {}, set(), set()
+    mine = list(operations().items())[part::NUM_PARTS]
+    for name, op in mine:
+        seen = {outcome(any_mesh, name, op, each, spec) for each in samples(op) for spec in SPECS} - {""}
+        if "gathers" in seen:
+            gathers.add(name)
+        if seen - {"gathers"}:
+            fails.add(name)
+        unexpected = seen - ({"gathers"} if name in TABLE["gathers"] else set())
+        if unexpected and name not in TABLE["fails"]:
+            wrong[name] = " / ".join(sorted(unexpected))
+    assert not wrong, "\n".join(f"{name}: {what}" for name, what in wrong.items())
+    if not IS_FULL:  # the table is of this form's samples
+        names = {name for name, _ in mine}
+        assert (set(TABLE["gathers"]) & names) - gathers == set(), (
+            "take these out of the table: they shard now"
+        )
+        assert (set(TABLE["fails"]) & names) - fails == set(), "take these out of the table: they work now"
+
+
+def test_the_table_names_operations_that_there_are() -> None:
+    assert {name for names in TABLE.values() for name in names} <= set(operations())
