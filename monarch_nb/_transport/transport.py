@@ -150,6 +150,7 @@ class Transport:
         self._pull.setsockopt(zmq.RCVHWM, 0)
         self._pull.bind(address.endpoint(directory, me))
         self.closed = False
+        self._closing = False
         self.lost = ""
         """How the mesh has ended, in a sentence, once its controller has gone: nothing can be sent or
         received any more."""
@@ -437,9 +438,13 @@ class Transport:
     # --- the end
 
     def close(self, linger_ms: int = LINGER_MS) -> None:
-        """Close everything; who still waits gets a `TransportClosed`."""
-        if self.closed:
-            return
+        """Close everything; who still waits gets a `TransportClosed`. Whoever stops a mesh and whoever hears
+        of its end may call it at the same time: the first closes, the other returns at once.
+        """
+        with self._route_lock:
+            if self._closing:  # ZeroMQ never comes back from ending a context twice
+                return
+            self._closing = True
         for callback in self.on_close:
             callback()
         if self.lost:
@@ -449,8 +454,6 @@ class Transport:
             self._wake_all()
         self.reader.close()
         with self._route_lock:
-            if self.closed:  # whoever stops a mesh and whoever hears of its end may close at once; ZeroMQ
-                return  # never comes back from ending a context twice
             self.closed = True
             for route in set(self._routes.values()):
                 route.close(linger_ms)

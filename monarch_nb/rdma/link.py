@@ -141,9 +141,15 @@ def ask_later(
 
 
 def _send(reply: OneReply, question: Question[Any] | Lead) -> None:
-    # A question is made of basic types and of our own classes: nothing for cloudpickle.
-    body = codec.Encoded(pickle.dumps(question, 5))
-    call_one(reply, reply.procs[0], ASK, body)
+    call_one(reply, reply.procs[0], ASK, _plain(question))
+
+
+def _plain(value: object) -> codec.Encoded:
+    """Encode what data planes say to each other: basic types and our own classes, nothing for cloudpickle.
+    Its bytes stay in the payload: beside it, long ones would be fetched by another question to the same
+    process, whose answer would be as long (`remote_arguments`).
+    """
+    return codec.Encoded(pickle.dumps(value, 5))
 
 
 def _silent(who: str, timeout_s: float) -> TransferTimeout:
@@ -239,7 +245,7 @@ class MeshLink:
             answer: Any = answerer(body.value())
             if isinstance(answer, Answer):
                 answer, afterwards = answer.value, answer.afterwards
-            found = codec.encode(answer)
+            found = _plain(answer)
         except Exception as error:
             flags = wire.ERROR
             found = encode_failure(describe(error, **process_context.whereabouts(), endpoint="rdma"))

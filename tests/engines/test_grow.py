@@ -5,6 +5,7 @@ sshd and hosts that wait.
 from __future__ import annotations
 
 import os
+import threading
 import signal
 import time
 from collections.abc import Iterator
@@ -133,7 +134,7 @@ def test_a_cancelled_job_is_named_and_heal_asks_for_another(lab: Cluster) -> Non
     mesh = start("again", "two", Plan((("procs", 2),)))
     try:
         before = record("again").id
-        waiting = mesh.execute(signal.pause)
+        waiting = mesh.execute(wait_for_ever)
         lab.command("scancel", before)
         with pytest.raises(MeshError, match=rf"slurm job {before}, which was cancelled: host n"):
             waiting.get(T)
@@ -143,6 +144,10 @@ def test_a_cancelled_job_is_named_and_heal_asks_for_another(lab: Cluster) -> Non
         assert {r.id for r in record("again").requests if r.id} == found and before not in found
     finally:
         on_engine.cancel("again")
+
+
+def wait_for_ever() -> None:
+    threading.Event().wait()  # which no signal ends, as signal.pause()
 
 
 def job() -> str:

@@ -109,7 +109,7 @@ class Alone:
         self.executor.run(Batch(first, 8, array.array("I", words).tobytes(), (), plans, parcels))
 
 
-PUT = Definition(1, "own.put", (None, None, (0,)), (), 0, 0, (SINGLE,))
+PUT = Definition(1, "own.put", (None, None, (0,), False), (), 0, 0, (SINGLE,))
 MM = Definition(2, "aten.mm.default", (Hole(0), Hole(1)), (), 2, 0, (SINGLE,))
 
 

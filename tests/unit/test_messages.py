@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
-from enum import StrEnum
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -112,7 +112,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.tuples(*map(values_of, arguments))
     if origin in (dict, Mapping):
         return st.dictionaries(values_of(arguments[0]), values_of(arguments[1]), max_size=3)
-    if issubclass(kind, StrEnum):
+    if issubclass(kind, Enum):
         return st.sampled_from(kind)
     if typing.is_typeddict(kind):
         hints = typing.get_type_hints(kind)

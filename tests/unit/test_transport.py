@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from monarch_nb._transport.transport import Transport
@@ -20,11 +21,37 @@ def test_two_may_close_at_once(tmp_path: Path) -> None:
         transport = Transport(address.new_client_id(), str(tmp_path))
         transport.start()
         together = threading.Barrier(2)
-        transport.on_close.append(lambda wait=together.wait: wait(PATIENCE_S))
-        threads = [threading.Thread(target=transport.close, daemon=True) for _ in range(2)]
+        errors: list[Exception] = []
+
+        def close(transport: Transport = transport, wait: Callable[[], int] = together.wait) -> None:
+            wait()
+            try:
+                transport.close()
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=close, daemon=True) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
-        assert transport.closed
+        assert transport.closed and not errors
+
+
+def test_who_comes_second_does_not_wait_for_who_closes(tmp_path: Path) -> None:
+    """A callback of the end may close, too: by itself, or in a thread that it waits for."""
+    transport = Transport(address.new_client_id(), str(tmp_path))
+    transport.start()
+    returned: list[bool] = []
+
+    def on_close() -> None:
+        transport.close()
+        other = threading.Thread(target=transport.close, daemon=True)
+        other.start()
+        other.join(PATIENCE_S)
+        returned.append(not other.is_alive())
+
+    transport.on_close.append(on_close)
+    transport.close()
+    assert transport.closed and returned == [True]
