@@ -5,8 +5,8 @@ sshd and hosts that wait.
 from __future__ import annotations
 
 import os
-import threading
 import signal
+import threading
 import time
 from collections.abc import Iterator
 

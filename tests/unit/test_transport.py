@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 from monarch_nb._transport.transport import Transport
@@ -11,6 +10,14 @@ from monarch_nb._wire import address
 
 PATIENCE_S = 60.0
 NUM_TRIES = 20
+
+
+def _close(transport: Transport, together: threading.Barrier, errors: list[Exception]) -> None:
+    together.wait(PATIENCE_S)
+    try:
+        transport.close()
+    except Exception as error:
+        errors.append(error)
 
 
 def test_two_may_close_at_once(tmp_path: Path) -> None:
@@ -23,14 +30,9 @@ def test_two_may_close_at_once(tmp_path: Path) -> None:
         together = threading.Barrier(2)
         errors: list[Exception] = []
 
-        def close(transport: Transport = transport, wait: Callable[[], int] = together.wait) -> None:
-            wait()
-            try:
-                transport.close()
-            except Exception as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=close, daemon=True) for _ in range(2)]
+        threads = [
+            threading.Thread(target=_close, args=(transport, together, errors), daemon=True) for _ in range(2)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
