@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch_nb._rank.tensor.private import decompositions, item_op, schema_of, version_of
+from monarch_nb._rank.tensor.private import decompositions, item_op, restride, schema_of, version_of
 from monarch_nb._rank.tensor.protocol import (
     FIRST_PLAN,
     NOT_BEGUN,
@@ -28,7 +28,7 @@ from monarch_nb._rank.tensor.protocol import (
     Hole,
     ScalarHole,
 )  # fmt: skip
-from monarch_nb.exceptions import DeviceMeshError, MeshError, SupervisionError, WrongTensor
+from monarch_nb.exceptions import DeviceMeshError, MeshError, MeshUsageError, SupervisionError, WrongTensor
 from monarch_nb.tensor import worker
 from monarch_nb.tensor.barrier import STARTED_ANEW, Barrier
 from monarch_nb.tensor.metadata import (
@@ -306,6 +306,8 @@ class Engine:
     def _new(self, op: Operation, key: tuple[Any, ...]) -> Any:
         self._check_alive()
         self._check_together(op.func, op.args, op.kwargs, op.tensors)
+        if torch.Tag.inplace_view in op.func.tags and op.func is not _aten.detach_.default:
+            return self._reshape_in_place(op)
         value = self._value(op.func, op.args, op.tensors)
         if value is not _NO_VALUE:
             return value
@@ -320,6 +322,20 @@ class Engine:
         plan = self._plan(op, outcome)
         self._plans[key] = plan
         return self._command(plan, op.tensors, op.scalars)
+
+    def _reshape_in_place(self, op: Operation) -> Tensor:
+        """Put the view that, say, squeeze makes in the place of the tensor that squeeze_ is called on."""
+        view = _VIEWS.get(op.func)
+        if view is None:
+            raise MeshUsageError(
+                f"{op.func.overloadpacket.__name__} would change the size of a tensor of the mesh in place, "
+                "which can't be done: make a new tensor of that size"
+            )
+        changed: Tensor = op.tensors[0]
+        made = self.dispatch(view, op.args, op.kwargs)
+        changed.mesh_meta, changed.mesh_handle = made.mesh_meta, made.mesh_handle
+        restride(changed, made.mesh_meta.size, made.mesh_meta.stride, made.mesh_meta.offset)
+        return changed
 
     def _outcome(self, op: Operation) -> Outcome:
         """Find out what the result is like."""
@@ -646,11 +662,23 @@ _travels: dict[int, bool] = {}
 _operators: list[Any] = []
 """Those whose ids are known: they live as long as this program."""
 _LARGE = 1 << 20
+
+
 _OF_ALL_RANKS = frozenset({"own.put", "own.move"})
 """Operations of which ranks outside of the result's grid do a part, too."""
 _NOWHERE = (None, 0, "")
 _NO_VALUE: Any = object()
 _aten = torch.ops.aten
+_VIEWS = {
+    _aten.as_strided_.default: _aten.as_strided.default,
+    _aten.squeeze_.default: _aten.squeeze.default,
+    _aten.squeeze_.dim: _aten.squeeze.dim,
+    _aten.squeeze_.dims: _aten.squeeze.dims,
+    _aten.t_.default: _aten.t.default,
+    _aten.transpose_.default: _aten.transpose.int,
+    _aten.unsqueeze_.default: _aten.unsqueeze.default,
+}
+"""For operations that change a tensor's shape in place: those that make a view of that shape."""
 _TAKEN_APART = frozenset(
     {
         _aten.mse_loss.default,

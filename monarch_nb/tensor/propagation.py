@@ -95,17 +95,17 @@ class Propagation:
             info = dispatcher.unwrap_to_op_info(func, like_args, like_kwargs)
             dispatcher.sharding_propagator.propagate(info)
         sharding = info.output_sharding
-        specs = _flat(sharding.output_spec)
+        specs, moves = _flat(sharding.output_spec), _moves(info, sharding)
         if any(spec is not None and spec.tensor_meta is None for spec in specs):
             shapes = self._results(func, args, kwargs)
             parts = [
                 _meta_of(t, grid, s.placements if s else None) for t, s in zip(shapes, specs, strict=True)
             ]
         else:
-            is_copy = bool(sharding.needs_redistribute) and func.is_view
+            is_copy = bool(moves) and func.is_view
             parts = [_meta_of_spec(spec, grid, is_copy) for spec in specs]
         self._check_in_place(func, args, parts)
-        return Outcome(tuple(parts), moves=_moves(info, sharding))
+        return Outcome(tuple(parts), moves=moves)
 
     def _check_in_place(self, func: Any, args: Sequence[Any], parts: Sequence[Meta | None]) -> None:
         """Raise if what is changed in place would be laid out anew."""

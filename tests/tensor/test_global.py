@@ -7,6 +7,7 @@ import io
 import itertools
 import re
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -268,6 +269,10 @@ BAD = {
         lambda m, t: m.size("x"),
         "the mesh has no axis 'x': its axes are 'data_parallel', 'model_parallel'",
     ),
+    "a new size in place": (
+        lambda m, t: monarch_nb.distribute(t, m).resize_(3),
+        "resize_ would change the size of a tensor of the mesh in place, which can't be done: make a new",
+    ),
     "uneven parts": (
         lambda m, t: monarch_nb.per_rank(monarch_nb.distribute(torch.ones(3), m, ["data_parallel"])),
         "3 rows over 2 ranks aren't equal parts",
@@ -280,6 +285,57 @@ def test_bad_input_gets_a_sentence(mesh: Mesh, what: str) -> None:
     do, wanted = BAD[what]
     with pytest.raises((MeshUsageError, WrongTensor), match=re.escape(wanted)):
         do(mesh, torch.ones(4, 2))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int16, torch.uint16, torch.float8_e4m3fn, torch.float16, torch.complex64]
+)
+@pytest.mark.parametrize(
+    "spec", [["data_parallel"], [("data_parallel", "model_parallel")], [None, "model_parallel"]]
+)
+def test_numbers_of_any_type_come_back(mesh: Mesh, dtype: torch.dtype, spec: list[Any]) -> None:
+    """Some of them no collective takes."""
+    wanted = torch.arange(15).reshape(5, 3).to(dtype)
+    found = monarch_nb.distribute(wanted, mesh, spec).full()
+    assert found.dtype is dtype and found.shape == wanted.shape
+    assert torch.equal(found.contiguous().view(torch.uint8), wanted.view(torch.uint8))
+
+
+IN_PLACE: dict[str, Callable[[Any], Any]] = {
+    "squeeze_": lambda x: x.squeeze_(),
+    "squeeze_.dim": lambda x: x.squeeze_(1),
+    "squeeze_.dims": lambda x: x.squeeze_((1, 3)),
+    "unsqueeze_": lambda x: x.unsqueeze_(0),
+    "transpose_": lambda x: x.transpose_(0, 2),
+    "swapaxes_": lambda x: x.swapaxes_(0, -2),
+    "t_": lambda x: x.squeeze_().t_(),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+@pytest.mark.parametrize("spec", [[], ["data_parallel"]])
+def test_a_shape_changes_in_place(mesh: Mesh, name: str, spec: list[Any]) -> None:
+    wanted = torch.arange(12.0).reshape(4, 1, 3, 1)
+    found = monarch_nb.distribute(wanted, mesh, spec)
+    wanted = wanted.clone()
+    assert IN_PLACE[name](found) is found
+    IN_PLACE[name](wanted)
+    assert found.shape == wanted.shape and found.stride() == wanted.stride()
+    assert torch.equal(found.full(), wanted)
+    assert torch.equal((found * 2).full(), wanted * 2)
+    found.add_(1)
+    assert torch.equal(found.full(), wanted + 1)
+
+
+def test_a_view_made_in_place_shares_memory_and_has_a_gradient(mesh: Mesh) -> None:
+    base = monarch_nb.distribute(torch.ones(3, 1), mesh)
+    view = base.detach()
+    view.squeeze_(1).add_(1)
+    assert view.shape == (3,) and base.shape == (3, 1)
+    assert base.full().tolist() == [[2.0], [2.0], [2.0]]
+    leaf = monarch_nb.distribute(torch.ones(3, 1), mesh).requires_grad_()
+    (leaf * 2).squeeze_(1).sum().backward()
+    assert leaf.grad is not None and leaf.grad.full().tolist() == [[2.0]] * 3
 
 
 def test_shapes_that_dont_fit_raise_at_the_line(mesh: Mesh) -> None:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -402,7 +402,31 @@ def _redistribute(value: Any, placements: Any) -> Any:
 
 def _to_replicated(value: Any) -> Any:
     """Return the whole of a sharded tensor; of another one, that."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    if not isinstance(value, DTensor):
+        return value
+    if value.dtype in _COLLECTIVES_TAKE or any(p.is_partial() for p in value.placements):
+        return value.full_tensor()
+    return _gathered_as_bytes(value)
+
+
+def _gathered_as_bytes(value: DTensor) -> torch.Tensor:
+    """Return the whole of a tensor of numbers that collectives don't take: each one travels as its bytes, in
+    a dimension more.
+    """
+    local = value.to_local().contiguous().unsqueeze(-1).view(torch.uint8)
+    size = torch.Size((*value.shape, value.dtype.itemsize))
+    strides = torch.empty(size, device="meta").stride()
+    whole = DTensor.from_local(
+        local, value.device_mesh, value.placements, run_check=False, shape=size, stride=strides
+    )
+    return whole.full_tensor().contiguous().view(value.dtype).squeeze(-1)
+
+
+_COLLECTIVES_TAKE: Final = frozenset({
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+    torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool,
+})  # fmt: skip
+"""Of gloo and NCCL both."""
 
 
 def _to_local(value: Any) -> Any:

@@ -32,6 +32,9 @@ item_op: Any = attrgetter("_local_scalar_dense.default")(torch.ops.aten)
 register_group: Any = attrgetter("_register_process_group")(_c10d)
 unregister_group: Any = attrgetter("_unregister_process_group")(_c10d)
 resolve_group: Any = attrgetter("_resolve_process_group")(_c10d)
+no_dispatch: Any = attrgetter("_C._DisableTorchDispatch")(torch)
+is_meta_included: Any = attrgetter("_C._meta_in_tls_dispatch_include")(torch)
+include_meta: Any = attrgetter("_C._set_meta_in_tls_dispatch_include")(torch)
 keeps_graph: Any = attrgetter("_C._autograd._get_current_graph_task_keep_graph")(torch)
 ranks_of_groups: Any = attrgetter("_world.pg_group_ranks")(_c10d)
 
@@ -52,3 +55,14 @@ def set_up_group(
         ("_set_group_desc", description),
     ):  # fmt: skip
         methodcaller(method, *arguments)(group)
+
+
+def restride(tensor: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> None:
+    """Give a wrapper, which has no memory of its own, another shape in place."""
+    before = is_meta_included()
+    with no_dispatch():
+        include_meta(True)  # otherwise its memory is checked
+        try:
+            tensor.as_strided_(size, stride, offset)
+        finally:
+            include_meta(before)
