@@ -5,6 +5,7 @@ started is left.
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -15,6 +16,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from processes import PATIENCE_S, TAG, mesh_processes, wait_for_exit
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Whatever a script starts in the background inherits that, and no test could interrupt anything.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("loaded")
