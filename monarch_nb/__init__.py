@@ -191,14 +191,14 @@ _card.provide(_show_card)
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Called by `%load_ext monarch_nb`."""
+    """Register the extension's magics in IPython; called by `%load_ext monarch_nb`."""
     from monarch_nb.magics import load
 
     load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Called by `%unload_ext monarch_nb`."""
+    """Remove the extension's magics from IPython; called by `%unload_ext monarch_nb`."""
     from monarch_nb.magics import unload
 
     unload(shell)

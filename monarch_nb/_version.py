@@ -1,3 +1,3 @@
-"""Which version this is. Below all else, so that whoever says it needs nothing of the package."""
+"""The version of the package. Imports nothing of the package, so that every module can import it."""
 
 __version__ = "0.1.0"

@@ -252,8 +252,8 @@ ADVISERS: list[Callable[[Sequence[RankFailure]], str]] = []
 
 
 class DeviceMeshError(MeshError):
-    """What was done on a mesh has failed on some ranks: they have raised, or are dead. What a recovery loop
-    catches.
+    """The failure of an operation on some ranks of a mesh: they have raised, or are dead. A recovery loop
+    catches this error.
 
     Attributes:
         failures: each distinct failure with its ranks, first in time first.
@@ -384,7 +384,7 @@ class NotDefinedHere(NameError):
 
 
 class ActorAborted(BaseException):
-    """What an actor fails of that has aborted itself."""
+    """The error with which an actor fails that has aborted itself."""
 
 
 class RemoteException(DeviceMeshError):

@@ -1,4 +1,4 @@
-"""Where ranks stand: their Python stacks, equal ones once."""
+"""Shows the Python stacks of ranks, equal ones once."""
 
 from __future__ import annotations
 

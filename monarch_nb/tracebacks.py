@@ -1,4 +1,4 @@
-"""What of a traceback people see: their own frames, and those of libraries; not this package's, which say
+"""Filters tracebacks for people: their own frames, and those of libraries; not this package's, which say
 nothing about their program.
 
 `MONARCH_NB_TRACEBACKS=full` shows all: for faults of this package.

@@ -1,5 +1,5 @@
-"""What this program knows of the actors that it has spawned: whether they have failed, and what it was
-told of that.
+"""Keeps the states of the actors that this program has spawned: whether they have failed, and which failures
+the program has been told of.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from monarch_nb.folding import split
 
 
 class ActorState:
-    """What all handles on one spawn share in this process.
+    """The state of the actors of one spawn, shared by all handles on them in this process.
 
     Attributes:
         failure: what the actors have failed of, if some have.
@@ -37,9 +37,7 @@ class ActorState:
         self.failure = MeshFailure.from_failures(self.described)
 
     def end_on(self, procs: Sequence[int], failure: MeshFailure) -> None:
-        """The actors on these procs have been stopped: the next use of them raises, also as a part of
-        others.
-        """
+        """Mark the actors on these procs as stopped: from now on any use that includes one of them raises."""
         self.failure = failure
         self.dead.update(procs)
 
@@ -66,7 +64,7 @@ class ActorState:
         return unreported
 
     def heal(self) -> None:
-        """The actors have been made again."""
+        """Clear the failures: the actors have been made again."""
         self.failure = None
         self.dead.clear()
         self.described.clear()

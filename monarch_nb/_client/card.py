@@ -1,5 +1,5 @@
-"""What shows a mesh as the last line of a cell. It lies above meshes: the package puts it in place
-(`monarch_nb/__init__`), and it's loaded when a mesh is shown.
+"""Shows the card of a mesh that is the last line of a cell. The implementation lies above meshes: the package
+puts it in place (`monarch_nb/__init__`), and it's loaded when a mesh is shown.
 """
 
 from __future__ import annotations

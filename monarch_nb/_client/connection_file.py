@@ -30,7 +30,7 @@ _PEER = struct.Struct("3i")
 
 
 class Connection(NamedTuple):
-    """How to reach a controller: the content of its connection file.
+    """The content of a controller's connection file: what a program needs to reach the controller.
 
     Attributes:
         start_time: when the process started, in ticks since boot; None if its version doesn't say so.

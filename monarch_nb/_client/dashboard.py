@@ -1,5 +1,5 @@
-"""Where a page is that shows a mesh: on the Jupyter server that this kernel belongs to, or on `monarch-nb
-dashboard`'s.
+"""Finds the dashboard page that shows a mesh: on the Jupyter server that this kernel belongs to, or on
+`monarch-nb dashboard`'s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HOST = "127.0.0.1"
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a dashboard is.
+    """The address of a dashboard, with the process that serves it.
 
     Attributes:
         url: the page, without a token.

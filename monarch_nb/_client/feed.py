@@ -1,4 +1,4 @@
-"""What the controller tells of something that is watched: a cell, or a stretch of the journal.
+"""Receives what the controller sends about something that is watched: a cell, or a stretch of the journal.
 
 A feed is one pending under one ref. Output and news arrive in the reading thread, in order, and go straight
 to the watcher, which must be quick. The thread that waits for the end usually is the reading thread.
@@ -42,27 +42,27 @@ class Watcher(Protocol):
     """Sees what comes; called in the reading thread."""
 
     def text(self, rank: int, stream: str, text: str) -> None:
-        """A rank has written."""
+        """Take text that a rank has written."""
         ...
 
     def display(self, rank: int, shown: Shown) -> None:
-        """A rank shows something rich."""
+        """Take rich output that a rank shows."""
         ...
 
     def ended(self, rank: int, end: CellEnd) -> None:
-        """A cell has ended on a rank."""
+        """Take the end of a cell on one rank."""
         ...
 
     def ended_well(self, seconds: Mapping[int, float]) -> None:
-        """A cell has ended well on ranks, with no value to show; its run time by rank."""
+        """Take the run times, by rank, of ranks on which a cell has ended well, with no value to show."""
         ...
 
     def waits(self, text: str) -> None:
-        """The cell waits for others, as the text says; an empty one: it doesn't any more."""
+        """Take a text that says what the cell waits for; an empty one: the cell doesn't wait any more."""
         ...
 
     def message(self, text: str) -> None:
-        """The host process has something to say."""
+        """Take a message that the host process has for the user."""
         ...
 
 
@@ -197,7 +197,7 @@ class Feed(Pending):
             self._watcher.ended_well(new)
 
     def _failed(self, failure: CellFailure) -> None:
-        """A rank has failed; its own account of that isn't in the journal, or this would be known."""
+        """Tell the watcher of a rank's failure, unless the journal has had the rank's own account of that."""
         rank, ename, evalue = failure.rank, failure.type, failure.message
         if rank not in self._ended:
             self._ended.add(rank)
@@ -206,7 +206,7 @@ class Feed(Pending):
             self._watcher.ended(rank, end)
 
     def _done(self, rank: int, seconds: float) -> None:
-        """A rank has ended the cell; those that have nothing to show are told of here only."""
+        """Tell the watcher that a rank has ended the cell: the only news of a rank with nothing to show."""
         if rank not in self._ended:
             self._ended.add(rank)
             self._watcher.ended_well({rank: seconds})

@@ -1,4 +1,4 @@
-"""What a heal has done, as the controller says it."""
+"""The report of a heal or a resize, made from what the controller sends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from monarch_nb._shape import format_ranks, name_ranks
 
 @dataclass(frozen=True)
 class HealReport:
-    """What was put back.
+    """The report of a heal or a resize: what was done, and what could not be.
 
     Attributes:
         ranks: those that were started anew.

@@ -59,8 +59,8 @@ class KernelShutDown(KeyboardInterrupt):
 
 
 class Kernel:
-    """What a kernel is told by its manager. What is decided is decided in the control thread; all methods
-    may be called from any thread.
+    """A watcher of the interrupts and the shutdown that a kernel gets from its manager. Decisions are made in
+    the control thread; all methods may be called from any thread.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -150,8 +150,8 @@ class Kernel:
         return act
 
     def _shut_down(self) -> bool:
-        """The kernel is being shut down: an interrupt that is held was none. Says whether somebody may have
-        waited for ranks.
+        """Begin the kernel's shutdown: drop an interrupt that is held, which was none, and tell listeners.
+        Return whether somebody may have waited for ranks.
 
         Whether somebody does right now doesn't count: the interrupt may have ended the wait, and the cell is
         about to say what became of it.

@@ -1,4 +1,4 @@
-"""What a mesh may be called: its name is part of file names, of a variable's name, and of every message."""
+"""Checks the names of meshes: a name is part of file names, of a variable's name, and of every message."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class NotebookHooks:
 
     @classmethod
     def install(cls, session: Session) -> NotebookHooks | None:
-        """Hook into the running IPython, if there is one."""
+        """Install the hooks of a session in the running IPython; return None if there is no IPython."""
         ipython = sys.modules.get("IPython")
         shell = ipython.get_ipython() if ipython is not None else None
         if shell is None:
@@ -70,8 +70,8 @@ class NotebookHooks:
             watched.on_end.remove(self.leave)
 
     def leave(self) -> None:
-        """The kernel is being shut down: nobody sees what comes from now on, and nobody waits any more.
-        Called in the control thread.
+        """Tell the controller that this client leaves, and wake the threads that wait: the kernel is being
+        shut down, and nobody sees what comes from now on. Called in the control thread.
         """
         with suppress(Exception):  # the mesh may have ended; the kernel is to end, too
             self._session.tell(Leaving())

@@ -1,5 +1,5 @@
-"""What ranks print without anybody having asked: actors that this program has called, or nobody in
-particular.
+"""Receives what ranks print outside of cells: output of actors that this program has called, and output that
+belongs to nobody in particular.
 
 It's folded by rank set and written where the cell that made the call shows its output. `take` runs in the
 reading thread and must be quick; the writing is done by the background reader.
@@ -95,7 +95,9 @@ class OutputHub:
             self._transport.ask(address.CONTROLLER, Taken(0, num))
 
     def _owe(self, proc: int, number: int) -> None:
-        """An answer has come that something was printed before: in the reading thread."""
+        """Note up to which mark a rank's output must come before its answer is shown: the rank printed
+        something before it answered. Called in the reading thread.
+        """
         self._transport.owed[proc] = number
 
     def _settled(self, proc: int, number: int) -> None:
@@ -103,8 +105,8 @@ class OutputHub:
         self._ring_if_all_has_come()
 
     def forget(self, proc: int) -> None:
-        """A rank has died: what it still owed doesn't come, and its successor counts anew. In the reading
-        thread.
+        """Forget the marks of a rank that has died: what it still owed doesn't come, and its successor counts
+        anew. Called in the reading thread.
         """
         self._reached.pop(proc, None)
         self._transport.owed.pop(proc, None)

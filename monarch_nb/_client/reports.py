@@ -57,7 +57,7 @@ class Reports:
         self._arm()
 
     def dropped(self, pending: Pending, what: str) -> None:
-        """A call has failed, and nobody can ask for its answer any more."""
+        """Note a call that has failed and whose answer nobody can ask for any more; `flush` reports it."""
         with self._lock:
             self._dropped[id(pending)] = pending, what, contextvars.copy_context()
         self._arm()

@@ -282,7 +282,7 @@ class Session:
 
     @handles(ActorFailed)
     def on_actor_failed(self, event: ActorFailed, sender: Sender) -> None:
-        """An actor of this program has failed."""
+        """Handle the failure of an actor of this program: mark its mesh as failed and have that reported."""
         self.reports.actor_failed(event.actor_id, event.failure)
 
     @handles(RanksEnded)
@@ -295,7 +295,7 @@ class Session:
 
     @handles(RankStopped)
     def on_rank_stopped(self, event: RankStopped, sender: Sender) -> None:
-        """A rank stands at a breakpoint."""
+        """Handle a rank's stop at a breakpoint: have it announced, and wake threads that wait for answers."""
         self.num_stops += 1
         self.stop_notices.stopped(event)
         for wakeup in list(self.wakeups):
@@ -315,13 +315,15 @@ class Session:
 
     @handles(MeshEnding)
     def on_mesh_ending(self, event: MeshEnding, sender: Sender) -> None:
-        """The mesh is about to end."""
+        """Handle the coming end of the mesh: remember how it ends."""
         if self.ending is not None:
             self.ending.how = event.how
 
     @handles(UserAsked)
     def on_user_asked(self, event: UserAsked, sender: Sender) -> None:
-        """A rank wants something typed. If nobody waits for it in a cell, nobody will see the question."""
+        """Handle a rank's request for typed input: wake the threads that wait for answers. If nobody waits
+        for it in a cell, nobody will see the question, and it's refused.
+        """
         self.num_stops += 1
         for wakeup in list(self.wakeups):
             wakeup.wake_for_stop()
@@ -362,8 +364,8 @@ class Session:
             call_fault_hook(MeshFailure.from_ends(together))
 
     def take_sizes(self, event: Reshaped) -> None:
-        """A group of ranks has other sizes: handles on all of it, and on actors that are on all of it,
-        take them on.
+        """Have handles take on the new sizes of a group of ranks: handles on all of the group, and on actors
+        that are on all of it.
         """
         if self.output is not None:
             self.output.default.sizes[event.group] = Extent(event.labels, event.sizes).nelements
@@ -380,8 +382,9 @@ class Session:
     # --- the end
 
     def _on_lost(self, heard: bool) -> None:
-        """The controller is gone. If nobody has waited for it, and so been told by an exception, say so
-        here."""
+        """Tell subscribers that the controller is gone. If nobody has waited for it, and so been told by an
+        exception, show a notice.
+        """
         for tell in self.when_lost:
             tell(self.transport.lost)
         if self.listens and not heard and self.ending is not None and not self.ending.is_wanted:
@@ -421,9 +424,7 @@ class Session:
 
 
 class HandleEvents:
-    """What a session's process is told that concerns handles: in ranks, too, which know the rest by other
-    ways.
-    """
+    """The handlers of events that concern handles. Ranks have these, too; they learn the rest otherwise."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -440,7 +441,7 @@ class HandleEvents:
 
     @handles(Reshaped)
     def on_reshaped(self, event: Reshaped, sender: Sender) -> None:
-        """A group of ranks has other sizes."""
+        """Handle a change of a group's sizes: have handles on it take them on."""
         self._session.take_sizes(event)
 
 

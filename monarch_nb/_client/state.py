@@ -1,4 +1,4 @@
-"""What the controller tells of a mesh's state as it changes."""
+"""Receives a mesh's state, and its changes, from the controller."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class StopNotices:
         self._path = ""
 
     def stopped(self, stop: RankStopped) -> None:
-        """A rank stands at a breakpoint."""
+        """Note a rank's stop at a breakpoint, and have it printed soon unless a cell shows the prompt."""
         if waiting.on_stop is not None:
             return  # a cell shows the prompt
         with self._lock:
@@ -75,7 +75,7 @@ class StopNotices:
         return str(os.getpid())
 
     def close(self) -> None:
-        """The program leaves."""
+        """Remove the connection file that was written for `monarch-nb debug`: the program leaves."""
         if self._path:
             with suppress(OSError):
                 os.unlink(self._path)

@@ -34,7 +34,7 @@ _main = threading.main_thread().ident
 
 
 class Wakeup(Pending):
-    """What is waited for instead: wakes when the answer is there, or when something has stopped."""
+    """A stand-in for an awaited answer: ready when the answer is there, or when something has stopped."""
 
     __slots__ = ("woken",)
 

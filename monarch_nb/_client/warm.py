@@ -43,7 +43,7 @@ _CODE = (
 
 
 class Kept(NamedTuple):
-    """What keeps an interpreter warm.
+    """A keeper: the process that keeps an interpreter warm for the next program.
 
     Attributes:
         pid, start_time: of the keeper.

@@ -1,5 +1,5 @@
-"""What two programs must have in common so that an interpreter which was started for one serves the other as
-its own would.
+"""Determines what two programs must have in common so that an interpreter which was started for one serves
+the other as its own would.
 
 An interpreter takes some things in when it starts and when it imports torch, and never again: these must
 agree. The rest (other environment variables, the working directory, further entries of the module path) a

@@ -1,4 +1,4 @@
-"""Whose code a frame is, by where its file lies.
+"""Finds the owner of a frame's code, by where its file lies.
 
 The folders are those of what this process has imported: a user's own file is the user's, whatever its
 folder is called. Text from other machines has file names of other folders; those are known by how they end.
@@ -19,7 +19,7 @@ from monarch_nb._frames.cells import cell_number
 
 
 class Owner(Enum):
-    """Whose code it is."""
+    """The owner of a piece of code."""
 
     USER = "user"
     """A cell, or a file that is none of the others'."""

@@ -1,5 +1,5 @@
-"""How many processes this machine has room for, so that a number that was mistyped is refused before it has
-eaten all memory.
+"""Computes how many processes this machine has room for, so that a number that was mistyped is refused before
+it has eaten all memory.
 
 There are two bounds. What is more than the first is probably a mistake, and must be asked for by force; what
 is more than the second can't be.

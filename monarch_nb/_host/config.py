@@ -1,4 +1,4 @@
-"""What a host process is started with. Imports little itself: it's read before all else."""
+"""Defines the configuration of a host process. Imports little itself: it's read before all else."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def was_told() -> bool:
 
 
 class LauncherError(Exception):
-    """Why this host can't join, in a sentence."""
+    """The error of a host that can't join; the message says why, in a sentence."""
 
 
 class Place(NamedTuple):

@@ -28,7 +28,7 @@ POLL_S = 0.1
 
 
 class PoolError(Exception):
-    """Why a directory can't be used, in a sentence."""
+    """The error of a directory that can't be used; the message says why, in a sentence."""
 
 
 def check_directory(directory: str) -> None:

@@ -46,7 +46,7 @@ _BIG_BYTES = 1 << 16
 
 
 class RelayError(Exception):
-    """Why there can be no relay, in a sentence."""
+    """The error of a relay that can't be started; the message says why, in a sentence."""
 
 
 class Relay:
@@ -150,7 +150,9 @@ class Relay:
         self.loop.watch_file(fd, lambda: self._ended(proc))
 
     def _ended(self, proc: int) -> None:
-        """A program has ended; if it was killed, it has said nothing."""
+        """Say goodbye to the controller for a program that has ended, and forget the program. If the program
+        was killed, it has said nothing itself.
+        """
         goodbye = wire.pack(
             wire.CONTROL,
             src=proc,

@@ -1,4 +1,4 @@
-"""Why a request to a host process can't be done."""
+"""The error of a request that a host process can't do."""
 
 from __future__ import annotations
 

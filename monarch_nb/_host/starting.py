@@ -1,4 +1,4 @@
-"""How a host process is started."""
+"""Starts a host process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Who did what with a mesh, and what they were refused: in memory, and in a file beside the journal that only
-its user can read.
+"""Records who did what with a mesh, and what they were refused: in memory, and in a file beside the journal
+that only its user can read.
 
 Both are bounded, whatever somebody does: what the same program does again and again is one row that counts,
 and the oldest rows go.

@@ -1,5 +1,5 @@
-"""What ran on a mesh: cells, calls, commands; one JSON object a line in `journal.jsonl`, only ever appended
-to.
+"""The journal's entries about what ran on a mesh: cells, calls, commands; one JSON object a line in
+`journal.jsonl`, only ever appended to.
 
 An entry begins with one line and ends with another of the same number `n`; later lines add to earlier ones:
 

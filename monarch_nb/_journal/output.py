@@ -1,4 +1,5 @@
-"""What the ranks printed, in order, in files of bounded size: `output-START.bin`, where START is a position.
+"""Stores what the ranks printed, in order, in files of bounded size: `output-START.bin`, where START is a
+position.
 
 A position is a number of bytes since the journal began, over all files. The oldest file goes when all are
 more than `max_bytes`, or when it hasn't been written to for `max_age_s`; who reads from a position that is
@@ -39,8 +40,8 @@ class Appended(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """What a scan found: packed records, the position after it, and how many bytes were gone before it
-    began.
+    """The result of a scan: packed records, the position after them, and how many bytes before that were
+    gone.
     """
 
     data: bytes

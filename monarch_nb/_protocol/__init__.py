@@ -1,4 +1,4 @@
-"""What crosses processes, as types: whoever sends and whoever takes a message speak of the same fields.
+"""The types of all messages between processes: sender and receiver speak of the same fields.
 
 `base` says what a request, its answer and an event are, and how they're encoded; `registry` who handles
 which. The others have the types, by what they're about. On the wire each is msgpack, checked against its type

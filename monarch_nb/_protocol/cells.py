@@ -40,7 +40,7 @@ class RunCell(Request[None], frozen=True):
 
 
 class CellWork(Record, frozen=True):
-    """What a rank is told of a cell that it runs; fields as of `RunCell`."""
+    """The order to a rank to run a cell; fields as in `RunCell`."""
 
     source: str
     number: int
@@ -132,7 +132,7 @@ class CellBegan(Record, frozen=True, tag=True):
 
 
 class CaughtUp(Record, frozen=True, tag=True):
-    """What follows has just happened; until now it came from the journal."""
+    """A mark in what a client watches: what follows has just happened; until now it came from the journal."""
 
 
 class RankDone(Record, frozen=True, tag=True):
@@ -164,7 +164,7 @@ class CellFailure(Record, frozen=True):
 
 
 class CellOver(Record, frozen=True, tag=True):
-    """How a cell has ended; but for the tag, its entry in the journal has these fields, too.
+    """The end of a cell; but for the tag, the cell's entry in the journal has these fields, too.
 
     Attributes:
         reason: why it was made to end (`EndReason`, or `timeout SECONDS`); empty if it ended by itself.

@@ -8,7 +8,7 @@ from monarch_nb._protocol.states import StopState
 
 
 class StopPlace(Record, frozen=True):
-    """Where a thread stands; the fields are those of `Stop`."""
+    """The place where a thread stands in the debugger; the fields are those of `Stop`."""
 
     thread: str
     what: str
@@ -89,7 +89,7 @@ class DebugLeft(Request[None], frozen=True):
 
 
 class DebugLine(Record, frozen=True):
-    """What a thread that stands is told to do; `key` and `n` as of `DebugStopped`."""
+    """A line for the debugger of a stopped thread; `key` and `n` as in `DebugStopped`."""
 
     key: int
     n: int
@@ -112,7 +112,7 @@ class DebugGroups(Request[list[GroupRecord]], frozen=True):
 
 
 class LineAnswers(Record, frozen=True):
-    """What stops have answered to a line, by id; those that haven't come back; who stands where now."""
+    """The answers of stops to a line, by id; the stops that haven't come back; and all stops now."""
 
     answers: dict[int, str]
     left: list[int]
@@ -147,7 +147,9 @@ class DebugBreak(Request[dict[int, str]], frozen=True):
 
 
 class DebugSettings(Record, frozen=True):
-    """Whether breakpoints are skipped, errors stop, and for how long nobody need be there."""
+    """The debugger's settings: whether breakpoints are skipped, whether errors stop, and after how many
+    seconds without a client stopped ranks run on.
+    """
 
     skip: bool
     on_error: bool

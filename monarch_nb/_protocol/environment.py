@@ -76,7 +76,7 @@ class PackageRow(Record, frozen=True):
 
 
 class HostPackages(Record, frozen=True):
-    """What is installed where a host's ranks are started.
+    """The packages that are installed where a host's ranks are started.
 
     Attributes:
         is_same: whether that's the asking program's own environment: packages aren't listed then.

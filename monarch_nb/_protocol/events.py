@@ -1,4 +1,4 @@
-"""What processes are told of, and nobody answers: news of ranks, hosts and programs."""
+"""Types of events, which nobody answers: news of ranks, hosts and programs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Renumbered(Event, frozen=True):
 
 
 class CheckpointEpoch(Event, frozen=True):
-    """What members of an actor must know to save together."""
+    """Tells the members of an actor the epoch that they must agree on to save together."""
 
     actor_id: int
     epoch: int
@@ -110,7 +110,7 @@ class HostPreempted(Event, frozen=True):
 
 
 class ResourcesSeen(Event, frozen=True):
-    """What a host has seen of its ranks, by proc, and of its machine, if that's new."""
+    """Says what a host has seen of its ranks, by proc, and of its machine, if that's new."""
 
     rows: dict[int, MonitoredRank]
     host: MonitoredHost | None
@@ -205,7 +205,7 @@ class DebugHold(Event, frozen=True):
 
 
 class DebugSettingsChanged(Event, frozen=True):
-    """What breakpoints and errors do from now on."""
+    """Says what ranks do at breakpoints and errors from now on."""
 
     skip: bool
     on_error: bool

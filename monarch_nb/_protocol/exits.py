@@ -1,4 +1,4 @@
-"""How a rank ended: found out by its host process, completed by the controller, told to all."""
+"""The record of how a rank ended: found out by its host process, completed by the controller, told to all."""
 
 from __future__ import annotations
 

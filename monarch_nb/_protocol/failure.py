@@ -7,7 +7,7 @@ from monarch_nb._protocol.exits import RankExit
 
 
 class Failure(Record, frozen=True):
-    """What was raised, or has died, and where.
+    """The description of a failure: what was raised, or has died, and where.
 
     Attributes:
         type: name of the exception's class; "lost" if a process has died.

@@ -1,4 +1,4 @@
-"""How hosts of an engine are invited."""
+"""Types of requests about invitations for hosts of an engine."""
 
 from __future__ import annotations
 

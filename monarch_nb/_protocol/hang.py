@@ -1,4 +1,4 @@
-"""Where ranks stand and what they wait for, as they and their host processes say it."""
+"""Types that say where ranks stand and what they wait for, as seen by the ranks and their host processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from monarch_nb._protocol.base import Record, Request
 
 
 class RankStacks(TypedDict, total=False):
-    """Where a rank stands.
+    """The stacks of a rank's threads, and how they were found.
 
     Attributes:
         stacks: text by name of thread; None: they couldn't be had.
@@ -67,7 +67,9 @@ class GroupProgress(Record, frozen=True):
 
 
 class Blocked(Record, frozen=True):
-    """What a thread waits for: lock, queue, recv ... (empty if unknown), and that in words."""
+    """The reason why a thread waits: its kind (lock, queue, recv ...; empty if unknown), and the same in
+    words.
+    """
 
     kind: str
     text: str
@@ -82,7 +84,7 @@ class AwaitedCall(Record, frozen=True):
 
 
 class ThreadFacts(Record, frozen=True):
-    """What a thread does that runs user code.
+    """The state of a thread that runs user code.
 
     Attributes:
         label: cell, function, or an actor's method.
@@ -113,7 +115,7 @@ class ThreadFacts(Record, frozen=True):
 
 
 class HangFacts(Record, frozen=True):
-    """What a rank waits for.
+    """The facts about one rank that say what it waits for.
 
     Attributes:
         groups: its process groups, by name.
@@ -128,7 +130,7 @@ class HangFacts(Record, frozen=True):
 
 
 class HangRow(Record, frozen=True):
-    """What is known of a rank: what it says, or else where it stands."""
+    """The known facts about one rank: what it says itself, or else its stacks."""
 
     facts: HangFacts | None = None
     stacks: RankStacks = {}

@@ -1,4 +1,4 @@
-"""What is done about losses: policies, heals, other sizes; what it takes to make actors again;
+"""Types of requests about losses and sizes: policies, heals, resizes; records by which actors are made again;
 checkpoints.
 """
 
@@ -50,7 +50,7 @@ class SetPolicy(Request[None], frozen=True):
 
 
 class Report(msgspec.Struct, forbid_unknown_fields=True):
-    """What a heal or a resize has done; filled in as it goes.
+    """The result of a heal or a resize; filled in as it goes.
 
     Attributes:
         ranks: that were started anew.

@@ -11,7 +11,7 @@ from monarch_nb._protocol.states import EntryKind
 
 
 class JournalSettings(Record, frozen=True):
-    """How the journal is kept; `trouble`: why it isn't, just now."""
+    """The settings of the journal; `trouble`: why it isn't kept just now."""
 
     off: bool
     keep_s: float

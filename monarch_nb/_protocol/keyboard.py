@@ -1,4 +1,4 @@
-"""What ranks ask whoever sits at the keyboard."""
+"""Types of requests by which ranks ask whoever sits at the keyboard for input."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from monarch_nb._protocol.base import Record, Request
 
 
 class Typed(Record, frozen=True):
-    """What somebody has typed; or why nobody can (`refused`)."""
+    """The line that somebody has typed; or why nobody can (`refused`)."""
 
     text: str = ""
     refused: str = ""

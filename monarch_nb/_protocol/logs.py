@@ -1,4 +1,4 @@
-"""What ranks have printed, as lines."""
+"""Types of the lines that ranks have printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes by which name in a mesh."""
+"""Types of requests about things that have a name in a mesh: values, singletons, the mesh itself."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class GetMesh(Request[GroupRecord | None], frozen=True):
 
 
 class ControllerPlace(Record, frozen=True):
-    """Where a named singleton lives; `is_new`: whoever has asked is to spawn it."""
+    """The process and actor id of a named singleton; `is_new`: whoever has asked is to spawn it."""
 
     proc: int
     actor_id: int

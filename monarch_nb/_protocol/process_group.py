@@ -1,4 +1,4 @@
-"""How a group's torch.distributed process group is made anew: what ranks' main threads are asked for."""
+"""Types by which the main threads of ranks are asked to make a torch.distributed process group anew."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from monarch_nb._protocol.base import Record
 
 
 class StoreAddress(Record, frozen=True):
-    """Where a store listens that a rank has started."""
+    """The address of a store that a rank has started."""
 
     address: str
     port: int

@@ -8,7 +8,7 @@ from monarch_nb._protocol.base import Record
 
 
 class ProfileOptions(Record, frozen=True):
-    """What ranks record of a cell.
+    """The options of a cell's profile: what is recorded, and on which ranks.
 
     Attributes:
         ranks: those that record.
@@ -28,7 +28,7 @@ class ProfileOptions(Record, frozen=True):
 
 
 class MemoryReport(Record, frozen=True):
-    """How a cell has changed the memory of a rank; a size that isn't known is None.
+    """The changes that a cell has made to the memory of a rank; a size that isn't known is None.
 
     Attributes:
         resident_bytes, proportional_bytes: how much these sizes of the process have grown.
@@ -57,7 +57,7 @@ class MemoryReport(Record, frozen=True):
 
 
 class ProfileReport(Record, frozen=True):
-    """What a rank has recorded of a cell; None: that wasn't asked for.
+    """The profile of a cell on one rank; None: that part wasn't asked for.
 
     Attributes:
         host, pid: of the rank's process.

@@ -1,4 +1,6 @@
-"""What programs ask the controller for as such: to be let in, whose the mesh is, how it is, that it end."""
+"""Types of requests from programs to the controller: to be let in, to own the mesh, to ask for its state, to
+end it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from monarch_nb._protocol.states import HostState, OnFailure, ProcState
 
 
 class Welcome(Record, frozen=True):
-    """What a program is told that has come.
+    """The controller's answer to a program that has just connected.
 
     Attributes:
         mesh: the fields of the mesh's address.
@@ -175,8 +177,8 @@ class SetTimeLimit(Request[None], frozen=True):
 
 
 class Limit(Record, frozen=True):
-    """When hosts are taken away (seconds since the epoch, None if that isn't known), and how long before it's
-    told (None: it isn't).
+    """The time limit of hosts: when they are taken away (seconds since the epoch, None if that isn't known),
+    and how long before that programs are told (None: they aren't).
     """
 
     ends_at: float | None

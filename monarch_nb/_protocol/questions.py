@@ -1,4 +1,4 @@
-"""What processes with actors are asked, and answer at once in their reading thread: nothing of the user's
+"""Types of requests that processes with actors answer at once in their reading thread: nothing of the user's
 runs for it.
 
 On the wire they're CALLs to the process itself (target 0), whose payload is the request.

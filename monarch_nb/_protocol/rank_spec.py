@@ -1,5 +1,5 @@
-"""What a rank is started with: what whoever spawns it has asked for, what the controller and the host process
-add, and what is its own.
+"""The specification that a rank is started with: what whoever spawns it has asked for, what the controller
+and the host process add, and what is its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class StartCommand(Record, frozen=True):
 
 
 class GroupSpec(Record, frozen=True):
-    """What all ranks of a spawn share, as whoever spawns them has asked for it.
+    """The settings that all ranks of a spawn share, as whoever spawns the ranks has asked for them.
 
     Attributes:
         group: the spawn's name.
@@ -46,7 +46,7 @@ class GroupSpec(Record, frozen=True):
 
 
 class GroupPlace(Record, frozen=True):
-    """Where the ranks of a group are, as the controller knows it when it starts some.
+    """The places of a group's ranks, as the controller knows them when it starts some.
 
     Attributes:
         procs: all of the group, by rank.
@@ -65,8 +65,8 @@ class GroupPlace(Record, frozen=True):
 
 
 class HostFacts(Record, frozen=True):
-    """What a host process adds: where its sockets are, its name, what GPUs it has been given, and whether it
-    was started by an engine's launcher.
+    """The facts that a host process adds: where its sockets are, its name, what GPUs it has been given, and
+    whether it was started by an engine's launcher.
     """
 
     directory: str
@@ -76,7 +76,7 @@ class HostFacts(Record, frozen=True):
 
 
 class SharedSpec(Record, frozen=True):
-    """What the ranks of a group share that are started on one host."""
+    """The settings that the ranks of a group share that are started on one host."""
 
     group: GroupSpec
     place: GroupPlace
@@ -95,7 +95,7 @@ class RankPlace(Record, frozen=True):
 
 
 class OwnSpec(Record, frozen=True):
-    """What is one rank's own; `token` stands in the marks of its output."""
+    """The settings that are one rank's own; `token` stands in the marks of its output."""
 
     place: RankPlace
     token: str

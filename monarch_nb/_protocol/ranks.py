@@ -1,4 +1,4 @@
-"""How ranks are started, stopped and interrupted; whole hosts, too."""
+"""Types of requests that start, stop and interrupt ranks; whole hosts, too."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class AbortCall(Request[dict[int, int]], frozen=True):
 
 
 class Ticket(Record, frozen=True):
-    """What a host process needs to dial the controller and take a place.
+    """The data that a host process needs to dial the controller and take a place.
 
     Attributes:
         controller: the address to dial.

@@ -1,4 +1,4 @@
-"""Who handles which message: methods say so themselves, by `@handles`; one handler for each type in a
+"""Finds the handler of a message: methods say what they handle, by `@handles`; one handler for each type in a
 process.
 
 A method that handles a type gets the message and its `Sender`. What it returns is the answer, unless that is
@@ -14,7 +14,7 @@ from monarch_nb._protocol.base import NO_FIELDS, Event, Request, decode
 
 
 class Later:
-    """What `LATER` is."""
+    """The type of `LATER`."""
 
 
 LATER: Final = Later()
@@ -22,7 +22,7 @@ LATER: Final = Later()
 
 
 class Sender(NamedTuple):
-    """Who has sent a message.
+    """The sender of a message.
 
     Attributes:
         proc: its proc id.
@@ -72,7 +72,7 @@ def handled_by(service: type) -> Iterator[tuple[Kind, str]]:
 
 
 class Handler(NamedTuple):
-    """What handles the messages of one type."""
+    """The handler of messages of one type."""
 
     kind: Kind
     method: Callable[[Any, Sender], object]

@@ -1,6 +1,6 @@
-"""What a host process sees of its machine and of its ranks: on its way to the controller, and part of what
-people see of a mesh. Shares are in per cent, sizes in bytes, times seconds since the epoch; what isn't known
-is None.
+"""The readings that a host process takes of its machine and of its ranks: on their way to the controller, and
+part of what people see of a mesh. Shares are in per cent, sizes in bytes, times seconds since the epoch; what
+isn't known is None.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Collective(Record, frozen=True):
 
 
 class Transfers(Record, frozen=True):
-    """What a rank has moved by one path of the data plane, as far as it asked for it."""
+    """The transfers of a rank by one path of the data plane, as far as the rank asked for them."""
 
     path: str
     """`shm`, `cuda_ipc`, `verbs`, `tcp`, ..."""
@@ -71,7 +71,7 @@ class Transfers(Record, frozen=True):
 
 
 class Standing(Record, frozen=True):
-    """Where a rank's user code stands just now.
+    """The place where a rank's user code stands just now.
 
     Attributes:
         line: as in "In [3], line 4: loss.backward()"; empty if no thread runs any.
@@ -87,7 +87,7 @@ class Standing(Record, frozen=True):
 
 
 class MonitoredRank(Record, frozen=True):
-    """What a host process sees of one of its ranks.
+    """The readings that a host process has of one of its ranks.
 
     Attributes:
         busy: whether a thread is at work, or was since the look before.
@@ -123,7 +123,7 @@ UNMONITORED: Final = MonitoredRank()
 
 
 class MonitoredHost(Record, frozen=True):
-    """What a host process sees of its machine."""
+    """The readings that a host process has of its machine."""
 
     cpu_percent: float | None = None
     memory_used_bytes: int | None = None

@@ -1,4 +1,4 @@
-"""Who may do what with a mesh that is shared: roles, invitations to programs of others, and what they did."""
+"""Types for rights in a mesh that is shared: roles, invitations to programs of others, and what they did."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from monarch_nb._protocol.base import Record, Request
 
 
 class Role(IntEnum):
-    """What a program may do; who has a higher one may do all that a lower one may."""
+    """The rights of a program; a higher role includes the rights of all lower ones."""
 
     OBSERVER = 1
     """Read: status, live state, output, history. It changes nothing."""

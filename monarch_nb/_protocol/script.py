@@ -9,7 +9,7 @@ import msgspec
 
 
 class Rendezvous(msgspec.Struct, frozen=True):
-    """Where the processes of one run meet.
+    """The address at which the processes of one run meet.
 
     Attributes:
         is_store: whether a TCPStore listens there already, as torchrun's agent has one; else the script's

@@ -1,5 +1,5 @@
-"""What ranks show, and how a cell has ended on one of them, as the journal keeps it: JSON that the rank has
-made.
+"""Types of what ranks show, and of how a cell has ended on one of them, as the journal keeps it: JSON that
+the rank has made.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ class _Kept(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """How a progress bar looks now; an empty text: it has gone. `key` is the same as long as it lives."""
+    """The state of a progress bar; an empty text: it has gone. `key` is the same as long as it lives."""
 
     key: str
     text: str
 
 
 class Shown(_Kept, frozen=True, omit_defaults=True):
-    """What a rank shows between its lines: something rich, a progress bar, or that what was shown is cleared.
+    """An item that a rank shows between its lines: rich output, a progress bar, or a clearing of what was
+    shown.
 
     Attributes:
         display_id: under which it's updated later; None: never.
@@ -67,7 +68,7 @@ class Shown(_Kept, frozen=True, omit_defaults=True):
 
 
 class CellEnd(_Kept, frozen=True, omit_defaults=True):
-    """How a cell has ended on a rank.
+    """The end of a cell on a rank.
 
     Attributes:
         value: of the last expression; None: it has none.

@@ -61,7 +61,7 @@ class StopState(_State):
 
 
 class CellStatus(_State):
-    """How a cell has ended, on a rank or on all; other entries of the journal have one, too."""
+    """The status of a cell, on a rank or on all; other entries of the journal have one, too."""
 
     RUNNING = "running"
     """It hasn't ended."""
@@ -74,7 +74,7 @@ class CellStatus(_State):
 
 
 class EndReason(_State):
-    """Why a cell is made to end; the third reason is `timeout SECONDS`."""
+    """The reason why a cell is made to end; the third reason is `timeout SECONDS`."""
 
     USER = "user"
     FAILURE = "failure"
@@ -82,7 +82,7 @@ class EndReason(_State):
 
 
 class EntryKind(_State):
-    """What an entry of the journal is about."""
+    """The kind of an entry of the journal."""
 
     CELL = "cell"
     CALLS = "calls"
@@ -96,7 +96,7 @@ class EntryKind(_State):
 
 
 class OnFailure(_State):
-    """What is done when a rank of a group dies."""
+    """The action taken when a rank of a group dies."""
 
     STOP = "stop"
     """Nothing: uses of it raise, until somebody heals it."""
@@ -107,7 +107,7 @@ class OnFailure(_State):
 
 
 class CheckpointKind(_State):
-    """Whose state the members of an actor save."""
+    """The kind of state that the members of an actor save: each its own, the same one, or shards."""
 
     OWN = "own"
     REPLICATED = "replicated"
@@ -115,14 +115,14 @@ class CheckpointKind(_State):
 
 
 class CheckpointPhase(_State):
-    """Where members that save together meet; there are others between."""
+    """A phase at which members that save together meet; there are others between."""
 
     BEGIN = "begin"
     DONE = "done"
 
 
 class ClaimState(_State):
-    """What a controller is at that has the right to a name."""
+    """The state of a controller that has the right to a name."""
 
     STARTING = "starting"
     RUNNING = "running"

@@ -1,4 +1,4 @@
-"""What a rank says of a variable."""
+"""The row in which a rank describes a variable."""
 
 from __future__ import annotations
 

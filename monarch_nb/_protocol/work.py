@@ -1,5 +1,5 @@
-"""What the main threads of ranks are asked to do. Arguments and answers are the user's, or are made of such:
-encoded by whoever sends them, and opaque on the way.
+"""The kinds of work that the main threads of ranks are asked to do. Arguments and answers are the user's, or
+are made of such: encoded by whoever sends them, and opaque on the way.
 """
 
 from __future__ import annotations

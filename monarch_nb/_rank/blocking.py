@@ -1,4 +1,5 @@
-"""What a thread is blocked on, as its frames say: a lock, a queue, input, a socket, a call of an actor.
+"""Finds out what a thread is blocked on, from its frames: a lock, a queue, input, a socket, a call of an
+actor.
 
 Known functions of the standard library, torch and this package are found by module and name. What blocks in
 C has no frame; but the instruction at which the innermost frame stands has a place in the source

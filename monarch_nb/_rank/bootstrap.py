@@ -1,5 +1,5 @@
-"""How a fresh interpreter becomes a rank: `python -m monarch_nb._rank.bootstrap`, started by a host
-process, which has put the rest into the environment.
+"""Makes a fresh interpreter a rank: `python -m monarch_nb._rank.bootstrap`, started by a host process, which
+has put the rest into the environment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a rank shows, made so that it can always be sent: a mimebundle is the user's, and may hold anything.
+"""Encodes what a rank shows so that it can always be sent: a mimebundle is the user's, and may hold anything.
 
 What can't be shown is left out, and named in the bundle's text.
 """
@@ -25,7 +25,7 @@ _HOW_TO_GET_ALL = "%%mesh --output NAME brings the value of a cell's last line i
 
 
 class _Refused(Exception):
-    """Why something can't be shown."""
+    """The error of something that can't be shown; the message says why."""
 
 
 def encode_bundle(data: Any) -> MimeBundle:

@@ -140,7 +140,7 @@ class Debugger:
         return found
 
     def done(self) -> None:
-        """What the calling thread was at has ended: it steps no further."""
+        """End stepping in the calling thread, whose cell or call has ended."""
         found: MeshPdb | None = getattr(self._local, "pdb", None)
         if found is not None:
             found.finish()
@@ -160,13 +160,13 @@ class Debugger:
     # --- stops
 
     def enter(self, stop: MeshPdb) -> int:
-        """A thread stops; return its key."""
+        """Register the stop of a thread; return its key."""
         key = next(self._keys)
         self._stops[key] = stop
         return key
 
     def leave(self, key: int) -> None:
-        """A thread runs on."""
+        """Forget the stop of a thread, which runs on."""
         self._stops.pop(key, None)
 
     def interrupt(self, ident: int) -> bool:
@@ -253,14 +253,14 @@ class MeshPdb(pdb.Pdb):
             self._left(self._taken())
 
     def user_return(self, frame: FrameType, return_value: Any) -> None:
-        """A function returns; the first part of a cell does so without a stop."""
+        """Stop at a function's return, if pdb would; the end of a cell's first part is stepped through."""
         if CellParts.more_follow and _is_cell(frame):
             self.set_step()
         else:
             super().user_return(frame, return_value)
 
     def user_call(self, frame: FrameType, argument_list: None) -> None:
-        """A function is called; that a cell's next part begins is none."""
+        """Stop at a function's call, if pdb would; the beginning of a cell's next part is no call."""
         if not _is_cell(frame):
             super().user_call(frame, argument_list)
 
@@ -415,7 +415,7 @@ class MeshPdb(pdb.Pdb):
         return not (self.quitting or self.is_post_mortem) and self.stoplineno != -1
 
     def finish(self) -> None:
-        """The program has come to its end while it was stepped through."""
+        """End the stop, if there is one: the program has come to its end while it was stepped through."""
         if self._key:
             self.set_continue()
             self._left(self._taken() or "it has come to its end")
@@ -428,7 +428,7 @@ class MeshPdb(pdb.Pdb):
 
 
 class _Lines:
-    """What pdb takes for its stdin."""
+    """The input that pdb reads its lines from, in place of stdin."""
 
     def __init__(self, stop: MeshPdb) -> None:
         self._stop = stop

@@ -1,4 +1,4 @@
-"""What torchrun sets in the environment of each process."""
+"""Computes the environment variables that torchrun sets for each process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What this rank runs with, in words that are equal on ranks that run alike: versions, variables, code,
-settings, random states, limits.
+"""Describes what this rank runs with, in words that are equal on ranks that run alike: versions, variables,
+code, settings, random states, limits.
 """
 
 from __future__ import annotations

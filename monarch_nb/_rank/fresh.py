@@ -1,5 +1,5 @@
-"""What a program finds as in a fresh process, though it runs in one that is warm; and what it has left
-behind, put away after it.
+"""Makes a warm process look like a fresh one to a program, and puts away afterwards what the program has left
+behind.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def fresh_process(env: Mapping[str, str], workdir: str) -> Iterator[ExitFunction
 
 
 class ExitFunctions:
-    """What a program wants called at its end. Libraries' own functions are left to the process' end:
-    libraries stay loaded.
+    """The functions that a program wants called at its end. Libraries' own functions are left to the process'
+    end: libraries stay loaded.
     """
 
     def __init__(self) -> None:
@@ -145,7 +145,9 @@ def _environment(env: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _interpreter() -> Iterator[None]:
-    """`__main__`, and what a program may put into `sys`, builtins and the warnings' filters."""
+    """Restore `__main__` afterwards, and what a program may put into `sys`, builtins and the warnings'
+    filters.
+    """
     main, filters = sys.modules["__main__"], warnings.filters[:]
     before = {name: getattr(sys, name) for name in _OF_SYS}
     lists = {name: list(getattr(sys, name)) for name in ("argv", "path", "meta_path", "path_hooks")}
@@ -203,7 +205,7 @@ def _handlers() -> Iterator[None]:
 
 @contextmanager
 def _garbage() -> Iterator[None]:
-    """When garbage is collected: trainers switch it off, and a rank lives on."""
+    """Restore the settings of garbage collection afterwards: trainers switch it off, and a rank lives on."""
     was_on, thresholds = gc.isenabled(), gc.get_threshold()
     try:
         yield
@@ -214,7 +216,7 @@ def _garbage() -> Iterator[None]:
 
 @contextmanager
 def _start_method() -> Iterator[None]:
-    """How multiprocessing starts processes: to set it twice is an error."""
+    """Restore multiprocessing's start method afterwards: to set it twice is an error."""
     before = multiprocessing.get_start_method(allow_none=True)
     try:
         yield

@@ -46,7 +46,7 @@ def fresh_torch() -> Iterator[None]:
 
 
 class _Settings(msgspec.Struct, frozen=True):
-    """What a program may have set in torch."""
+    """The settings of torch that a program may have changed."""
 
     dtype: Any
     device: Any

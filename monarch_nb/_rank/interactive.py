@@ -409,7 +409,7 @@ def _adopt_as_current(cls: type[InteractiveShell], shell: Any) -> None:
 
 
 def _prepare_plots(shell: Any) -> None:
-    """Plots become images, if matplotlib is there: its inline backend shows them at the end of a cell."""
+    """Show plots as images, if matplotlib is there: its inline backend shows them at the end of a cell."""
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
 
 

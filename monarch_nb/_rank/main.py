@@ -93,8 +93,8 @@ class Rank:
         return self.worker.variables(names)
 
     def receive_guest(self, transport: Transport) -> None:
-        """This process has come to another mesh as a guest: what it owns there is its to look after, and
-        it leaves when we do.
+        """Make this process a guest of another mesh: what it owns there is its to look after, and it leaves
+        when it leaves its own mesh.
         """
         transport.on_call = self.actors.on_guest_call
         process_context.guest_transports.append(transport)

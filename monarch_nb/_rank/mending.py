@@ -1,4 +1,4 @@
-"""What a rank itself needs of the interpreter, put back where user code has taken it away: after each piece
+"""Puts back what a rank itself needs of the interpreter, where user code has taken it away: after each piece
 of work, and with a word about it.
 
 A cell may close descriptors, delete builtins, empty `sys.modules` or ignore signals. That is its own affair

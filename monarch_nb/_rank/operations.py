@@ -51,7 +51,7 @@ def is_distributed(frame: FrameType) -> bool:
 
 
 class TensorFacts(NamedTuple):
-    """What is said of an operation's (first) tensor."""
+    """The shape and dtype of an operation's (first) tensor."""
 
     shape: tuple[int, ...] | None = None
     dtype: str = ""
@@ -183,8 +183,8 @@ def recorded() -> dict[str, RecordedOperation]:
 
 
 class _Known:
-    """What the recorder has told last: it writes out all that it holds, some 30 ms for 2000 operations,
-    and a look asks several times.
+    """The flight recorder's last answer, kept for a moment: the recorder writes out all that it holds, some
+    30 ms for 2000 operations, and a look asks several times.
     """
 
     when = -1e9

@@ -1,5 +1,5 @@
-"""What each operator took, from the events of a trace. torch's own `key_averages` gives the same, but
-builds an object for each event: minutes for long cells.
+"""Computes the calls and times of each operator, from the events of a trace. torch's own `key_averages` gives
+the same, but builds an object for each event: minutes for long cells.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a cell takes on this rank: torch.profiler around it, and its memory. Kept for the client to fetch,
-until the next one.
+"""Profiles a cell on this rank: torch.profiler around it, and its memory. Kept for the client to fetch, until
+the next one.
 
 Begun before the cell can be interrupted and ended after, on the main thread: an interrupted cell has its
 profile, too.
@@ -47,7 +47,7 @@ class CellRecording:
         self._memory = MemoryRecording() if options.memory else None
 
     def end_recording(self) -> None:
-        """The cell is over, or has its value. Further calls do nothing."""
+        """End the profile: the cell is over, or has its value. Further calls do nothing."""
         if self._is_over:
             return
         self._is_over = True

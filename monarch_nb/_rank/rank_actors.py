@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class RankActors(ActorHost):
-    """Where calls to a rank arrive. All but the main thread's own work is answered in the reading thread,
+    """The receiver of calls to a rank. All but the main thread's own work is answered in the reading thread,
     and never waits.
     """
 
@@ -45,12 +45,14 @@ class RankActors(ActorHost):
 
     @handles(Renumbered)
     def on_renumbered(self, event: Renumbered, sender: Sender) -> None:
-        """This rank has another place."""
+        """Give this rank its new place in the mesh, which has other sizes."""
         self._rank.renumber(event)
 
     @handles(DebugHold)
     def on_debug_hold(self, event: DebugHold, sender: Sender) -> None:
-        """A peer stands at a breakpoint, or none does any more."""
+        """Hold the time-outs of process groups while a peer stands at a breakpoint; let them count again when
+        none does.
+        """
         collectives.hold(event.on)
 
     @handles(DebugSettingsChanged)

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 
 class Reloader:
-    """What a rank does about modules whose files have changed. Cells and calls ask it, each on its own
-    thread.
-    """
+    """The reloader of modules whose files have changed. Cells and calls ask it, each on its own thread."""
 
     def __init__(self, actors: ActorHost) -> None:
         self._actors = actors

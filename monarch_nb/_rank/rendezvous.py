@@ -1,5 +1,5 @@
-"""Where ranks meet to make a process group: a store that the first of them has started, at whatever port
-was free. Nobody can take that away meanwhile.
+"""Starts and joins the store where ranks meet to make a process group: the first of them has started it, at
+whatever port was free. Nobody can take that away meanwhile.
 """
 
 from __future__ import annotations

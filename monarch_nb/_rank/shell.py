@@ -206,8 +206,8 @@ CANCEL_S = 1.0
 
 
 class Diversion:
-    """What is done about an interrupt instead of raising KeyboardInterrupt, while a cell's event loop
-    runs.
+    """The handler that is called for an interrupt instead of raising KeyboardInterrupt, while a cell's event
+    loop runs.
     """
 
     handler: Callable[[Any], None] | None = None

@@ -1,4 +1,4 @@
-"""What runs on a rank's main thread: cells, functions, variables. Signals, CUDA and plots work here as
+"""Does the work of a rank's main thread: cells, functions, variables. Signals, CUDA and plots work here as
 users expect.
 """
 
@@ -59,7 +59,7 @@ _RUN = Work.RUN.encode()
 
 
 class PlainAnswer(NamedTuple):
-    """What goes to the controller without pickle: how a cell ended, or what it asks main threads for."""
+    """An answer to the controller without pickle: how a cell ended, or the address of a store."""
 
     payload: bytes
     failed: bool = False
@@ -122,7 +122,7 @@ class Worker:
         self._mender = Mender(rank.pipe, self._on_interrupt)
 
     def _on_interrupt(self, number: int, frame: Any) -> None:
-        """An interrupt that comes when nothing runs concerns nobody. (SIG_IGN would be inherited by
+        """Interrupt the work that runs, or do nothing if nothing runs. (SIG_IGN would be inherited by
         subprocesses.)
         """
         if not self._interruptible:
@@ -134,8 +134,8 @@ class Worker:
             raise KeyboardInterrupt
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
-        """An interrupt that hit a finalizer or a callback ends there, and the code that it was meant for
-        goes on: interrupt it again.
+        """Repeat an interrupt that hit a finalizer or a callback: it ends there, and the code that it was
+        meant for goes on.
         """
         current = self.current
         swallowed = unraisable.exc_type is not None and issubclass(unraisable.exc_type, KeyboardInterrupt)
@@ -151,8 +151,8 @@ class Worker:
         self.rank.transport.reader.call_at(time.monotonic() + UNHEARD_S, again)
 
     def cancel(self, n: int) -> None:
-        """A cell shall end: if it hasn't begun, it won't; if it has, and the signal came too early to be
-        heard, here's another.
+        """Have a cell end: if it hasn't begun, it won't; if it has, and the signal came too early to be
+        heard, send another.
 
         One that still waits behind other work is answered at once: that work isn't its own, and goes on.
         Called in the reading thread.
@@ -192,7 +192,7 @@ class Worker:
             self._handle(message)
 
     def _raised_between(self, error: BaseException) -> None:
-        """A signal handler of the user's has raised while nothing ran."""
+        """Report that a signal handler of the user's has raised while nothing ran."""
         self._say_once(
             f"raised between two cells: {class_name(error)}: {message_of(error)}{_place_of(error)}"
         )
@@ -424,7 +424,7 @@ class Worker:
         self._mender.learn()
 
     def renumbered(self) -> None:
-        """The rank has another number: cells find it."""
+        """Update the variables that show cells the rank's place, after the rank has got another number."""
         if self._shell is not None:
             self.namespace.update(self._place())
 

@@ -49,7 +49,7 @@ class CannotPatch(Exception):
 
 
 class Same:
-    """Which old object stays in the place of which new one, for all of one reload."""
+    """The mapping of new objects to the old ones that stay in their place, for all of one reload."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, tuple[Any, Any]] = {}

@@ -1,4 +1,6 @@
-"""What a reload has done, as data: it goes from ranks to whoever asked."""
+"""Types that describe a reload: what was asked for, and what was done, as data that goes from ranks to
+whoever asked.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ too.
 
 
 class SyncMode(StrEnum):
-    """What a rank does before a cell when files of modules that it has loaded have changed."""
+    """The action of a rank before a cell when files of modules that the rank has loaded have changed."""
 
     WARN = "warn"
     """It says so, once for each change."""
@@ -32,7 +34,7 @@ class SyncMode(StrEnum):
 
 
 class ChangeKind(StrEnum):
-    """What has become of a name of a module."""
+    """The kind of change of a name of a module."""
 
     FUNCTION = "function"
     """It is the same function, and runs new code."""
@@ -47,7 +49,7 @@ class ChangeKind(StrEnum):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What has become of one name of a module.
+    """The change of one name of a module.
 
     Attributes:
         detail: for `REPLACED`, why.
@@ -59,7 +61,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class ModuleReload(msgspec.Struct, frozen=True):
-    """What has been done about one module whose file has changed.
+    """The result of reloading one module whose file has changed.
 
     Attributes:
         name: the module's, as in `sys.modules`.
@@ -98,7 +100,7 @@ class ModuleReload(msgspec.Struct, frozen=True):
 
 
 class ReloadRequest(msgspec.Struct, frozen=True):
-    """What a rank is asked to reload.
+    """The request to a rank to reload modules.
 
     Attributes:
         paths: files or folders, absolute; None: whatever has changed.
@@ -112,7 +114,7 @@ class ReloadRequest(msgspec.Struct, frozen=True):
 
 
 class RankReload(msgspec.Struct, frozen=True):
-    """What a rank has done about its modules.
+    """The result of a reload on one rank.
 
     Attributes:
         modules: those whose files had changed.

@@ -1,4 +1,4 @@
-"""Which statements of a source are new, and which names it binds. Pure."""
+"""Finds which statements of a source are new, and which names statements bind. Pure."""
 
 from __future__ import annotations
 import __future__
@@ -23,7 +23,7 @@ _SCOPES = (
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """How a body of statements differs from what it was.
+    """The difference between a body of statements and what it was before.
 
     Attributes:
         statements: what is to be executed, in order: what wasn't there before.

@@ -1,4 +1,4 @@
-"""Where calls arrive in a process that has actors: a rank, or a client that has spawned some in itself."""
+"""Receives calls in a process that has actors: a rank, or a client that has spawned some in itself."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class ActorHost:
 
     @handles(MeshNamed)
     def on_mesh_named(self, event: MeshNamed, sender: Sender) -> None:
-        """The mesh has got a name."""
+        """Note the mesh's new name."""
         if self.transport.mesh is not None:
             self.transport.mesh = self.transport.mesh._replace(name=event.name)
 
@@ -125,7 +125,7 @@ class ActorHost:
 
     @handles(Reshaped)
     def on_reshaped(self, event: Reshaped, sender: Sender) -> None:
-        """The mesh has other sizes: actors on all of it have others beside them."""
+        """Tell actors that are on all of the mesh its new sizes, and whom they have beside them now."""
         shape = Shape.full(Extent(event.labels, event.sizes))
         for actor_id, procs in event.actors.items():
             runner = self.actors.get(actor_id)
@@ -237,13 +237,13 @@ class ActorHost:
         return runner
 
     def has_ended(self, runner: ActorRunner) -> None:
-        """An actor's thread is about to end. Called in that."""
+        """Forget an actor that was stopped and whose thread is about to end. Called in that thread."""
         if self._leaving.get(runner.actor_id) is runner:
             del self._leaving[runner.actor_id]
 
     def _rdma(self, message: Message) -> None:
-        """The data plane is asked, which nothing in this process has used yet: from now on it takes such
-        messages itself.
+        """Load the data plane, which nothing in this process has used yet, and hand it the message: from now
+        on the data plane takes such messages itself.
         """
         remote_arguments().join()
         self.transport.services[message.name](message)
@@ -324,7 +324,7 @@ class ActorHost:
             )
 
     def _supervise(self, message: Message) -> None:
-        """A failure of something that a cell of this rank owns: say it where output goes."""
+        """Print the failure of something that a cell of this rank owns, to stderr."""
         failure = Body(self.transport, message).read(ActorFailed).failure
         print(failure.traceback or failure.message, file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""What a spawn is called with, as it goes to each process and is kept for those that come later."""
+"""The specification of a spawn, as it goes to each process and is kept for processes that come later."""
 
 from __future__ import annotations
 

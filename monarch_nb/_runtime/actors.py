@@ -65,7 +65,7 @@ class CallDebugger(Protocol):
         """Stop at what was set from outside meanwhile."""
 
     def done(self) -> None:
-        """What the calling thread was at has ended."""
+        """End stepping in the calling thread, whose cell or call has ended."""
 
     def interrupt(self, ident: int) -> bool:
         """Interrupt a thread that has stopped; False if it hasn't."""
@@ -300,7 +300,7 @@ class ActorRunner:
         self._children.append(mesh)
 
     def disowns(self, mesh: Any) -> None:
-        """It has been stopped."""
+        """Forget a mesh that this actor owned."""
         with suppress(ValueError):
             self._children.remove(mesh)
 
@@ -603,7 +603,7 @@ class ActorRunner:
     # --- checkpoints
 
     def _count(self, message: Message, *, failed: bool = False) -> None:
-        """A call is over: save the state, if it's time."""
+        """Count a call that is over, and save the state if it's time."""
         if self.checkpoints is None or message.name in _UNCOUNTED:
             return
         try:
@@ -612,7 +612,7 @@ class ActorRunner:
             self._fail(error, None, "state_dict")
 
     def _save(self, message: Message) -> None:
-        """The host is about to be taken away: save the state now; answers with its directory."""
+        """Save the state before the host is taken away; answers with the checkpoint's directory."""
         try:
             path = self.checkpoints.save_now(self.instance) if self.checkpoints is not None else ""
         except Exception as error:
@@ -672,7 +672,7 @@ class ActorRunner:
         return {**process_context.whereabouts(), "actor": self.name, "endpoint": endpoint}
 
     def _raised(self, error: BaseException, message: Message) -> None:
-        """An endpoint has raised: tell the caller, or, if nobody waits, the owner."""
+        """Tell the caller, or the owner if nobody waits, that an endpoint has raised."""
         end_if_forked(error)
         endpoint = message.name.decode()
         self._keep_error(error)
@@ -698,8 +698,8 @@ class ActorRunner:
         answer(self.host.transport, message, encode_failure(failure), wire.ERROR)
 
     def _fail(self, error: BaseException, asked: Message | None, endpoint: str) -> None:
-        """The actor has failed: it takes no more work; who has asked for what has failed hears, and its
-        owner.
+        """Mark the actor as failed: it takes no more work, and what it owns is stopped; tell whoever asked
+        for what failed, and the owner.
         """
         self.failure = describe(error, **self._where(endpoint), actor_id=self.actor_id)
         self._ended_with = error

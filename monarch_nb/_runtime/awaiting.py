@@ -1,4 +1,4 @@
-"""Where coroutines await: their frames, outermost first. A thread's stack shows the event loop only."""
+"""Finds where coroutines await: their frames, outermost first. A thread's stack shows the event loop only."""
 
 from __future__ import annotations
 

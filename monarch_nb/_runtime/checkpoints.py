@@ -1,4 +1,4 @@
-"""What an actor has saved: copies in this process' memory, and files written behind its back.
+"""The checkpoints of an actor: copies in this process' memory, and files written in the background.
 
 The actor's thread takes copies between two calls; a thread of its own writes them. The last two copies stay
 in memory: an actor that is made anew here, or on a rank that has taken another's place, goes on from the
@@ -69,7 +69,7 @@ class Checkpoints:
         """Whether somebody waits for a save, and will be told how it ended."""
 
     def move(self, slot: int, size: int) -> None:
-        """The mesh has other sizes."""
+        """Note the actor's slot and number of members, after the mesh has got other sizes."""
         self._slot, self._size = slot, size
 
     def is_at(self, slot: int, size: int) -> bool:

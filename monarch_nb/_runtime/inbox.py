@@ -14,7 +14,8 @@ Item = TypeVar("Item")
 
 
 class Inbox(Generic[Item]):
-    """What is for one thread, oldest first; a background waiter of the reader (see `_transport.reader`).
+    """The queue of items for one thread, oldest first; a background waiter of the reader (see
+    `_transport.reader`).
 
     An actor's and the main thread's hold messages, a debugger's holds lines.
 

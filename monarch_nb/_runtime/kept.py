@@ -1,4 +1,4 @@
-"""What endpoints that were called with `rref` have left in this process."""
+"""Keeps in this process the results of endpoints that were called with `rref`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What an actor logs says which actor it is: `[actor=<root>.<module.Trainer trainer{'gpus': 3/8}>] loss is
-nan`.
+"""Puts an actor's name into what it logs: `[actor=<root>.<module.Trainer trainer{'gpus': 3/8}>] loss is nan`.
 
 By the record factory, so that a record has the name once, whichever handlers and formatters there are.
 """

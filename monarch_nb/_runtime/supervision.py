@@ -1,4 +1,4 @@
-"""What is known about a failure that nobody waited for, and what is done about it at the root.
+"""Describes failures that nobody waited for, and calls the hook for those that reach the root.
 
 In a client, a failure never interrupts the program: the mesh is marked, the next use of it raises, and
 `unhandled_fault_hook` is called with the failure; the default writes it to stderr.
@@ -139,7 +139,7 @@ def _write_to_stderr(failure: MeshFailure) -> None:
 
 
 def unhandled_fault_hook(failure: MeshFailure) -> None:
-    """What is called with a failure that no owner handled. Replace it by assigning
+    """Write a failure that no owner handled to stderr. Replace this by assigning
     `monarch_nb.actor.unhandled_fault_hook`.
     """
     _write_to_stderr(failure)

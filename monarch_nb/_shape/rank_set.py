@@ -58,7 +58,7 @@ def parse_ranks(text: str, grid: Extent | Shape) -> tuple[int, ...]:
 
 
 class _Wrong(Exception):
-    """What is wrong with a set of ranks."""
+    """The error of a set of ranks; the message says what is wrong."""
 
 
 def _example(extent: Extent) -> str:

@@ -162,8 +162,8 @@ def _split_sizes(label: str, size: int, names: list[str], given: dict[str, int])
 
 
 class MeshTrait(ABC):
-    """What every mesh can do: slice, split, flatten, rename. Results are views; nothing is copied or
-    started.
+    """The base class of every mesh, with slice, split, flatten and rename. Results are views; nothing is
+    copied or started.
     """
 
     @property

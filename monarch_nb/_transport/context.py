@@ -11,7 +11,7 @@ from typing import Any
 
 
 class CallContext:
-    """What is known about the message that is being handled.
+    """The known facts about the message that is being handled.
 
     Attributes:
         origin: number of the cell that caused this, 0 if none did.

@@ -1,5 +1,6 @@
-"""What the transport needs of the data plane, which lies above it: the package puts it in place
-(`monarch_nb/__init__`), and it's loaded when something is to be sent that's worth it.
+"""The interface of the data plane that the transport needs: the data plane lies above the transport, the
+package puts it in place (`monarch_nb/__init__`), and it's loaded when something is to be sent that's worth
+it.
 """
 
 from __future__ import annotations

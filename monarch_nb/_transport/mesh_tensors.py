@@ -1,5 +1,5 @@
-"""What meshes of processes need of tensors of the mesh, which lie above them: the package puts it in place
-(`monarch_nb/__init__`), and it's loaded, with torch, when it's first needed.
+"""The interface by which handles on meshes use tensors of the mesh, which are a layer above.
+`monarch_nb/__init__` provides the implementation, which is loaded, with torch, when it's first needed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What waits for an answer: one reply, all replies of a fan-out, a stream of them, or a channel.
+"""Objects that wait for answers: one reply, all replies of a fan-out, a stream of them, or a channel.
 
 A pending is registered in its transport under a `ref`; the thread that reads the socket calls `deliver` for
 each arrived answer and `lost` when a process it waits for has died. Values stay encoded until somebody asks
@@ -93,8 +93,8 @@ MAX_CALLS_EACH = 100
 
 
 class CallTime:
-    """When a call was made, and how long each rank took, from the call to its answer, as the caller sees
-    it.
+    """The times of one call: when it was made, and how long each rank took, from the call to its answer, as
+    the caller sees it.
     """
 
     __slots__ = ("num_failed", "seconds", "totals", "when")
@@ -114,8 +114,8 @@ class CallTime:
 
 
 class CallTimes(CallTime):
-    """How often an endpoint was called from here, how often it failed, and how long its ranks took in all;
-    the first calls also each by itself.
+    """The totals of an endpoint's calls from this process: how many calls, how many failed answers, and the
+    time of each rank in all; the first calls (`MAX_CALLS_EACH`) also each by itself.
     """
 
     __slots__ = ("each", "num")
@@ -150,7 +150,7 @@ class Unread(weakref.ref[Any]):
         return found
 
     def drop(self) -> None:
-        """The answer won't be read any more."""
+        """Report the error to the transport's `on_dropped`, because nobody can read it any more."""
         transport = self.pending.transport
         if transport.unread.pop(id(self.pending), None) is not None and transport.on_dropped is not None:
             transport.on_dropped(self.pending, self.what)
@@ -212,8 +212,8 @@ class Pending:
         return end.proc in self.at_work() and (self.asker is None or self.asker() is not None)
 
     def failed_on(self) -> None:
-        """An answer is an error: somebody should read it. Called at every error, and never else, so that
-        good answers cost nothing.
+        """Note that an answer is an error, so that it's reported if nobody reads it. Called at every error,
+        and never else, so that good answers cost nothing.
         """
         if self.asker is None or self.transport.on_dropped is None or id(self) in self.transport.unread:
             return

@@ -1,4 +1,4 @@
-"""Who this process is: its transport, once it has one, and where it stands in the mesh."""
+"""The context of this process: its transport, once it has one, and its place in the mesh."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Whereabouts(TypedDict, total=False):
-    """Where a process stands: its rank, or "client"; its host's name; its pid."""
+    """The place of a process in its mesh: its rank, or "client"; its host's name; its pid."""
 
     rank: int | str
     host: str
@@ -23,7 +23,7 @@ class Whereabouts(TypedDict, total=False):
 
 
 class CallPlace(Whereabouts):
-    """Where a call runs: the actor mesh's name, and the endpoint's."""
+    """The place of a running call: its process, and the names of its actor mesh and its endpoint."""
 
     actor: str
     endpoint: str

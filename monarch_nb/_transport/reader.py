@@ -94,7 +94,7 @@ def _report() -> None:
 
 
 class Waiter(Protocol):
-    """What a thread can wait for."""
+    """The interface of objects that a thread can wait for."""
 
     park: threading.Lock | None
     """Held by the waiter while it is parked; released to wake it."""

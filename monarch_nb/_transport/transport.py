@@ -275,7 +275,7 @@ class Transport:
                 pending.lost(proc, end)
 
     def drop_unread(self) -> None:
-        """This program leaves the mesh: what wasn't read won't be."""
+        """Report all errors that nobody has read, because this program leaves the mesh."""
         for unread in list(self.unread.values()):
             unread.drop()
 
@@ -495,7 +495,7 @@ class Transport:
         self.reader.end_with(fd, lambda: self._lose(describe(), waker))
 
     def _lose(self, how: str, waker: Route) -> None:
-        """The controller has gone: whoever waits, or comes later, is told so by an exception."""
+        """Note that the controller is gone: fail all pending answers, and those that are asked for later."""
         heard = any(p.is_awaited for p in list(self._pending.values()))
         with self._route_lock:
             if self.closed:
@@ -526,4 +526,4 @@ _LENT_KINDS = (wire.CALL, wire.REPLY)
 
 
 def _refuse(message: Message) -> None:
-    """A process without actors takes no calls."""
+    """Ignore a call: a process without actors takes none."""

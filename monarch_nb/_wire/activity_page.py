@@ -48,7 +48,7 @@ _TAIL_AT: Final = _SLOT.size - _TAIL.size
 
 
 class Activity(NamedTuple):
-    """What is in one slot; `is_main`: it's the main thread's."""
+    """The contents of one slot of an activity page; `is_main`: the slot is the main thread's."""
 
     num_changes: int
     state: int
@@ -59,7 +59,7 @@ class Activity(NamedTuple):
 
 
 class Total(NamedTuple):
-    """What went by one path of the data plane: number of transfers, bytes read and written, seconds."""
+    """The traffic of one path of the data plane: number of transfers, bytes read and written, seconds."""
 
     path: str
     num: int

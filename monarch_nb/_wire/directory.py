@@ -1,5 +1,5 @@
-"""Where the sockets of this user's processes lie: a directory for each mesh and machine, in one that only
-this user can enter.
+"""Directories for the sockets of this user's processes: one for each mesh and machine, below a directory that
+only this user can enter.
 
 Host processes take theirs away when they end. One that is killed can't, so whoever makes a new one looks for
 those in which nobody listens any more.

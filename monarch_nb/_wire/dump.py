@@ -30,7 +30,7 @@ HEADER_BYTES: Final = 34
 
 
 class Header(NamedTuple):
-    """How a file begins."""
+    """The header of a file of stacks: the main thread's ident, and the id of the thread to signal."""
 
     main_ident: int
     thread_id: int

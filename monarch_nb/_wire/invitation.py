@@ -1,4 +1,4 @@
-"""What lets hosts of an engine into a mesh: one file, the same for all of them.
+"""The invitation that lets hosts of an engine into a mesh: one file, the same for all of them.
 
 It has the addresses of the controller, its public key, and a key pair that is good for nothing but a knock.
 Whoever knocks says which key it has made for itself, so that no secret of a host ever travels; it's told its
@@ -37,7 +37,7 @@ def is_invitation(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Invitation:
-    """How to get into a mesh.
+    """An invitation to a mesh: the addresses of its controller, and keys to ask for a place.
 
     Attributes:
         wire_version: protocol of the mesh.
@@ -110,7 +110,7 @@ class Invitation:
 
 @dataclass(frozen=True)
 class Knock:
-    """What a launcher says of itself.
+    """The message by which a launcher asks for a place in a mesh.
 
     Attributes:
         public: the key that it has made for the host process.
@@ -151,7 +151,7 @@ class Knock:
 
 @dataclass(frozen=True)
 class Admission:
-    """What a knock is answered with: a place, or why there's none (`error`)."""
+    """The answer to a knock: a place in the mesh, or the reason why there's none (`error`)."""
 
     host: int = 0
     generation: int = 0

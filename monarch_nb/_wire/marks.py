@@ -52,7 +52,7 @@ class Parser:
         self.stream = self._own_stream = stream
 
     def begin_origin(self, origin: int) -> None:
-        """What comes without a mark from now on is this pipe's own stream, of `origin`."""
+        """Assign output without a mark, from now on, to this pipe's own stream and to `origin`."""
         self.origin, self.stream = origin, self._own_stream
 
     def feed(self, data: bytes) -> Iterator[Piece]:

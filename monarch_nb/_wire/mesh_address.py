@@ -1,5 +1,5 @@
-"""Which mesh a handle belongs to, and where: what travels with handles, so that they stay what they are in
-processes of other meshes.
+"""The address of a mesh, which travels with its handles, so that they stay valid in processes of other
+meshes.
 
 It's the place of the controller's sockets, and nothing secret: who may enter that directory on that machine
 may use the mesh, as any program of its user may.
@@ -26,7 +26,7 @@ def this_machine() -> str:
 
 
 class MeshAddress(NamedTuple):
-    """Where the controller of a mesh is.
+    """The address of a mesh: the place of its controller.
 
     Attributes:
         mesh_id: drawn by the controller; no other mesh has it.

@@ -1,5 +1,5 @@
-"""What travels between machines comes in frames of bounded size, so that a stranger at the port can't have
-more memory taken than one such frame.
+"""Cuts messages between machines into frames of bounded size, so that an unknown peer at the port can't make
+this process hold more memory than one such frame.
 
 ZeroMQ bounds frames before it knows who sends them, and has one bound for strangers and for hosts. So a
 message with a frame that is too long is cut: a head that says how many pieces each frame has, then the

@@ -69,7 +69,7 @@ class Strangers:
             self._cut(self._least_welcome())
 
     def knows(self, frame: zmq.Frame) -> None:
-        """A frame has come, so whoever has sent it has shown its key."""
+        """Note that the sender of a frame has shown a known key, and so is no stranger any more."""
         if self._waiting:
             self._waiting.pop(int(frame.get(zmq.SRCFD)), None)
 

@@ -1,4 +1,4 @@
-"""What a host is asked about a workspace, and what it answers."""
+"""Types of requests to a host about a workspace, and of the answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monarch_nb._workspace.entry import Entry
 
 
 class Whereabouts(msgspec.Struct, frozen=True):
-    """Which workspace: where it lies at home.
+    """The identity of a workspace: its folder on the notebook's machine, its name, and marks of that machine.
 
     Attributes:
         root: its folder, as the notebook's machine knows it.
@@ -28,7 +28,7 @@ class Whereabouts(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What a host knows of a workspace.
+    """The first answer of a host about a workspace: whether it has the files, and where its copy lies.
 
     Attributes:
         is_shared: whether it has the notebook's own files, by a shared file system: nothing is to be sent.
@@ -46,7 +46,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Lacking(msgspec.Struct, frozen=True):
-    """What a host's copy lacks of a manifest.
+    """The differences between a manifest and a host's copy.
 
     Attributes:
         contents: which aren't there under any name.
@@ -62,7 +62,7 @@ class Lacking(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What was done on a host.
+    """The result of changing a host's copy.
 
     Attributes:
         added, changed, deleted: paths.

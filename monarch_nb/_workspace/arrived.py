@@ -18,7 +18,7 @@ MODES = {Kind.FILE: 0o644, Kind.EXECUTABLE: 0o755}
 
 
 class Arrived:
-    """What one placing makes files of; used in a `with` statement.
+    """The arrived contents that one placing makes files of; used in a `with` statement.
 
     Args:
         wanted: the files that will be made, so that a content which several of them hold is kept for the

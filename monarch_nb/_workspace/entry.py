@@ -1,4 +1,4 @@
-"""What the files of a workspace are: paths, kinds, sizes, contents. Pure.
+"""The entries of a workspace's manifest: paths, kinds, sizes, contents. Pure.
 
 Whatever a manifest says, files lie below the folder that it's for: paths are relative and normal, and a
 link's target stays inside.
@@ -25,7 +25,7 @@ class BadEntry(ValueError):
 
 
 class Kind(StrEnum):
-    """What an entry is."""
+    """The kind of an entry: a plain file, an executable file, or a link."""
 
     FILE = "f"
     EXECUTABLE = "x"

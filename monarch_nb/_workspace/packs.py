@@ -19,7 +19,7 @@ SUFFIX = ".pack"
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Where a content lies.
+    """The place of a content in a pack.
 
     Attributes:
         pack: the file's name.
@@ -72,7 +72,7 @@ class Packs:
         return data if digest(data) == content else None
 
     def clear(self) -> None:
-        """The folder is empty now."""
+        """Forget all packs, because the folder has been emptied."""
         self.slices, self._last = {}, ("", b"")
 
     def _pack(self, at: int, name: str) -> bytes:

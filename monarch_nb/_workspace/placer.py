@@ -43,7 +43,7 @@ def store_folder() -> str:
 
 
 class _Done(msgspec.Struct):
-    """What has been done so far."""
+    """The changes that one placing has made so far."""
 
     placed: dict[str, Placed] = msgspec.field(default_factory=dict)
     gone: list[str] = msgspec.field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What was placed in a folder: how else could an edit of a rank's there be told from what a sync has written?
+"""The record of the files placed in a folder, which tells a rank's edits from what a sync has written.
 
 A file of JSON lines: later lines count. Before anything is renamed into place, it's noted what will be; so
 after a crash in the middle, a file of either content is known to be ours. A line that wasn't finished is of

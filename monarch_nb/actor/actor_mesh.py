@@ -187,7 +187,7 @@ class ActorMesh(MeshHandle, Generic[T]):
         self._renew_endpoints()
 
     def _on_reshaped(self, record: Reshaped) -> None:
-        """A group of ranks has other sizes: take them on, if these actors are on all of it."""
+        """Handle new sizes of a group of ranks: take them on, if these actors are on all of the group."""
         procs = record.actors.get(self._actor_id)
         if procs is not None:
             self._reshape(procs, Shape.full(Extent(record.labels, record.sizes)))

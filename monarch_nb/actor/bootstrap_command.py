@@ -1,4 +1,4 @@
-"""What `spawn_procs(bootstrap_command=)` takes: how each process is started."""
+"""The argument `bootstrap_command` of `spawn_procs`: the command that starts each process."""
 
 from __future__ import annotations
 

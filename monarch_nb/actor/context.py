@@ -1,4 +1,4 @@
-"""Where the running code stands: which actor, which message, which rank."""
+"""The context of the running code: its actor, its message and its rank."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Instance:
 
 
 class Context:
-    """What `context()` returns.
+    """The context of the running code, as `context()` returns it.
 
     Attributes:
         actor_instance: the running actor.

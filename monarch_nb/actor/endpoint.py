@@ -44,7 +44,7 @@ _NO_ARGUMENTS = (Encoded(b""), wire.EMPTY)
 
 
 class EndpointOptions:
-    """What `@endpoint(...)` was told.
+    """The options that `@endpoint(...)` was given.
 
     Attributes:
         explicit_response_port: the method's first argument is the port to answer on; its return value is
@@ -70,7 +70,9 @@ class EndpointOptions:
 
 
 class EndpointProperty(Generic[P, R]):
-    """What `@endpoint` makes of a method. On an instance it's the method, so actors may call their own."""
+    """A method that `@endpoint` has made an endpoint. On an instance it's the method, so actors may call
+    their own.
+    """
 
     def __init__(self, method: Callable[..., Any], options: EndpointOptions) -> None:
         if not callable(method):
@@ -145,7 +147,7 @@ def concurrent_endpoint(method: Any = None, **options: Any) -> Any:
 
 
 class Load:
-    """How many calls of `choose` are under way, by slot."""
+    """The number of calls of `choose` under way at each slot."""
 
     __slots__ = ("num", "turn")
 
@@ -167,13 +169,13 @@ class Load:
         return self.turn % len(self.num)
 
     def done(self, slot: int) -> None:
-        """A call has been answered."""
+        """Note that a call to this slot has been answered."""
         self.num[slot] -= 1
 
 
 @dataclass(slots=True)
 class Callees:
-    """What all endpoints of a handle share of the actors that they call.
+    """The actors that a handle calls, as all endpoints of the handle share them.
 
     Attributes:
         name, actor_id: theirs.

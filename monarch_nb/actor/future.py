@@ -140,7 +140,9 @@ class Future(Generic[T]):
         return self.get()
 
     def _cancelled(self) -> None:
-        """The wait was cancelled. If it is the notebook's whole cell that is, the user has pressed Ctrl-C."""
+        """Handle a cancelled wait: interrupt the ranks if the notebook's whole cell is cancelled, that is, if
+        the user has pressed Ctrl-C.
+        """
         notebook = sessions.of_transport(self._pending.transport).notebook
         if notebook is not None and notebook.is_interrupted():
             kernel.when_meant(lambda: _interrupt(self._pending))

@@ -1,5 +1,5 @@
-"""What every handle on a mesh has inside: where its members are, this process' way to them, and who has
-spawned them.
+"""The base class of handles on meshes: placement of the members, this process' transport to them, and the
+actor that has spawned them.
 
 A handle's names are its users' (an endpoint is an attribute of its actor mesh), so what the rest of the
 package needs of a handle it gets by the functions of this module. One that has come in a message connects
@@ -60,7 +60,7 @@ class MeshHandle(MeshTrait):
         return sessions.of_transport(self._transport)
 
     def _connected(self) -> None:
-        """This process has come to the mesh of this handle."""
+        """Do what a subclass needs once this process has connected to the mesh of this handle."""
 
 
 # --- for the rest of the package

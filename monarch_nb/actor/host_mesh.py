@@ -320,7 +320,7 @@ def check_env(env: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Life(msgspec.Struct):
-    """What a handle, and the parts that were made of it, share."""
+    """The state that a handle on hosts shares with the parts that were made of it."""
 
     owned: bool
     is_shut_down: bool = False

@@ -1,4 +1,4 @@
-"""Who has spawned what, in names."""
+"""Names of actors and of their creators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CreatorInstance(msgspec.Struct, frozen=True):
-    """Who has spawned an actor: what is known of it elsewhere.
+    """The creator of an actor, as it's described in other processes.
 
     Attributes:
         name: as it was spawned; "root" for a program or a cell.

@@ -1,4 +1,6 @@
-"""Where the members of a mesh are. Pure: made once, replaced as a whole when a mesh gets other sizes."""
+"""The placement of a mesh's members on processes. Pure: made once, replaced as a whole when a mesh gets other
+sizes.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from monarch_nb._wire import address
 
 @dataclass(frozen=True)
 class Placement:
-    """Which processes a handle stands for, and how they are laid out.
+    """The processes that a handle stands for, and their layout.
 
     Attributes:
         all_procs: proc ids of the whole spawn, by base rank; of hosts, those of their host processes.

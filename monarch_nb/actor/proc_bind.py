@@ -1,4 +1,4 @@
-"""What `spawn_procs(proc_bind=)` takes: the CPUs and NUMA nodes of each process of a host."""
+"""The argument `proc_bind` of `spawn_procs`: the CPUs and NUMA nodes of each process of a host."""
 
 from __future__ import annotations
 

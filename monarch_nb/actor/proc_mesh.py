@@ -67,7 +67,7 @@ class ProcMesh(MeshHandle):
             self._connected()
 
     def _connected(self) -> None:
-        """This process is in the mesh of this handle: take on new sizes, when it gets some."""
+        """Subscribe to new sizes of the mesh, once this process has connected to it."""
         session = known(self._transport)
         if self._placement.is_whole and session is not None:
             session.reshaped.subscribe(self._on_reshaped)
@@ -351,7 +351,7 @@ class ProcMesh(MeshHandle):
             )
 
     def _on_reshaped(self, record: Reshaped) -> None:
-        """A group of ranks has other sizes: take them on, if this is all of it."""
+        """Handle new sizes of a group of ranks: take them on, if this handle stands for all of the group."""
         if record.group == self._placement.group and self._placement.is_whole:
             shape = Shape.full(Extent(record.labels, record.sizes))
             self._placement = Placement(tuple(record.procs), shape, record.group, tuple(record.hosts))

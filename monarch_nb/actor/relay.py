@@ -35,14 +35,14 @@ _ENVOY = "monarch_nb.envoy"
 
 
 class Asker(NamedTuple):
-    """Who asks an envoy: a process of our mesh, and the actor that runs in it (0: none)."""
+    """The sender of a request to an envoy: a process of our mesh, and the actor that runs in it (0: none)."""
 
     proc: int
     actor: int
 
 
 class Spawned(NamedTuple):
-    """What an envoy has spawned, and for whom."""
+    """A mesh that an envoy has spawned, and the asker that it was spawned for."""
 
     handle: ActorMesh[Any] | ProcMesh
     asker: Asker

@@ -44,7 +44,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class WorkerAddress(msgspec.Struct, frozen=True):
-    """Where a worker listens (`bind`), and where programs reach it (`dial`)."""
+    """The address of a worker: where it listens (`bind`), and where programs reach it (`dial`)."""
 
     dial: Endpoint
     bind: Endpoint

@@ -1,4 +1,4 @@
-"""What can be asked of a mesh, in one table: `%mesh` in a notebook, `monarch-nb` in a terminal, REST and the
+"""The commands on meshes, in one table: `%mesh` in a notebook, `monarch-nb` in a terminal, REST and the
 card's buttons all read it, so that help, flags and errors exist once.
 
 table      the commands: name, help, arguments, where it can be asked, what runs, how that's shown

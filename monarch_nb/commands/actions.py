@@ -1,4 +1,4 @@
-"""What commands do on a mesh: the same for notebooks, terminals, REST and the card's buttons.
+"""The actions of commands on a mesh: the same for notebooks, terminals, REST and the card's buttons.
 
 Each takes a mesh and what was typed, and returns a result; the table says how that's shown.
 """

@@ -1,4 +1,4 @@
-"""What a command is: a name, help, arguments, what it runs, and how what comes of it is shown."""
+"""The types of a command: its name, help, arguments, action, and the way its result is shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Place(StrEnum):
-    """Where a command can be asked for."""
+    """A place in which commands can be given."""
 
     NOTEBOOK = "%mesh"
     TERMINAL = "monarch-nb"

@@ -74,7 +74,7 @@ def _cells(row: KeyRow) -> tuple[str, ...]:
 
 
 class Audit:
-    """Who did what with a mesh, oldest first; shows itself as a table.
+    """The list of who did what with a mesh, oldest first; shows itself as a table.
 
     Attributes:
         rows: each one of them.

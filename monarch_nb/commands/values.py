@@ -1,4 +1,4 @@
-"""What is typed after a command, read and checked: each reader raises with what was expected."""
+"""Readers of the values typed after a command: each checks a value, and raises with what was expected."""
 
 from __future__ import annotations
 

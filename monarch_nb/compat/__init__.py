@@ -1,5 +1,5 @@
-"""What people who come from ipyparallel have in their fingers: `Client` and `View` here, and `%px`, `%%px`
-and `%autopx` by `%load_ext monarch_nb.compat`, which nothing else loads.
+"""The commands and classes that users of ipyparallel know: `Client` and `View` here, and `%px`, `%%px` and
+`%autopx` by `%load_ext monarch_nb.compat`, which nothing else loads.
 
     >>> from monarch_nb.compat import Client
     >>> rc = Client()                                # doctest: +SKIP

@@ -12,7 +12,7 @@ from monarch_nb.mesh import Mesh, attach, current
 
 
 class Applied:
-    """What a call on several ranks will give: `get()` waits for it.
+    """The pending result of a call on several ranks: `get()` waits for it.
 
     Args:
         future: of the call; its value has one value a rank.

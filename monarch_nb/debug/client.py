@@ -33,7 +33,7 @@ COMMAND_S = 15.0
 
 @dataclass(frozen=True)
 class Answers:
-    """What stops have answered to a line.
+    """The answers of stops to one line of the debugger.
 
     Attributes:
         texts: by stop.
@@ -47,7 +47,7 @@ class Answers:
 
 
 class DebugAnswers(Record, frozen=True):
-    """What stops have answered to a line: equal answers once."""
+    """The answers of stops to one line of the debugger: equal answers once."""
 
     answers: list[FoldedAnswer]
     left: tuple[int, ...]

@@ -68,7 +68,7 @@ def stops_text(stops: list[Stop], lines: int = 2) -> str:
 
 
 class FoldedAnswer(Record, frozen=True):
-    """What several stops have answered."""
+    """One distinct answer, and the stops that have given it."""
 
     ids: list[int]
     ranks: str

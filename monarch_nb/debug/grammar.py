@@ -1,4 +1,4 @@
-"""What is typed at the prompt: Monarch's words, and lines for pdb.
+"""The grammar of the debugger's prompt: Monarch's words, and lines for pdb.
 
 list                          who stands where (pdb's own `list` is `l`)
 focus RANKS | all             whom lines go to: 0-3,7; ranks(1,4); hosts=0,gpus=2:8

@@ -1,4 +1,4 @@
-"""What people see of a cell: output of many ranks, folded, live, as text and as HTML.
+"""The display of a cell: output of many ranks, folded, live, as text and as HTML.
 
 `fold` folds equal lines, `errors` equal failures, `bundle` holds rich values; `cell_view` collects the events
 of one cell; `cell_text` and `cell_html` render its snapshot from `templates/`; `live` keeps it on screen.

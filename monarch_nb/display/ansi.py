@@ -27,7 +27,7 @@ _FLAGS_OFF = {22: "bold", 23: "italic", 24: "underline", 27: "inverse"}
 
 
 class _Style(msgspec.Struct, frozen=True):
-    """What applies to the text that follows. A colour is a class name stem or a CSS `rgb()`."""
+    """The style of the text that follows. A colour is a class name stem or a CSS `rgb()`."""
 
     fg: str = ""
     bg: str = ""

@@ -42,8 +42,8 @@ MAX_NATIVES = 32
 
 
 class Native(msgspec.Struct, frozen=True):
-    """What a notebook shows as an output of its own. `key` is the place: which display of a rank, which of
-    those that differ by rank.
+    """A display that a notebook shows as an output of its own. `key` is the place: which display of a rank,
+    which of those that differ by rank.
     """
 
     key: str

@@ -1,4 +1,4 @@
-"""How many of many things are done, below the cell that waits for them."""
+"""A progress display below a cell that waits for many things: how many of them are done."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from monarch_nb.folding import fold
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
-    """What one rank raised. `traceback_text` may hold colours; `when` is seconds on one clock for all ranks.
+    """An error that one rank raised. `traceback_text` may hold colours; `when` is seconds on one clock for
+    all ranks.
 
     >>> ErrorInfo(3, "ValueError", "bad", "Traceback ...", first=True, when=12.5).rank
     3

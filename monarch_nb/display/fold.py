@@ -91,7 +91,9 @@ class _Line:
 
 
 class _Place(msgspec.Struct):
-    """Where a rank is: its last settled row, its floating rows after that, its unfinished line per stream."""
+    """The position of a rank: its last settled row, its floating rows after that, its unfinished line per
+    stream.
+    """
 
     bit: int
     anchor: _Line

@@ -41,7 +41,7 @@ LINGER_S = 5.0
 
 
 class View(Protocol):
-    """What can be shown: a `CellView`, or a `StackView` of several."""
+    """The interface of views that can be shown: a `CellView`, or a `StackView` of several."""
 
     @property
     def version(self) -> int: ...
@@ -59,7 +59,7 @@ class View(Protocol):
 
 
 class Publisher(Protocol):
-    """Where a view goes. Calls never overlap; they come from any thread."""
+    """The interface of publishers, which show a view. Calls never overlap; they come from any thread."""
 
     def publish(self, view: View, *, final: bool) -> int:
         """Show the view as it is now; return how many bytes that took. `final`: no further call follows."""

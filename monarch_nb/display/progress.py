@@ -1,4 +1,4 @@
-"""How far a cell is, as one snapshot, and the lines made from it: progress, and times when it is over."""
+"""The progress of a cell, as one snapshot, and the lines made from it: progress, times when it is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a long transfer is, below the cell that waits for it."""
+"""A progress bar of a long transfer, below the cell that waits for it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TransferBar:
 
 
 class Bar(Protocol):
-    """What is shown and kept up to date."""
+    """The interface of a display that is shown and kept up to date."""
 
     def mimebundle(self) -> dict[str, str]: ...
 

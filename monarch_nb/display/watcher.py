@@ -23,11 +23,11 @@ class ViewWatcher:
         self._show_errors = show_errors
 
     def text(self, rank: int, stream: str, text: str) -> None:
-        """A rank has written."""
+        """Add a rank's output text to the view."""
         self._view.output(rank, stream, text)
 
     def display(self, rank: int, shown: Shown) -> None:
-        """A rank shows something rich, or takes away what it has shown."""
+        """Show a rank's rich display or progress bar in the view, or clear what the rank has shown."""
         if shown.clear:
             self._view.clear(rank, wait=shown.clear == "wait")
         elif shown.bar is not None:
@@ -36,7 +36,7 @@ class ViewWatcher:
             self._view.display(rank, shown.data, shown.metadata, shown.display_id, shown.update)
 
     def ended(self, rank: int, end: CellEnd) -> None:
-        """The cell has ended on a rank."""
+        """Handle the end of the cell on a rank: show its value or its error, and mark the rank as done."""
         if end.value is not None:
             self._view.result(rank, end.value)
         if self._show_errors and end.status in (CellStatus.ERROR, CellStatus.LOST):
@@ -44,15 +44,15 @@ class ViewWatcher:
         self._view.done(rank, end.seconds or 0.0)
 
     def ended_well(self, seconds: Mapping[int, float]) -> None:
-        """The cell has ended well on ranks, with no value to show."""
+        """Mark ranks as done on which the cell has ended well, with no value to show."""
         self._view.done_all(seconds)
 
     def waits(self, text: str) -> None:
-        """The cell waits for others, or no longer."""
+        """Show what the cell waits for; an empty text: it waits no longer."""
         self._view.wait_for(text)
 
     def message(self, text: str) -> None:
-        """The host process has something to say."""
+        """Show a message of the host process in the view."""
         self._view.note(text)
 
 

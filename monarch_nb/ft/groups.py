@@ -46,7 +46,7 @@ class Lighthouse(Actor):
 
 @dataclass(frozen=True)
 class GroupResult:
-    """What became of one group.
+    """The result of a run on one replica group.
 
     Attributes:
         values: what the function returned, by the ranks of the group; None if it was given up.

@@ -1,4 +1,4 @@
-"""Where hosts come from: a job gets hosts and gives them back; its hosts are named host meshes.
+"""Jobs, which get hosts and give them back; the hosts of a job are named host meshes.
 
 >>> from monarch_nb.job import ProcessJob
 >>> job = ProcessJob({"hosts": 2})                       # doctest: +SKIP

@@ -25,7 +25,7 @@ _MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Plan:
-    """What becomes of the hosts once they're there.
+    """The settings of the mesh that is started on the hosts once they're there.
 
     Attributes:
         dims: dimensions on each host, and their sizes; None: by what the hosts have.
@@ -45,7 +45,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What an engine was asked for.
+    """The record of a request for hosts to an engine.
 
     Attributes:
         mesh: name of the mesh that it's for.

@@ -1,4 +1,4 @@
-"""What a job is: something that can be asked for hosts, says how they are, and gives them back."""
+"""The base class of jobs, which can be asked for hosts, say how they are, and give them back."""
 
 from __future__ import annotations
 

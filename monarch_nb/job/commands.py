@@ -20,7 +20,7 @@ SUBDIR = "$SUBDIR"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended, and what it wrote, unless that went into files."""
+    """The result of a command: its exit code, and its output, unless that went into files."""
 
     exit_code: int
     stdout: str = ""

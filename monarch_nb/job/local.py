@@ -21,7 +21,7 @@ class LocalJob(JobTrait):
         self._given: list[HostMesh] = []
 
     def _create(self) -> None:
-        """The host is there already."""
+        """Do nothing: the host is there already."""
 
     def _state(self) -> JobState:
         meshes = {name: this_host() for name in self.hosts}

@@ -77,8 +77,8 @@ class PortForwarder(Actor):
 
 
 class _Relay(Actor):
-    """What both ends do: bytes of a connection go out by a port, and come in by another. None ends a
-    direction.
+    """The base class of both ends of a forwarding: bytes of a connection go out by a port, and come in by
+    another. None ends a direction.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class _Relay(Actor):
             writer.close()
 
     async def __cleanup__(self, error: BaseException | None) -> None:
-        """The loop that the connections belong to has ended, and they with it."""
+        """Do nothing: the connections have ended with the event loop that they belonged to."""
 
 
 async def _send(reader: asyncio.StreamReader, out: Any) -> None:

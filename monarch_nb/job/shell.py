@@ -71,7 +71,7 @@ class ShellActor(Actor):
 
     @endpoint
     def resize(self, size: tuple[int, int]) -> None:
-        """The window has another size."""
+        """Give the terminal the new size of the user's window."""
         _set_size(self._fd, size)
 
     def __cleanup__(self, error: BaseException | None) -> None:

@@ -1,4 +1,4 @@
-"""What hosts are wanted: how many, of which kind, for how long, and what runs on them. The keys of a
+"""The specification of hosts: how many, of which kind, for how long, and what runs on them. The keys of a
 profile, and flags of `%mesh start --on`.
 """
 
@@ -43,7 +43,7 @@ def _ends(pattern: re.Pattern[str], text: str | int) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class HostRange:
-    """How many hosts: at least so many are needed, more are taken up to `most`."""
+    """The number of hosts, as a range: at least `least` are needed, more are taken up to `most`."""
 
     least: int
     most: int
@@ -139,7 +139,7 @@ def _expanded(name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class HostSpec:
-    """What hosts are wanted. Fields that are empty leave it to the engine.
+    """The specification of the wanted hosts. Fields that are empty leave the choice to the engine.
 
     Attributes:
         engine: who has the hosts: ssh, slurm ...

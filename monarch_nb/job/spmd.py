@@ -31,7 +31,7 @@ _STOP_S = 30.0
 
 @dataclass(frozen=True)
 class Command:
-    """What a command line of torchrun asks for.
+    """The contents of a command line of torchrun, or of plain Python.
 
     Attributes:
         script_args: the script, or `-m` and a module, with its arguments.

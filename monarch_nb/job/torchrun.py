@@ -1,5 +1,5 @@
-"""How processes that torchrun has started (or srun, or whatever sets RANK, WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT) find each other, and how the invitation to a mesh gets to each of their nodes.
+"""Rendezvous of processes that torchrun has started (or srun, or whatever sets RANK, WORLD_SIZE, MASTER_ADDR
+and MASTER_PORT), by which each of their nodes gets the invitation to a mesh.
 
 They meet at torch's store, which is plain and open to all who reach it. So nothing but public keys and
 addresses is written there; the invitation is handed out by a socket of rank 0 that lets in those keys only,
@@ -44,7 +44,7 @@ def missing(environment: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Nodes:
-    """Who is where.
+    """The assignment of ranks to nodes.
 
     Attributes:
         of_ranks: the node of each rank, by a name that its ranks share.

@@ -1,4 +1,4 @@
-"""What Tab offers: verbs, flags, values, mesh names, rank sets; inside `%%mesh`, the variables of the ranks.
+"""Tab completion: verbs, flags, values, mesh names, rank sets; inside `%%mesh`, the variables of the ranks.
 
 The ranks' names are asked from rank 0, which has `ASK_S` to answer; a busy rank just offers nothing. Nothing
 is put into the user's namespace for it.
@@ -131,8 +131,8 @@ def named_mesh(first: str) -> str | None:
 
 
 def explain_verbs(lines: list[str]) -> list[str]:
-    """An input transformer: `%mesh start?` is `%mesh start --help`; IPython would look for an object
-    `start`.
+    """Turn `%mesh start?` into `%mesh start --help`: an input transformer, because IPython would look for an
+    object `start`.
     """
     return [_VERB_HELP.sub(r"\1 --help", line) for line in lines]
 

@@ -1,4 +1,4 @@
-"""What ranks ask in the cell that waits: each by itself, with its rank before it; the answer goes to that
+"""Questions of ranks in the cell that waits: each by itself, with its rank before it; the answer goes to that
 rank.
 
 A rank that doesn't ask any more (it's dead, or was interrupted) has its question taken back.

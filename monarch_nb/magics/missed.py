@@ -1,4 +1,4 @@
-"""What was missed, in one display: cells that ended while nobody watched, cells that still run, output of
+"""One display of all that was missed: cells that ended while nobody watched, cells that still run, output of
 actors.
 """
 
@@ -61,7 +61,9 @@ def show_missed(mesh: Mesh) -> None:
 
 
 def _ended(display: LiveDisplay, run: CellRun, view: CellView, entry: Entry, left: list[int]) -> None:
-    """A cell that still ran has ended. Called in the reading thread, one at a time."""
+    """Handle the end of a cell that still ran: retitle its view, and finish the display after the last one.
+    Called in the reading thread, one at a time.
+    """
     view.retitle(_title(entry, ended=True))
     if run.fault is not None:
         view.note(str(run.fault))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Access(NamedTuple):
-    """How a setting is read and changed.
+    """The functions that read and change a setting.
 
     Attributes:
         read: returns the value that holds, as text.

@@ -1,4 +1,4 @@
-"""Which meshes this kernel is connected to, and which is the current one."""
+"""The meshes that this kernel is connected to, and the current one of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class State:
-    """What the magics of one kernel know."""
+    """The state of the magics of one kernel."""
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell

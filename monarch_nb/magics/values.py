@@ -1,5 +1,5 @@
-"""What may stand where a value is typed after a verb or a flag: what the parser knows, what the mesh has,
-and usual ones where any would do.
+"""Offers for the value after a verb or a flag: what the parser knows, what the mesh has, and usual ones where
+any would do.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def _takes_value(action: argparse.Action) -> argparse.Action | None:
 
 
 class Values:
-    """What may be typed. An offer is a fragment, the end of what was typed that it replaces, and what it
-    may be replaced with.
+    """The source of offers for typed values. An offer is a fragment, the end of what was typed that it
+    replaces, and what it may be replaced with.
     """
 
     def __init__(self, state: State, remote: Callable[[], list[str]]) -> None:

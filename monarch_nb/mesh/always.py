@@ -17,7 +17,7 @@ _cells: tuple[DefinitionCell, ...] = ()
 
 
 def remember(source: str, number: int) -> None:
-    """A cell was run that is to run on every later mesh."""
+    """Remember a cell that is to run on every later mesh."""
     global _cells
     _cells = with_definitions(_cells, DefinitionCell(source, number))
 

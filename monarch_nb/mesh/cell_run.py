@@ -45,7 +45,7 @@ _ENDED = "the mesh has ended, and this cell with it"
 
 @dataclass(repr=False)
 class CellResult:
-    """How a cell ended.
+    """The result of a cell.
 
     Attributes:
         n: its number in the journal.
@@ -197,15 +197,15 @@ class CellRun:
     # --- what comes; in the reading thread
 
     def text(self, rank: int, stream: str, text: str) -> None:
-        """A rank has written."""
+        """Pass a rank's output text to the watcher."""
         self._watcher.text(rank, stream, text)
 
     def display(self, rank: int, shown: Shown) -> None:
-        """A rank shows something rich."""
+        """Pass a rank's rich display to the watcher."""
         self._watcher.display(rank, shown)
 
     def ended(self, rank: int, end: CellEnd) -> None:
-        """The cell has ended on a rank."""
+        """Handle the end of the cell on a rank: record its time, and its error or value; tell the watcher."""
         result = self.result
         if end.seconds is not None:
             result.seconds[rank] = end.seconds
@@ -216,16 +216,16 @@ class CellRun:
         self._watcher.ended(rank, end)
 
     def ended_well(self, seconds: Mapping[int, float]) -> None:
-        """The cell has ended well on ranks, with no value to show."""
+        """Record the times of ranks on which the cell has ended well, with no value; tell the watcher."""
         self.result.seconds.update(seconds)
         self._watcher.ended_well(seconds)
 
     def waits(self, text: str) -> None:
-        """It waits for other cells, or no longer."""
+        """Tell the watcher what the cell waits for; an empty text: it waits no longer."""
         self._watcher.waits(text)
 
     def message(self, text: str) -> None:
-        """The host process has something to say."""
+        """Record a message of the host process, and pass it to the watcher."""
         self.result.messages.append(text)
         self._watcher.message(text)
 

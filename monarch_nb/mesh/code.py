@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Code:
-    """What code the ranks of a mesh run: `mesh.sync()` is `mesh.code.sync()`."""
+    """The code that the ranks of a mesh run: `mesh.sync()` is `mesh.code.sync()`."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh

@@ -1,4 +1,4 @@
-"""What is wrong with a mesh: stacks, hangs, paths for bytes, where ranks and hosts differ."""
+"""Diagnosis of a mesh: stacks, hangs, paths for bytes, differences between ranks and between hosts."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class EnvironmentItem:
 
 @dataclass(frozen=True)
 class EnvironmentDifference:
-    """What ranks run with, and where they differ. True if they differ in something that ought to be equal.
+    """A comparison of what ranks run with. True if they differ in something that ought to be equal.
 
     Attributes:
         ranks: those that were compared.

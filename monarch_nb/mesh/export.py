@@ -25,7 +25,7 @@ _MAX_LITERAL = 500
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The result of an export.
 
     Attributes:
         missing: variables that were pushed, and whose values the journal doesn't have: they are named in the

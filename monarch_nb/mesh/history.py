@@ -188,7 +188,7 @@ class Entries(list[Entry]):
 
 @dataclass(frozen=True)
 class Missed:
-    """What nobody has seen.
+    """The cells and the output that nobody has seen.
 
     Attributes:
         cells: entries of cells that have ended unseen, or run with nobody watching.
@@ -369,7 +369,7 @@ class LogLines:
         self._partial: dict[tuple[int, str], str] = {}
 
     def text(self, rank: int, stream: str, text: str) -> None:
-        """A rank has written."""
+        """Collect the lines of a rank's output text that match the pattern."""
         with self._lock:
             if self._pattern is None:
                 self._fold.feed(rank, stream, text)
@@ -381,21 +381,21 @@ class LogLines:
                     self._fold.feed(rank, stream, line + "\n")
 
     def display(self, rank: int, shown: Shown) -> None:
-        """A rank has shown something rich: its text."""
+        """Collect the plain text of a rank's rich display."""
         if shown.data:
             self.text(rank, "stdout", str(shown.data.get("text/plain", "")) + "\n")
 
     def ended(self, rank: int, end: CellEnd) -> None:
-        """How cells end isn't in the logs."""
+        """Ignore the end of a cell: it isn't in the logs."""
 
     def ended_well(self, seconds: Mapping[int, float]) -> None:
-        """How cells end isn't in the logs."""
+        """Ignore the end of a cell: it isn't in the logs."""
 
     def waits(self, text: str) -> None:
         """Lines are shown, and nothing else."""
 
     def message(self, text: str) -> None:
-        """The host process says that something is missing."""
+        """Collect a message of the host process, which says that something is missing."""
         with self._lock:
             self._fold.say(text)
 

@@ -1,4 +1,4 @@
-"""How a mesh is, and how long it lives: its state, ranks that are put back, its lease and its end."""
+"""The life of a mesh: its state, ranks that are put back, its lease and its end."""
 
 from __future__ import annotations
 

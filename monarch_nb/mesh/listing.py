@@ -23,7 +23,7 @@ ANSWER_S = 3.0
 
 @dataclass(frozen=True)
 class Row:
-    """What a list of meshes says of one.
+    """One row of a list of meshes.
 
     Attributes:
         state: ok or busy, or what is the trouble.

@@ -1,4 +1,4 @@
-"""What ranks have printed, a page at a time: backwards from the end, and on from where one stands.
+"""Pages of the ranks' printed output: backwards from the end, and on from a position.
 
 The pages of a log view. `History.logs` is for reading on and on.
 """

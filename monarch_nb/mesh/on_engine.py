@@ -319,7 +319,7 @@ def extend(name: str, seconds: float) -> list[str]:
 
 
 def give_back(name: str) -> None:
-    """A mesh has ended: so has what it was on, if that was an engine's."""
+    """Give back the hosts of a mesh that has ended, if an engine gave them."""
     if records.read_record(name) is not None:
         cancel(name)
 
@@ -361,7 +361,7 @@ NO_RANKS = "none"
 
 @dataclass(frozen=True)
 class HostRow:
-    """What a list of hosts says of one."""
+    """One row of a list of hosts."""
 
     index: int
     name: str

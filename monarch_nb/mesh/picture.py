@@ -1,4 +1,4 @@
-"""What a notebook shows of a mesh that is the last line of a cell."""
+"""The display of a mesh that is the last line of a notebook's cell."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What somebody wants of a mesh; None: nothing was said about it. The fields are the parameters of
-    `start`.
+    """The options that a caller of `start` has asked for; None: nothing was said about it. The fields are the
+    parameters of `start`.
     """
 
     dims: Mapping[str, int] | None = None
@@ -88,7 +88,7 @@ def _refuse_environment(mesh: Mesh, env: Mapping[str, str], otherwise: str) -> N
 
 
 def _refuse_owner(mesh: Mesh, with_program: bool | None, otherwise: str) -> None:
-    """A mesh ends with one program at most: with two, each would take it from the other."""
+    """Raise if the mesh is to end with this program, but already ends with another one."""
     owner = mesh.status().owner_pid if with_program else None
     if owner is not None and owner != os.getpid():
         raise MeshUsageError(

@@ -40,7 +40,7 @@ _NAME = "sync"
 
 
 class EnvironmentChoice(msgspec.Struct, frozen=True):
-    """How the environment of this program is brought to hosts.
+    """The choices for bringing the environment of this program to hosts.
 
     Attributes:
         verify: whether every file here is read.
@@ -52,7 +52,7 @@ class EnvironmentChoice(msgspec.Struct, frozen=True):
 
 
 class SyncRequest(msgspec.Struct, frozen=True):
-    """What `Mesh.sync` is asked for, besides how files are brought to hosts.
+    """The arguments of a `Mesh.sync`, besides how files are brought to hosts.
 
     Attributes:
         paths: files or folders.

@@ -1,4 +1,4 @@
-"""What each rank holds, and where ranks disagree."""
+"""Shows the variables of each rank and compares them between ranks."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class LeafDifference:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where ranks disagree on a variable. True if they do.
+    """The difference between ranks in the value of one variable. True if there is one.
 
     Example:
         >>> mesh.diff("model")        # doctest: +SKIP

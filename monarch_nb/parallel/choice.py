@@ -1,4 +1,4 @@
-"""Which strategy a module gets: what each would need of memory and time, and the fastest that fits.
+"""Chooses the strategy of a module: estimates the memory and time of each, and takes the fastest that fits.
 
 Memory is counted from shapes: parameters, gradients, the optimiser's state, what the forward keeps for the
 backward. Time is the larger part of computing and communicating, by rates that are assumed; so read it as an
@@ -27,7 +27,7 @@ STATES = {"SGD": 1, "Adam": 2, "AdamW": 2, "RMSprop": 1, "Adagrad": 1}
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a choice depends on.
+    """The facts that the choice of a strategy depends on.
 
     Attributes:
         num_ranks, num_hosts: of the mesh.

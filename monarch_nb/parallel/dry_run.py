@@ -83,7 +83,7 @@ class Out:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What is known of a module's forward.
+    """The result of a dry run: all that is known of a module's forward.
 
     Attributes:
         outputs: its tensors, flat, and `structure` and `leaves` of what it returns.
@@ -401,10 +401,10 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
     # What differs
 
     def enter(self, path: str, args: Any, kwargs: Any) -> None:
-        """A layer's forward begins."""
+        """Take note of the arguments of a layer whose forward begins; here, do nothing."""
 
     def leave(self, path: str, output: Any) -> Any:
-        """A layer's forward ends; return what comes out."""
+        """Return the output of a layer whose forward has ended; here, unchanged."""
         return output
 
     def value(self, plain: torch.Tensor) -> torch.Tensor:
@@ -506,7 +506,7 @@ class _Local(_Mode):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What fake tensors can't do is said by us."""
+    """Silence torch's own log about fake tensors: this package reports what they can't do."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.disabled
     logger.disabled = True

@@ -13,7 +13,7 @@ from monarch_nb.units import size_text
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a module runs as it does. `print` it; a notebook shows it as a table.
+    """The explanation of why a module runs as it does. `print` it; a notebook shows it as a table.
 
     Attributes:
         facts: what the choice depends on.

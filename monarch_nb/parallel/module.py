@@ -152,7 +152,7 @@ def _check_words(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What the user asked for: see `parallelize`."""
+    """The options that the user gave: see `parallelize`."""
 
     strategy: str
     replicate: tuple[str, ...]

@@ -1,5 +1,5 @@
-"""Whether a layer does each row of a batch by itself, tried out with numbers: for layers that DTensor's rules
-can't follow, as LSTMs and attention that merges batch and sequence.
+"""Tests with numbers whether a layer computes each row of a batch separately: for layers that DTensor's rules
+can't follow, such as LSTMs and attention that merges batch and sequence.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which operations each rank can do on its rows by itself, though torch has no sharding rule for them."""
+"""Rules for operations that each rank can do on its own rows, though torch has no sharding rule for them."""
 
 from __future__ import annotations
 

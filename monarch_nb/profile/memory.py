@@ -1,5 +1,5 @@
-"""What a cell has done to the memory of ranks: sizes by rank set, lines of Python that hold what was
-allocated.
+"""Shows the effect of a cell on the memory of ranks: sizes by rank set, and lines of Python that hold what
+was allocated.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Operator:
-    """What one operator took, over ranks. Times are in seconds, without what it calls.
+    """The cost of one operator over ranks. Times are in seconds, without what it calls.
 
     Attributes:
         calls, cpu_s, gpu_s: per rank; ranks that never called it count as 0.

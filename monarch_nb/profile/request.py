@@ -1,4 +1,4 @@
-"""What is asked of the ranks of a cell: a trace, memory, on which of them."""
+"""The request for a profile of a cell: a trace, memory, and the ranks that record them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUFFIXES = (".json", ".json.gz")
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """What a cell's profile shall have.
+    """A request for a profile of one cell.
 
     Attributes:
         ranks: those that record.

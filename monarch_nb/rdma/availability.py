@@ -1,4 +1,4 @@
-"""Whether there is RDMA here, under the names that Monarch has for it."""
+"""Says whether RDMA is available here, by functions with the names that Monarch gives them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the lower modules of this package need of broadcasts, which are built on them: the package puts it
-in place, loaded at first use.
+"""Interfaces to broadcasts for the lower modules of this package, on which broadcasts are built: the package
+provides the implementation, loaded at first use.
 """
 
 from __future__ import annotations

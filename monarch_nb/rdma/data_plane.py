@@ -204,8 +204,8 @@ class DataPlane:
         return transfer
 
     def _is_quick(self, job: Job, forced: str | None) -> bool:
-        """Whether the first choice needs no answer from anybody. What is wrong with the choice is told by
-        the transfer.
+        """Say whether the first path to be tried needs no answer from another process. What is wrong with the
+        choice is told by the transfer.
         """
         try:
             return next(self.ways(job.handle, job.local, forced, {})).is_quick(job.handle)
@@ -296,7 +296,7 @@ class DataPlane:
 
 
 def _let_peers_read_us() -> None:
-    """Where Yama is, processes of one user may look into each other only by leave."""
+    """Allow other processes of this user to read our memory where Yama would forbid it."""
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
 

@@ -1,4 +1,4 @@
-"""Where the bytes of an array lie: shape, strides, and the runs of memory that they make. Pure.
+"""The memory layout of arrays: shape, strides, and the runs of memory that they make. Pure.
 
 A transfer between two layouts is a list of pieces, each contiguous on both sides; nothing else in this room
 knows about strides.
@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How elements lie in a region of memory.
+    """The layout of elements in a region of memory.
 
     Attributes:
         shape: number of elements along each dimension.

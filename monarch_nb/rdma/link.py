@@ -1,5 +1,5 @@
-"""How the data plane of one process asks that of another, and who this process is. The mesh's messages do
-both; a test may do it otherwise.
+"""Links the data plane of one process to those of others, and says who this process is. The mesh's messages
+do both; a test may do it otherwise.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Answerer = Callable[[Any], object]
 
 
 class Link(Protocol):
-    """What the data plane needs of the world around it."""
+    """The interface through which a data plane reaches other processes and knows its own addresses."""
 
     @property
     def addresses(self) -> Addresses:
@@ -197,12 +197,12 @@ class MeshLink:
         self._serve(transport)
 
     def leave(self, transport: Transport) -> bool:
-        """The transport is about to close; say whether any is left."""
+        """Forget a transport that is about to close; say whether any is left."""
         self._transports.pop(transport.mesh_id, None)
         return bool(self._transports)
 
     def knows(self, transport: Transport) -> bool:
-        """Whether it talks by this transport."""
+        """Say whether the link uses this transport."""
         return self._transports.get(transport.mesh_id) is transport
 
     def _way_to(self, handle: Handle) -> tuple[Transport, int]:

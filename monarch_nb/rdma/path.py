@@ -1,4 +1,4 @@
-"""What a way for bytes is: the one abstract class behind which each way is a small module in `paths/`.
+"""The abstract class of a path, a way of moving bytes: each path is a small module in `paths/`.
 
 Others can add theirs: a class derived from `Path`, named by an entry point of the group
 `monarch_nb.rdma_paths`, is tried before ours.
@@ -141,13 +141,13 @@ class Path(ABC):
         self.plane = plane
 
     def is_quick(self, handle: Handle) -> bool:
-        """Whether a small transfer takes microseconds: nobody has to be asked first. It's then done in the
-        thread of whoever asks.
+        """Say whether a small transfer takes microseconds, because no other process has to be asked first.
+        It's then done in the thread of whoever asks.
         """
         return False
 
     def concerns(self, handle: Handle, local: Memory) -> bool:
-        """Whether this path is meant for such memory at all: if not, nobody is told why it isn't taken."""
+        """Say whether this path is meant for such memory: if not, nobody is told why it isn't taken."""
         return True
 
     @abstractmethod
@@ -180,11 +180,11 @@ class Path(ABC):
         raise NotImplementedError(f"{self.name} asks nothing")
 
     def forget(self, region: Region) -> None:
-        """The owner is about to drop a region: undo what was made for it. When this returns nobody may
-        reach the memory by this path.
+        """Undo what was made for a region that its owner is about to drop. When this returns nobody may reach
+        the memory by this path.
         """
         return
 
     def close(self) -> None:
-        """The process leaves its mesh: end threads, close what is open."""
+        """End threads and close what is open, because the process leaves its mesh."""
         return

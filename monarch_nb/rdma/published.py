@@ -42,7 +42,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Published:
-    """Where a model's tensors are. Travels in messages; those of several ranks are put together by `join`.
+    """The location of a model's tensors. Travels in messages; `join` puts those of several ranks together.
 
     Attributes:
         tensors: by name, as in the state dict; nested names are joined by dots.

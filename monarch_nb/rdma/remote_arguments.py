@@ -33,7 +33,7 @@ Receiver = tuple[str, int]
 
 
 class RemoteArguments:
-    """What this process offers to others, and who hasn't fetched it yet. Thread-safe."""
+    """The buffers that this process offers to others, and who hasn't fetched them yet. Thread-safe."""
 
     def __init__(self, plane: DataPlane) -> None:
         self.plane = plane

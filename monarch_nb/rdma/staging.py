@@ -1,5 +1,5 @@
-"""What a path can't take in place: GPU memory where it only knows the host's, and elements strewn so
-thinly that one by one costs more than a copy.
+"""Moves memory that a path can't take in place: GPU memory where it only knows the host's, and elements
+strewn so thinly that one by one costs more than a copy.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def run(path: Path, job: Job) -> None:
 
 
 def is_plain(path: Path, job: Job) -> bool:
-    """Whether a path takes a job as it is."""
+    """Say whether a path takes a job as it is."""
     return bool(job.nbytes) and _detour(path, job) is None
 
 
@@ -97,7 +97,9 @@ def _host_bytes(nbytes: int, *, pinned: bool = False) -> Any:
 
 
 def _through_host(path: Path, job: Job) -> None:
-    """The local side is on a GPU: pass it on in pieces."""
+    """Pass on a job whose local side is on a GPU through host memory: in pieces, if both sides are
+    contiguous.
+    """
     if job.after is not None:
         job.after.synchronize()
     flat = job.handle.layout.is_contiguous and job.local.layout.is_contiguous
@@ -171,7 +173,7 @@ def strided(memory: Memory) -> Any:
 
 
 def _with_contiguous(path: Path, job: Job) -> None:
-    """The local side is strewn: pass it on in one piece."""
+    """Pass on a job whose local side is strewn in one contiguous piece of host memory."""
     whole = _host_bytes(job.nbytes)
     elements = whole.view(f"V{job.local.layout.itemsize}").reshape(job.local.layout.shape)
     if job.op == WRITE:
@@ -182,7 +184,7 @@ def _with_contiguous(path: Path, job: Job) -> None:
 
 
 def _read_span(path: Path, job: Job) -> None:
-    """The buffer's elements are strewn: read what lies between them, too, if it's not too much."""
+    """Read a buffer whose elements are strewn, with what lies between them, too, if it's not too much."""
     low, high = job.handle.layout.span
     if high - low > MAX_SPAN_RATIO * job.nbytes:
         path.transfer(job)

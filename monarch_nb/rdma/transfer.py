@@ -22,7 +22,7 @@ LONG_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a transfer, or several, took.
+    """The receipt of a transfer, or of several together.
 
     Attributes:
         op: `read` or `write`.

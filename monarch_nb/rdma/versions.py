@@ -1,4 +1,4 @@
-"""Which version of a model its publishers hold: so that a reader never takes a mix of two.
+"""Tracks which version of a model its publishers hold, so that a reader never takes a mix of two.
 
 Each publisher has two counters in registered memory: versions begun, and versions done. They differ while
 it writes. A reader looks at them before it reads, and again afterwards: if all were equal and have stayed as
@@ -59,7 +59,7 @@ def new_counter(version: int) -> RDMABuffer:
 
 
 def forget(counters: Sequence[RDMABuffer]) -> None:
-    """These were dropped."""
+    """Forget counters that were dropped."""
     with _lock:
         for counter in counters:
             if handle_of(counter).is_ours:

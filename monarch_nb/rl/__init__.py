@@ -1,5 +1,5 @@
-"""What reinforcement learning needs between meshes: a queue and a buffer of rollouts that hold producers
-back when consumers can't follow. Weights go the other way by `rdma.publish(state, version=0)`.
+"""A queue and a buffer of rollouts for reinforcement learning between meshes: they hold producers back when
+consumers can't follow. Weights go the other way by `rdma.publish(state, version=0)`.
 
     >>> from monarch_nb.rl import RolloutQueue
     >>> queue = trainer_mesh.slice(gpus=0).spawn("rollouts", RolloutQueue, 32)    # doctest: +SKIP

@@ -16,7 +16,7 @@ class QueueClosed(MeshError):
 
 
 class Rollout(NamedTuple):
-    """What a generator has made.
+    """A rollout that a generator has made.
 
     Attributes:
         value: anything that can be sent.
@@ -29,7 +29,7 @@ class Rollout(NamedTuple):
 
 @dataclass(frozen=True)
 class QueueState:
-    """How a queue or a buffer is.
+    """The state of a queue or a buffer.
 
     Attributes:
         num_held: rollouts that it holds.

@@ -32,7 +32,7 @@ MAX_LINE = 100_000
 
 
 class DebugHandler(MeshHandler):
-    """Who stands at a breakpoint, and commands to them."""
+    """The handler for stops at breakpoints and for commands to them."""
 
     commands = ("debug",)
 
@@ -68,7 +68,7 @@ def read_ids(body: Body) -> list[int] | None:
 
 
 class DebugWatch(Watch):
-    """Who stands where, as that changes."""
+    """A watch on the stops at breakpoints, as they change."""
 
     def __init__(self, meshes: Meshes, send: Send, mesh: str) -> None:
         super().__init__(meshes, send)

@@ -1,4 +1,4 @@
-"""What `jupyter server` loads."""
+"""The extension that `jupyter server` loads."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ MAX_BODY_BYTES = 1 << 20
 
 
 class MeshHandler(APIHandler):
-    """What all have in common."""
+    """The base class of all REST handlers."""
 
     auth_resource = RESOURCE
     commands: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class MeshHandler(APIHandler):
         self.finish(json.dumps({"message": text}))
 
     def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
-        """What is the asker's fault isn't the server's business."""
+        """Log an exception, unless the request was at fault."""
         if not isinstance(value, MeshError | ValueError | RecursionError | HTTPError):
             # Not by tornado's own means: it logs the request with its address, in which a token may be.
             self.log.error(
@@ -117,7 +117,7 @@ def _explain(error: BaseException | None, status: int) -> tuple[int, str]:
 
 
 class VersionHandler(MeshHandler):
-    """Who answers here."""
+    """The handler for the version and the protocol of this server."""
 
     @authenticated
     @authorized
@@ -221,7 +221,7 @@ class AttachHandler(MeshHandler):
 
 
 class LogsHandler(MeshHandler):
-    """What ranks have printed."""
+    """The handler for the output of ranks."""
 
     commands = ("logs",)
 
@@ -243,7 +243,7 @@ class LogsHandler(MeshHandler):
 
 
 class StacksHandler(MeshHandler):
-    """Where ranks stand."""
+    """The handler for the Python stacks of ranks."""
 
     commands = ("stacks",)
 
@@ -256,7 +256,7 @@ class StacksHandler(MeshHandler):
 
 
 class JournalHandler(MeshHandler):
-    """What ran on a mesh."""
+    """The handler for the journal: what ran on a mesh."""
 
     commands = ("history",)
 

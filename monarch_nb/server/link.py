@@ -129,7 +129,7 @@ class Link:
     # --- the end
 
     def ended(self, reason: str) -> None:
-        """The mesh is no more."""
+        """Mark the mesh as ended, with the reason, and close the link."""
         if not self.closed:
             self.mirror.set_gone(reason)
             self.close()

@@ -1,4 +1,4 @@
-"""Which meshes this user has, and the connections to them."""
+"""Keeps the list of this user's meshes, and the connections to them."""
 
 from __future__ import annotations
 

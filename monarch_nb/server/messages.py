@@ -1,4 +1,4 @@
-"""What goes over the WebSocket, and how a mesh is asked for, as types: `labextension/src/state.ts` is
+"""Types of the messages over the WebSocket and of the request to start a mesh: `labextension/src/state.ts` is
 generated from them.
 
 What the server says has a tag, its `type`. All but the first message belong to a watch: `id` is that of
@@ -47,7 +47,7 @@ class Status(WatchMessage, frozen=True, kw_only=True, tag="status"):
 
 
 class Delta(WatchMessage, frozen=True, kw_only=True, tag="delta"):
-    """What has changed in a mesh's state."""
+    """The changes of a mesh's state."""
 
     mesh: HeadChange
     hosts: tuple[HostStatus, ...]
@@ -68,7 +68,7 @@ class Log(WatchMessage, frozen=True, kw_only=True, tag="log"):
 
 
 class Gone(WatchMessage, frozen=True, kw_only=True, tag="gone"):
-    """What was watched is no more: the mesh has ended. The watch is over."""
+    """The message that ends a watch because the mesh has ended."""
 
     reason: str
 

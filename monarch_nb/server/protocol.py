@@ -1,4 +1,4 @@
-"""Which version is spoken over REST and WebSocket."""
+"""The version of the protocol over REST and WebSocket."""
 
 PROTOCOL = 1
 """`labextension/src/protocol.ts` has the same number."""

@@ -1,4 +1,4 @@
-"""Which address is answered by whom."""
+"""The table of addresses and the handlers that answer there."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class StatusWatch(Watch):
 
 
 class LogsWatch(Watch):
-    """What ranks print from now on, or from a position."""
+    """A watch on what ranks print from now on, or from a position."""
 
     def __init__(self, meshes: Meshes, send: Send, asked: WatchLogs) -> None:
         super().__init__(meshes, send)
@@ -294,7 +294,7 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             self.write_message(msgspec.json.encode(message).decode())
 
     def on_close(self) -> None:
-        """The browser has gone."""
+        """Drop all watches, because the browser has gone."""
         super().on_close()
         for number in list(self._watches):
             self._drop(number)

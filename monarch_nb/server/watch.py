@@ -21,7 +21,7 @@ class Watch(ABC):
         self.over = False
 
     def taken(self) -> None:
-        """The browser has taken the last message."""
+        """Note that the browser has taken the last message, and send what is new."""
         self._is_ready = True
         self.wake()
 

@@ -60,7 +60,7 @@ class CpuDevice(ModuleType):
 
 
 class Properties:
-    """What a device has: `total_memory`, in bytes."""
+    """The properties of a device: `total_memory`, in bytes."""
 
     def __init__(self, total_memory: int) -> None:
         self.total_memory = total_memory

@@ -1,4 +1,4 @@
-"""What changes of a mesh's state: found by whoever publishes it, applied by whoever shows it."""
+"""The changes of a mesh's state: found by whoever publishes it, applied by whoever shows it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FullStatus(Record, frozen=True, tag="status", tag_field="type"):
 
 
 class StatusDelta(Record, frozen=True, tag="delta", tag_field="type"):
-    """What is new: fields of the mesh, and whole rows of hosts and ranks."""
+    """The changed part of a mesh's state: fields of the mesh, and whole rows of hosts and ranks."""
 
     mesh: HeadChange
     hosts: tuple[HostStatus, ...] = ()

@@ -1,4 +1,4 @@
-"""How programs ask a controller for a mesh's state."""
+"""Types of requests to a controller about a mesh's state."""
 
 from __future__ import annotations
 

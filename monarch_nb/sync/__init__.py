@@ -1,5 +1,5 @@
-"""What the notebook runs with, on every host: files of the workspace, the environment, and what was done, as
-a receipt.
+"""Brings the files of the workspace and the environment of the notebook to every host; returns a receipt of
+what was done.
 
 ignore       which files of a folder are a workspace's
 workspace    a folder of this machine: what its files hold now

@@ -36,7 +36,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class SyncOptions:
-    """How a workspace is brought to hosts.
+    """The options of a sync of workspaces to hosts.
 
     Attributes:
         include, exclude: patterns as in a .gitignore; they hold for later syncs, too.

@@ -1,4 +1,4 @@
-"""What to type when a rank lacks what is here: a module of the workspace, or a file at the notebook's
+"""Suggests commands when a rank lacks what is here: a module of the workspace, or a file at the notebook's
 path.
 """
 

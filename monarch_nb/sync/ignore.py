@@ -1,5 +1,5 @@
-"""Which files of a folder are a workspace's: what git knows and doesn't ignore, and what `.meshignore` says;
-never secrets, environments, or big files.
+"""Selects the files of a folder that belong to a workspace: what git knows and doesn't ignore, and what
+`.meshignore` says; never secrets, environments, or big files.
 
 Without git, `.gitignore` files are followed by `pathspec`. What is left out is told.
 """
@@ -81,7 +81,7 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What the user wants in and out, as lines of a .gitignore.
+    """The user's choice of files to include and exclude, as lines of a .gitignore.
 
     Attributes:
         include: goes along although it's ignored, secret or big.

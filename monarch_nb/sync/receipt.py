@@ -1,4 +1,4 @@
-"""What a sync has done, as data and as text."""
+"""The receipt of a sync, as data and as text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Part(Protocol):
 
 @dataclass(frozen=True)
 class SyncReceipt:
-    """What `sync` has done: on hosts part by part, and rank by rank; its text has equal ranks once.
+    """The receipt of a `sync`: on hosts part by part, and rank by rank; its text has equal ranks once.
 
     Attributes:
         ranks: by rank, what it has reloaded.

@@ -1,4 +1,4 @@
-"""What a sync has done with a workspace, host by host, as part of its receipt."""
+"""The report on one workspace in a sync, host by host, as part of its receipt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOTHING = Outcome()
 
 @dataclass(frozen=True)
 class HostWorkspace:
-    """What was done about one workspace on one host.
+    """The result of bringing one workspace to one host.
 
     Attributes:
         hostname: of the machine.
@@ -69,7 +69,7 @@ class HostWorkspace:
 
 @dataclass(frozen=True)
 class WorkspaceReceipt:
-    """What a sync has done with one workspace.
+    """The result of bringing one workspace to all hosts.
 
     Attributes:
         folder: the notebook's.

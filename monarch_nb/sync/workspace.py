@@ -27,7 +27,7 @@ ASKED_BYTES = 1 << 30
 
 
 class Scan(msgspec.Struct, frozen=True):
-    """What a workspace holds just now.
+    """The contents of a workspace at one moment.
 
     Attributes:
         manifest: its files.

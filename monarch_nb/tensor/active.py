@@ -61,7 +61,7 @@ class MakesTensors(TorchFunctionMode):  # type: ignore[misc]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Called for each function of torch."""
+        """Run the user's tensor constructors on the active mesh, any other function of torch here."""
         named = dict(kwargs or {})
         if func not in _device_constructors() or get_active_mesh() is None or _is_meta(named):
             return func(*args, **named)
@@ -105,7 +105,7 @@ class _OnTheRanks(TorchDispatchMode):  # type: ignore[misc]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Called by torch for each operation."""
+        """Run an operation without tensor arguments on the ranks; run any other one here."""
         named = dict(kwargs or {})
         if any(isinstance(each, torch.Tensor) for each in (*args, *named.values())):
             return func(*args, **named)

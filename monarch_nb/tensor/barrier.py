@@ -1,5 +1,5 @@
-"""What becomes of a failure: ranks that can't go on report, and wait until it's known whether all have failed
-at the same command.
+"""Settles failures: ranks that can't go on report, and wait until it's known whether all have failed at the
+same command.
 
 If all have, they are together still, and go on with the next one. If only some did, the others may wait for
 them in a collective, for good: they are stopped, meet anew, and go on behind the last command that anyone has
@@ -51,7 +51,7 @@ class Barrier:
         )
 
     def release(self) -> None:
-        """A rank was lost: what is being decided is void, and ranks that wait for a verdict begin anew."""
+        """Void what is being decided, because a rank was lost; ranks that wait for a verdict begin anew."""
         with self._changed:
             self._is_void = True
             self._changed.notify_all()
@@ -67,7 +67,9 @@ class Barrier:
         self._receiver.recv().add_done_callback(self._reported)
 
     def _reported(self, future: Any) -> None:
-        """A report has come. Called where messages are read: nothing here waits."""
+        """Take in the report of a rank, and begin to decide. Called where messages are read: nothing here
+        waits.
+        """
         try:
             report: Report = future.get()
         except (MeshError, RuntimeError):  # the mesh has ended

@@ -168,7 +168,7 @@ class Engine:
         return self._epoch
 
     def lose(self, error: SupervisionError) -> None:
-        """A rank has died: values that were there are gone."""
+        """Note that a rank has died: the stream is closed, and values that were there are gone."""
         self._lost = error
         self.stream.close()
 

@@ -1,4 +1,4 @@
-"""Which engine a mesh has: made when its first tensor is, gone with it."""
+"""Holds the engine of each mesh: made when its first tensor is, gone with the mesh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks report, put together: which operation failed, on which ranks, and in which line of the
+"""Puts the reports of ranks together: which operation failed, on which ranks, and in which line of the
 user's.
 """
 

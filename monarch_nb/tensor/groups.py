@@ -1,4 +1,4 @@
-"""What ranks know of their place: coordinates along an axis as tensors, and process groups."""
+"""The place of ranks in a mesh: coordinates along an axis as tensors, and process groups."""
 
 from __future__ import annotations
 

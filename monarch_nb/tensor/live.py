@@ -1,4 +1,4 @@
-"""Which values of this program take memory on the ranks, and where they were made."""
+"""Lists the values of this program that take memory on the ranks, and where they were made."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the controller knows of a tensor: shape, type, and how it lies on the ranks. Each such description
-exists once, so that comparing is `is`.
+"""Descriptions of tensors on the controller: shape, type, and how they lie on the ranks. Each exists once, so
+that comparing is `is`.
 """
 
 from __future__ import annotations

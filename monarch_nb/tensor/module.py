@@ -221,7 +221,7 @@ class _Layer(_Hook):
         self._engine.module = self._name
 
     def leave(self) -> None:
-        """The forward has ended, or raised."""
+        """Note that the layer's forward has ended or raised: the layer around it is the current one again."""
         self._engine.module = self._outer.pop() if self._outer else ""
 
 

@@ -1,4 +1,4 @@
-"""Where in the user's code a command was made: kept for each, looked up when something fails."""
+"""Records where in the user's code a command was made: kept for each, looked up when something fails."""
 
 from __future__ import annotations
 

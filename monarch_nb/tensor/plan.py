@@ -1,5 +1,5 @@
-"""What an operation is without its tensors: the key under which it's known, and the template that ranks fill
-in.
+"""Plans of operations, without their tensors: the key under which each is known, and the template that ranks
+fill in.
 
 Equal keys mean equal results but for data. Floats of pointwise operations aren't in the key: optimisers
 change them with every step.
@@ -24,7 +24,7 @@ Template = tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]
 
 @dataclass(slots=True)
 class Plan:
-    """What is done when an operation is called again.
+    """The plan of an operation, for when it's called again.
 
     Attributes:
         number: what ranks know it by.

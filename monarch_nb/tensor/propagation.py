@@ -1,4 +1,4 @@
-"""What comes out of an operation: shapes by fake tensors, layouts by DTensor's own rules. Nothing is
+"""Predicts the result of an operation: shapes by fake tensors, layouts by DTensor's own rules. Nothing is
 computed, and no process group is needed.
 
 The private names of torch that this needs are in `_rank.tensor.private`.
@@ -30,7 +30,7 @@ _WHOLE = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is known of a result.
+    """The predicted result of an operation.
 
     Attributes:
         parts: a Meta for each tensor of the flat result, None for parts that aren't there.

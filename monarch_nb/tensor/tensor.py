@@ -68,7 +68,7 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Called by torch for each operation, below autograd."""
+        """Pass an operation to its mesh's engine; torch calls this for each operation, below autograd."""
         first = args[0] if args else None
         engine = first.mesh_meta.grid.engine if type(first) is cls else engine_in(args, kwargs)
         return engine.dispatch(func, args, kwargs)

@@ -1,4 +1,4 @@
-"""What a terminal needs besides the commands themselves (`monarch_nb/cli.py`).
+"""The parts that a terminal needs besides the commands themselves (`monarch_nb/cli.py`).
 
 words    messages that name magics, in the terminal's own words
 colours  no colours into pipes, and none where NO_COLOR is set

@@ -1,4 +1,4 @@
-"""What `monarch-nb run` does: a script on a mesh that runs, or on one of its own that ends with it."""
+"""Implements `monarch-nb run`: runs a script on an existing mesh, or on a new one that ends with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `monarch-nb warm` says."""
+"""Implements `monarch-nb warm`: keeps an interpreter warm, lists those that are, and ends them."""
 
 from __future__ import annotations
 

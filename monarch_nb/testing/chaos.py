@@ -42,7 +42,7 @@ _SLOW_ROUNDS = 200_000
 
 @dataclass(frozen=True)
 class Fault:
-    """What was done.
+    """A fault that was injected into a rank.
 
     Attributes:
         kind: kill, segfault, abort (signals), exit (`os._exit`), stop (SIGSTOP until it's over), slow (a

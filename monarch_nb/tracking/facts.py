@@ -1,4 +1,4 @@
-"""What is recorded of a mesh by itself."""
+"""Collects the facts that are recorded automatically about a mesh."""
 
 from __future__ import annotations
 

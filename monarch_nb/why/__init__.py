@@ -1,4 +1,4 @@
-"""Why does it hang? What each rank waits for, and which one is the odd one, in a sentence.
+"""Explains hangs: what each rank waits for, and which one is the odd one, in a sentence.
 
 look       two looks at all ranks, a moment apart: `explain`
 facts      what they have shown, as dataclasses

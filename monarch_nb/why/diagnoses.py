@@ -101,7 +101,7 @@ def diagnose(situation: Situation) -> tuple[Diagnosis, ...]:
 
 
 def missing_rank(situation: Situation) -> list[Diagnosis]:
-    """Some ranks of a group haven't entered the operation in which the others wait."""
+    """Find the ranks of a group that haven't entered the operation in which the others wait."""
     found = []
     for front, others in _behind(situation):
         operation = front[0][1]
@@ -111,8 +111,8 @@ def missing_rank(situation: Situation) -> list[Diagnosis]:
 
 
 def slow_rank(situation: Situation) -> list[Diagnosis]:
-    """The others wait for a rank that makes progress: its line, its operation or its processor time
-    changes between two looks.
+    """Find ranks that others wait for, though they make progress: their line, their operation or their
+    processor time changes between two looks.
     """
     found = []
     for front, others in _behind(situation):
@@ -121,7 +121,7 @@ def slow_rank(situation: Situation) -> list[Diagnosis]:
 
 
 def dead_peer(situation: Situation) -> list[Diagnosis]:
-    """A rank that belongs to the group has died."""
+    """Find dead ranks in groups whose other ranks wait for them."""
     found = []
     for front, others in _behind(situation):
         found += [(front[0][1], front, rank) for rank in others if rank.is_gone]
@@ -298,7 +298,7 @@ def deadlock(situation: Situation) -> list[Diagnosis]:
 
 
 def waiting(situation: Situation) -> list[Diagnosis]:
-    """A cell or an actor waits for the answer of one that isn't waiting itself."""
+    """Find cells and actors that wait for the answer of one that isn't waiting itself."""
     found = calls.edges(situation.activities)
     if calls.cycle(found):
         return []

@@ -1,4 +1,4 @@
-"""What looks at ranks have shown, as dataclasses. Pure."""
+"""The facts that looks at ranks have shown, as dataclasses. Pure."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Activity:
-    """What one thread of a rank does: a cell, a function, a call of an actor.
+    """The activity of one thread of a rank: a cell, a function, a call of an actor.
 
     Attributes:
         actor: 0: the main thread.
@@ -100,7 +100,7 @@ class Activity:
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What is known of a rank.
+    """The facts that are known of one rank.
 
     Attributes:
         silent: where it stands, as its host process has seen it, if it doesn't answer; else "".

@@ -16,7 +16,7 @@ _HEAD = ("ranks", "state", "line", "operation", "tensor", "waits")
 
 @dataclass(frozen=True)
 class RankRow:
-    """What one thread of a rank does.
+    """The activity of one thread of a rank, as a row of the report.
 
     Attributes:
         label: "cell #17", or an actor's endpoint.
@@ -39,7 +39,7 @@ class RankRow:
 
 @dataclass(frozen=True)
 class HangReport:
-    """Why nothing moves.
+    """The report on a hang: why nothing moves, as rows and diagnoses.
 
     Attributes:
         diagnoses: what was found, the surest first.

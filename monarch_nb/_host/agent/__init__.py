@@ -1,4 +1,4 @@
-"""What each host process does for the ranks of its machine.
+"""The modules of each host process, which serves the ranks of its machine.
 
     process      the host process: its sockets, and what it answers
     agent        a host process that dials the controller and does what it says

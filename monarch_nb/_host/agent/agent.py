@@ -110,7 +110,9 @@ class HostAgent(HostProcess):
         self.receive_remote(join([f.buffer for f in self._link.recv_multipart(copy=False)]))
 
     def before_accept(self, message: Message) -> None:
-        """What ranks write before a cell begins belongs to the one before: read it first."""
+        """Have output belong to a cell that is about to begin. What ranks wrote before belongs to the one
+        before, and is read first.
+        """
         if message.kind == wire.FANOUT and message.src == address.CONTROLLER:
             receivers, inner_frame = wire.unpack_fanout(message)
             inner = wire.unpack(inner_frame)
@@ -134,7 +136,7 @@ class HostAgent(HostProcess):
 
     @handles(RankIsUp)
     def on_up(self, event: RankIsUp, sender: Sender) -> None:
-        """A rank here answers: the controller wants to know."""
+        """Handle the news that a rank here is up: note it, and pass it on to the controller."""
         self.rank_is_up(sender.proc)
         self.event(address.CONTROLLER, event, src=sender.proc)
 
@@ -153,8 +155,9 @@ class HostAgent(HostProcess):
 
     @handles(Beat)
     def on_beat(self, event: Beat, sender: Sender) -> None:
-        """The controller lives. From now on its end is seen by the connection's; if that stands, it's only
-        being slow."""
+        """Handle a sign of life from the controller: allow it a longer silence. From now on its end is seen
+        by the connection's; if that stands, it's only being slow.
+        """
         self._last_beat, self._limit_s = self.loop.clock(), SILENT_S
 
     @handles(WatchResources)
@@ -164,12 +167,12 @@ class HostAgent(HostProcess):
 
     @handles(LookNow)
     def on_look(self, event: LookNow, sender: Sender) -> None:
-        """The controller wants to know how everything is now."""
+        """Handle the controller's request to look at everything now: do so, and report when it's done."""
         self.resource_monitor.look(lambda: self.event(address.CONTROLLER, HostLooked(event.ref)))
 
     @handles(TakeStacks)
     def on_take_stacks(self, event: TakeStacks, sender: Sender) -> None:
-        """The controller wants the stacks of ranks that don't answer."""
+        """Handle the controller's request for the stacks of ranks that don't answer: take and send them."""
 
         def taken(found: Found) -> None:
             self.event(address.CONTROLLER, StacksTaken(event.ref, found))
@@ -178,7 +181,7 @@ class HostAgent(HostProcess):
 
     @handles(Leave)
     def on_leave(self, event: Leave, sender: Sender) -> None:
-        """This host isn't needed any more."""
+        """Handle the dismissal of this host, which isn't needed any more: shut it down."""
         self.shut_down()
 
     @handles(TakePlace)

@@ -1,5 +1,5 @@
-"""What NVIDIA's management library says of this machine's GPUs. Without the library, or a driver, there
-are none.
+"""Reads the state of this machine's GPUs from NVIDIA's management library. Without the library, or a driver,
+there are none.
 """
 
 from __future__ import annotations

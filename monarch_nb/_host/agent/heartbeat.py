@@ -53,12 +53,12 @@ class Heartbeat:
         loop.call_later(LOOK_S, self._look)
 
     def answered(self, src: int) -> None:
-        """A rank has answered."""
+        """Note the time of a rank's answer."""
         self._asked.pop(src, None)
         self._answered[src] = self._loop.clock()
 
     def forget(self, proc: int) -> None:
-        """A rank has ended."""
+        """Forget a rank that has ended."""
         for table in (self._asked, self._answered, self._trouble):
             table.pop(proc, None)
 

@@ -40,7 +40,7 @@ class OutputReader:
             self._on_piece(piece)
 
     def begin_origin(self, origin: int) -> None:
-        """What comes without a mark from now on belongs to `origin`."""
+        """Have output that comes without a mark from now on belong to `origin`."""
         self._parser.begin_origin(origin)
 
     def drain(self) -> None:

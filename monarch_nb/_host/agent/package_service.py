@@ -1,4 +1,4 @@
-"""What is installed where ranks of this host are started, looked at by a process of its own: it runs the
+"""Lists what is installed where ranks of this host are started. A process of its own looks: it runs the
 ranks' interpreter, which may be another one than ours, and our loop goes on meanwhile.
 """
 

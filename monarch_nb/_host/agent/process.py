@@ -103,7 +103,9 @@ class HostProcess:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        """This machine is about to be taken away. Ranks, which may be told as well, see the file."""
+        """Handle the signal that this machine is about to be taken away: write a file, which ranks see (they
+        may be told as well), and begin to leave.
+        """
         with suppress(OSError):
             os.close(os.open(address.told_path(self.directory), os.O_CREAT | os.O_WRONLY, 0o600))
         self.loop.call_soon_threadsafe(self.preempted)
@@ -184,10 +186,10 @@ class HostProcess:
             self.send_local(message.dst, message.frame)
 
     def before_export(self, message: Message) -> None:
-        """A message of a rank here is about to leave for another host."""
+        """Do what is due before a message of a rank here leaves for another host: a hook for subclasses."""
 
     def before_accept(self, message: Message) -> None:
-        """A message of another host is about to be delivered to ranks here."""
+        """Do what is due before ranks here get a message of another host: a hook for subclasses."""
 
     def begin_cell(self, procs: Sequence[int], origin: int) -> None:
         """Ranks here are about to run a cell: what they write without a mark from now on belongs to that."""
@@ -304,7 +306,7 @@ class HostProcess:
             rank.state = ProcState.RUNNING
 
     def rank_ended(self, end: RankExit) -> None:
-        """A rank here has ended."""
+        """Drop everything that is kept for a rank here that has ended, its socket included."""
         self.drop_route(end.proc)
         self.heartbeat.forget(end.proc)
         self.resource_monitor.forget(end.proc)
@@ -314,7 +316,7 @@ class HostProcess:
             os.unlink(address.socket_path(self.directory, end.proc))
 
     def rank_pulse(self, proc: int, trouble: str) -> None:
-        """A rank here doesn't react, or does again (no trouble)."""
+        """Report that a rank here doesn't react, or does again (no trouble)."""
         raise NotImplementedError
 
     def vitals_changed(self, rows: Rows, host: MonitoredHost | None) -> None:
@@ -322,7 +324,7 @@ class HostProcess:
         raise NotImplementedError
 
     def rank_printed(self, rank: Rank, piece: Piece) -> None:
-        """A rank here has printed something."""
+        """Pass on a piece of output that a rank here has printed."""
         raise NotImplementedError
 
     def spread_ends(self, ends: Sequence[RankExit]) -> None:
@@ -358,7 +360,7 @@ class HostProcess:
         """Close the sockets to other hosts."""
 
     def preempted(self) -> None:
-        """This machine is about to be taken away (SIGTERM): leave, when what can be saved has been."""
+        """Leave when what can be saved has been: this machine is about to be taken away (SIGTERM)."""
         self.shut_down()
 
     def shut_down(self) -> None:

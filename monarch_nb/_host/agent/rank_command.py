@@ -1,4 +1,4 @@
-"""How a rank is started that isn't forked: by a fresh interpreter, or by a command of the user's."""
+"""Builds the command that starts a rank without a fork: a fresh interpreter, or a command of the user's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CODE = (
 
 @dataclass(frozen=True)
 class RankCommand:
-    """What is executed.
+    """The command that starts a rank, with its arguments and its environment.
 
     Attributes:
         is_users: whether the user has chosen the command.

@@ -157,7 +157,7 @@ class ResourceMonitor:
     # --- pages
 
     def forget(self, proc: int) -> None:
-        """A rank has ended."""
+        """Drop everything that is kept for a rank that has ended, its page included."""
         fd = self._pages.pop(proc, -1)
         if fd >= 0:
             os.close(fd)
@@ -296,7 +296,7 @@ class ResourceMonitor:
         self._check_answered()
 
     def answered(self, proc: int, payload: bytes | memoryview) -> None:
-        """A rank has said where it stands."""
+        """Take a rank's answer, which says where the rank stands, and put it into the rank's row."""
         self._asked.discard(proc)
         if self._supervisor.ranks.get(proc) is not None and len(payload):
             found = decode(Standing, payload)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ProcessSample(NamedTuple):
-    """What was read of a process; None: nothing, this time."""
+    """The readings of one process; None: nothing was read, this time."""
 
     cpu_percent: float | None = None
     memory_bytes: int | None = None
@@ -29,7 +29,7 @@ NOTHING_READ = ProcessSample()
 
 
 class Sample(NamedTuple):
-    """What was read: of processes by pid, and of the machine, without its history."""
+    """The readings of one round: of processes by pid, and of the machine, without its history."""
 
     processes: dict[int, ProcessSample]
     host: MonitoredHost

@@ -78,7 +78,7 @@ class StackService:
         threading.Thread(target=work, name="stacks", daemon=True).start()
 
     def forget(self, proc: int) -> None:
-        """A rank has ended."""
+        """Remove the stack dump of a rank that has ended."""
         with suppress(OSError):
             os.unlink(address.dump_path(self._directory, proc))
 

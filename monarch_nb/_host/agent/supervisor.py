@@ -292,7 +292,7 @@ class Supervisor:
             self._loop.call_later(COMMAND_S, lambda: self._give_up(rank))
 
     def _give_up(self, rank: Rank) -> None:
-        """The user's command had time enough to become a rank."""
+        """Kill a user's command that has had time enough to become a rank, and hasn't."""
         if rank.state == ProcState.STARTING:
             rank.tail.append(
                 (

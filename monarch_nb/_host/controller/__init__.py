@@ -1,4 +1,4 @@
-"""What only the controller does, the first host process of a mesh. `controller` is made of these services:
+"""The services that only the controller has, the first host process of a mesh. `controller` is made of them:
 
     registry     which hosts, procs, groups, clients and names there are; pure data
     clients      programs that use the mesh; lease, lease_state: how long it lives; names

@@ -132,7 +132,7 @@ class Asking:
             self._finish(ref)
 
     def forget(self, proc: int) -> None:
-        """A rank has died: its answers won't come."""
+        """Expect no more answers of a rank that has died."""
         for ref, question in list(self._questions.items()):
             question.left -= {r for r in question.left if question.procs[r] == proc}
             if not question.left:

@@ -1,4 +1,4 @@
-"""What happens to cells (events), and what is to be done about it (effects): plain data.
+"""Types of what happens to cells (events), and of what is to be done about it (effects): plain data.
 
 `cell_states.CellStates` takes events and returns effects; `cells.Cells` does them.
 """
@@ -80,7 +80,7 @@ class Aborted(Struct, frozen=True):
 
 
 class StacksFound(Struct, frozen=True):
-    """What is known about ranks that don't react; by rank, see `Looks.stacks`."""
+    """Says what is known about ranks that don't react; by rank, see `Looks.stacks`."""
 
     n: int
     found: dict[int, Plain]

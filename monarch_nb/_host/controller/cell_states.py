@@ -63,7 +63,7 @@ GRACE_S = 2.0
 
 
 class RankFacts(Protocol):
-    """What the states of cells ask about ranks."""
+    """The facts about ranks that the states of cells ask for."""
 
     def end_of(self, proc: int) -> RankExit | None:
         """Return how a rank has ended; None if it hasn't."""
@@ -293,13 +293,13 @@ class CellStates:
         return cell
 
     def _free_late(self, n: int, rank: int) -> None:
-        """A rank has come out of a cell that was given up."""
+        """Free a rank that has come out of a cell that was given up."""
         for proc in [p for p, where in self._stuck.items() if where == (n, rank)]:
             del self._stuck[proc]
 
     def _ended_well(self, event: EndedWell) -> None:
-        """The cell has ended well on a rank, with no value to show: that goes into the summary, with no
-        record of its own.
+        """Note that a cell has ended well on a rank, with no value to show: that goes into the summary, with
+        no record of its own.
         """
         cell = self._answering(event.n, event.rank, event.seconds)
         if cell is None:
@@ -344,7 +344,7 @@ class CellStates:
         return CellStatus.ERROR
 
     def _give_grace(self, cell: Cell) -> None:
-        """A rank has failed: the others have some time to end by themselves."""
+        """Give the other ranks some time to end a cell by themselves, after a rank has failed."""
         self._effects.append(After(GRACE_S, EndWanted(cell.n, EndReason.FAILURE)))
 
     def _ended(self, cell: Cell, rank: int, status: CellStatus, body: bytes) -> None:
@@ -356,7 +356,7 @@ class CellStates:
         self._check_over(cell)
 
     def _next_on(self, proc: int, cell: Cell) -> None:
-        """A cell has left a rank: begin the next one there, unless the rank is stuck."""
+        """Begin the next cell on a rank that a cell has left, unless the rank is stuck."""
         self._touch((proc,))
         queue = self._queues.get(proc)
         if not queue or cell not in queue:
@@ -374,7 +374,7 @@ class CellStates:
         self._ended(cell, rank, CellStatus.LOST, cell_results.lost(end, when))
 
     def _rank_gone(self, end: RankExit) -> None:
-        """What ran or waited there has failed."""
+        """Count the cells that ran or waited on a lost rank as failed there."""
         self._stuck.pop(end.proc, None)
         for cell in self._queues.pop(end.proc, ()):
             first = not cell.failures
@@ -385,7 +385,7 @@ class CellStates:
     # --- making it end
 
     def _end_wanted(self, n: int, reason: str) -> None:
-        """A cell shall end. Its user may say so several times, and takes the next step each time."""
+        """Begin to end a cell. Its user may ask for that several times, and takes the next step each time."""
         cell = self._cells.get(n)
         if cell is None or cell.over or (cell.escalation is not None and reason != EndReason.USER):
             return

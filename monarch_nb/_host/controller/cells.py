@@ -84,7 +84,7 @@ _ABORT_ANSWER_S = 1.0
 
 
 class Parts(Protocol):
-    """What of a controller is needed here."""
+    """The parts of a controller that this module uses."""
 
     asking: Asking
     cells: Cells
@@ -110,7 +110,7 @@ class Parts(Protocol):
 
 @dataclass
 class _Running:
-    """What is kept of a cell that isn't over, besides its state: what ranks are sent, and who watches."""
+    """The data of a cell that isn't over, besides its state: what ranks are sent, and who watches."""
 
     frame: bytes
     when_over: WhenOver
@@ -123,7 +123,7 @@ class _Running:
 
 
 class _Facts:
-    """What the states of cells ask about ranks."""
+    """The facts about ranks that the states of cells ask for, as the controller knows them."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller
@@ -361,13 +361,15 @@ class Cells:
         self._happens(EndedWith(n, rank, seconds, body, failure))
 
     def rank_exited(self, exited: Exited) -> None:
-        """A rank is dead: what ran or waited there has failed."""
+        """Count the cells that ran or waited on a dead rank as failed there."""
         self._happens(RankGone(exited.end))
 
     # --- making it end
 
     def interrupt(self, n: int) -> bool:
-        """The user wants a cell to end; asked again, the next step is taken at once. False if it's over."""
+        """Begin to end a cell, as the user wants; asked again, take the next step at once. False if it's
+        over.
+        """
         if not self._states.knows(n):
             return False
         self._happens(EndWanted(n, EndReason.USER))

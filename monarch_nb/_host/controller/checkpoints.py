@@ -1,4 +1,4 @@
-"""Where ranks meet that save together, and which checkpoints count.
+"""Synchronises ranks that save together, and keeps track of the checkpoints that count.
 
 Members give a value for each phase and get all of them back; when one of them dies, the others hear at once.
 A checkpoint is written beside its place and gets its name when all have written: what has a name is whole.
@@ -42,7 +42,7 @@ Key = tuple[int, int, str]
 
 
 class Parts(Sends, Protocol):
-    """What of a controller is needed here."""
+    """The parts of a controller that this module uses."""
 
     clients: ClientService
     healing: Healing
@@ -116,7 +116,7 @@ class CheckpointService:
 
     @handles(CheckpointGather)
     def do_checkpoint_gather(self, request: CheckpointGather, sender: Sender) -> Gathered | Later:
-        """A rank that saves has got to a phase; answers once all have.
+        """Note that a rank that saves has got to a phase; answer once all have.
 
         Raises:
             ValueError: if not all members live.
@@ -148,7 +148,7 @@ class CheckpointService:
 
     @handles(CheckpointFailed)
     def do_checkpoint_failed(self, request: CheckpointFailed, sender: Sender) -> None:
-        """A rank doesn't save any more: it can't write, or has heard that another one can't."""
+        """Note that a rank doesn't save any more: it can't write, or has heard that another one can't."""
         actor_id, version, slot, reason = request.actor_id, request.version, request.slot, request.reason
         if request.epoch == self.epoch(actor_id):
             failure = self._failures.get((actor_id, version))
@@ -277,7 +277,7 @@ class CheckpointService:
             self._controller.reply(src, ref, text, error=True)
 
     def rank_exited(self, exited: Exited) -> None:
-        """A rank has died: what was being saved with it isn't completed."""
+        """Drop the unfinished checkpoints that a dead rank had a part in."""
         entry = exited.entry
         if entry is None:
             return
@@ -289,7 +289,7 @@ class CheckpointService:
                 self._refuse(key, f"rank {entry.rank} was lost")
 
     def begin_anew(self, actor_id: int, version: int) -> None:
-        """An actor goes back to a version: what is under way is dropped, and later versions don't count."""
+        """Drop what an actor that goes back to a version is saving, and its checkpoints of later versions."""
         for key in [k for k in self._gatherings if k[0] == actor_id]:
             self._refuse(key, "the actor has gone back to an earlier checkpoint")
         self._drop_unfinished(actor_id)
@@ -299,8 +299,8 @@ class CheckpointService:
                 shutil.rmtree(later.path)
 
     def _drop_unfinished(self, actor_id: int) -> None:
-        """What was begun isn't completed; who still writes hears of it, and what that leaves goes then
-        (`do_checkpoint_failed`).
+        """Drop an actor's unfinished checkpoints; who still writes hears of it, and what that leaves goes
+        then (`do_checkpoint_failed`).
         """
         self._epochs[actor_id] = self.epoch(actor_id) + 1
         for path in self._writing.pop(actor_id, ()):

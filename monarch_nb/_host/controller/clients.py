@@ -37,7 +37,7 @@ MAX_WHAT = 100
 
 
 class Parts(Sends, Protocol):
-    """What of a controller is needed here."""
+    """The parts of a controller that this module uses."""
 
     debug: DebugService
     directory: str
@@ -76,7 +76,7 @@ class ClientService:
 
     @handles(Hello)
     def do_hello(self, request: Hello, sender: Sender) -> Welcome:
-        """A client comes."""
+        """Enter a client that comes into the registry, and welcome it."""
         controller, member = self._controller, self._controller.members.of(sender.proc)
         client = self._of_member(member, request, sender) if member else self._own(request, sender)
         controller.registry.clients[sender.proc] = client
@@ -110,7 +110,7 @@ class ClientService:
 
     @handles(Leaving)
     def do_leaving(self, request: Leaving, sender: Sender) -> None:
-        """A client is about to go, and shows nothing any more: a kernel that is being shut down."""
+        """Show nothing any more to a client that is about to go: a kernel that is being shut down."""
         client = self._controller.registry.clients.get(sender.proc)
         if client is not None:
             self._shows_nothing(client)
@@ -123,7 +123,7 @@ class ClientService:
 
     @handles(InUse)
     def do_in_use(self, request: InUse, sender: Sender) -> None:
-        """A notebook uses this mesh from now on, of those that it's connected to."""
+        """Note that a notebook uses this mesh from now on, of those that it's connected to."""
         client = self._controller.registry.clients.get(sender.proc)
         if client is not None:
             client.used = time.time()
@@ -131,13 +131,13 @@ class ClientService:
 
     @handles(Goodbye)
     def do_goodbye(self, request: Goodbye, sender: Sender) -> None:
-        """A client goes."""
+        """Remove a client that goes."""
         client = self._controller.registry.clients.get(sender.proc)
         if client is not None:
             self._gone(client)
 
     def forget(self, proc: int) -> None:
-        """A program has gone, or is sent away."""
+        """Remove a program that has gone, or is sent away."""
         client = self._controller.registry.clients.get(proc)
         if client is not None:
             self._gone(client)

@@ -60,7 +60,7 @@ POST_MORTEM_S = 10.0
 
 
 class Parts(SendsFrames, Protocol):
-    """What of a controller is needed here."""
+    """The parts of a controller that this module uses."""
 
     asking: Asking
     cells: Cells
@@ -147,7 +147,7 @@ class DebugService:
 
     @handles(DebugStopped)
     def do_debug_stopped(self, request: DebugStopped, sender: Sender) -> None:
-        """A thread of a rank stands at a breakpoint, or has answered a line there."""
+        """Note that a thread of a rank stands at a breakpoint, or has answered a line there."""
         proc = sender.proc
         stop = self._find(proc, request.key)
         entry = self._controller.registry.procs.get(proc)
@@ -166,7 +166,7 @@ class DebugService:
 
     @handles(DebugRunning)
     def do_debug_running(self, request: DebugRunning, sender: Sender) -> None:
-        """A thread steps on, and will come back."""
+        """Note that a stopped thread steps on, and will come back."""
         stop = self._find(sender.proc, request.key)
         if stop is not None:
             stop.state = StopState.RUNNING
@@ -174,7 +174,7 @@ class DebugService:
 
     @handles(DebugLeft)
     def do_debug_left(self, request: DebugLeft, sender: Sender) -> None:
-        """A thread runs on."""
+        """Note that a stopped thread runs on."""
         stop = self._find(sender.proc, request.key)
         if stop is not None:
             self._remove(stop)
@@ -182,7 +182,7 @@ class DebugService:
             self._changed()
 
     def proc_has_ended(self, proc: int) -> None:
-        """A rank is dead."""
+        """Remove the stops of a rank that is dead."""
         for stop in [s for s in self._stops.values() if s.proc == proc]:
             self._remove(stop)
             self._answered(stop, 0, "the process has died", forget=True)
@@ -303,7 +303,7 @@ class DebugService:
         )
 
     def _no_more(self, proc: int, _answers: dict[int, Any]) -> None:
-        """A rank has nothing to show, or runs on."""
+        """Note that a rank has nothing to show, or runs on."""
         self._without_answer.add(proc)
         if self._on_change_once is not None:
             self._on_change_once()
@@ -345,12 +345,12 @@ class DebugService:
 
     @handles(UnwatchDebug)
     def do_unwatch_debug(self, request: UnwatchDebug, sender: Sender) -> None:
-        """A client doesn't want to know any more."""
+        """End a client's watch of the stops."""
         self._watches = [w for w in self._watches if (w.client, w.ref) != (sender.proc, request.watch)]
         self._check_abandoned()
 
     def client_gone(self, client: int) -> None:
-        """A client is gone."""
+        """End all watches of a client that is gone."""
         self._watches = [w for w in self._watches if w.client != client]
         self._check_abandoned()
 

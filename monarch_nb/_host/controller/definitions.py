@@ -34,7 +34,7 @@ class Definitions:
         self._restarted: set[int] = set()
 
     def add(self, group: str, cell: DefinitionCell) -> None:
-        """A cell has ended well on all ranks of a group, and is to run on those that come."""
+        """Keep a cell that has ended well on all ranks of a group: it's to run on those that come."""
         self._cells[group] = with_definitions(self._cells.get(group, ()), cell)
 
     @handles(ForgetDefinitions)
@@ -75,7 +75,7 @@ class Definitions:
         self._restarted.update(procs)
 
     def rank_is_up(self, proc: int) -> None:
-        """A rank has started: if it was restarted, the cells go before what others send it."""
+        """Run the cells on a rank that has started after a restart: they go before what others send it."""
         if proc not in self._restarted:
             return
         self._restarted.discard(proc)

@@ -1,4 +1,4 @@
-"""What a mesh runs with, so that the journal can tell: versions and the variables that it was given."""
+"""Describes the environment of a mesh for the journal: versions, and the variables that it was given."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which environment each host's ranks are started in. The controller keeps the registry, each host starts a
-zygote in it.
+"""Keeps track of the environment that each host's ranks are started in. The controller keeps the registry,
+each host starts a zygote in it.
 
 Ranks that live keep what they were started in; those that are started from then on (by a restart, a heal, a
 resize, another spawn)
@@ -99,7 +99,7 @@ class EnvironmentService:
         self.switched(address.host_of(sender.proc), event.number, event.problem)
 
     def switched(self, host: int, number: int, problem: str) -> None:
-        """A host has a new zygote, or says why not."""
+        """Note that a host has a new zygote, or why not; answer the request once all hosts have said so."""
         if problem:
             self._in_use.pop(host, None)
             self._differences[host] = (
@@ -117,15 +117,15 @@ class EnvironmentService:
                 self._answer(number)
 
     def joined(self, host: int) -> None:
-        """A host process has joined: if it takes another's place, it starts ranks in what that was told, and
-        may differ from a notebook in other things.
+        """Take a new host process into account: if it takes another's place, it starts ranks in the
+        environment that the other was told, and may differ from a notebook in other things.
         """
         self._differences.pop(host, None)
         if host in self._in_use:
             self._hosts.ask(host, SwitchEnvironment(self._in_use[host], 0))
 
     def lost(self, host: int) -> None:
-        """A host is lost: who waits for it is told. What takes its place is still to use its environment."""
+        """Tell whoever waits for a lost host. What takes its place is still to use its environment."""
         for number, switch in list(self._switches.items()):
             if host in switch.left:
                 kept = self._in_use.get(host)

@@ -1,4 +1,4 @@
-"""How far one has gone to make a cell end. Pure: `cell_states` asks for steps, `cells` takes them.
+"""Escalates the steps by which a cell is made to end. Pure: `cell_states` asks for steps, `cells` takes them.
 
 1. SIGINT to the ranks at work
 2. after `INTERRUPT_S`: collectives are aborted on all of its ranks together
@@ -19,7 +19,7 @@ ABORT_S = 10.0
 
 
 class Step(IntEnum):
-    """What is done."""
+    """A step that is taken to end a cell."""
 
     INTERRUPT = 1
     ABORT = 2

@@ -56,7 +56,7 @@ class HearsOfProcs(Protocol):
     """Keeps something for ranks, by proc id."""
 
     def proc_has_ended(self, proc: int) -> None:
-        """A rank has ended."""
+        """Take note of the end of a rank."""
         ...
 
 
@@ -64,7 +64,7 @@ class HearsOfExits(Protocol):
     """Does something about exits."""
 
     def rank_exited(self, exited: Exited) -> None:
-        """A rank has ended."""
+        """Do what is due after the end of a rank."""
         ...
 
 
@@ -81,7 +81,7 @@ class Ranks(Protocol):
 
 
 class Parts(Protocol):
-    """What a controller is made of, as far as it hears of exits."""
+    """The parts of a controller that hear of exits."""
 
     @property
     def router(self) -> Forgets:

@@ -36,7 +36,7 @@ MAX_REFUSALS = 20
 
 
 class Parts(Protocol):
-    """What of a controller is needed here."""
+    """The parts of a controller that this module uses."""
 
     hosts: HostService
     loop: Loop

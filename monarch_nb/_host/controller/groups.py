@@ -35,7 +35,7 @@ class KnowsBusy(Protocol):
 
 
 class Parts(Protocol):
-    """What of a controller is needed here."""
+    """The parts of a controller that this module uses."""
 
     @property
     def asking(self) -> Asking:

@@ -35,7 +35,7 @@ _PEER = struct.Struct("3i")
 
 
 class Parts(Protocol):
-    """What of a controller is needed here."""
+    """The parts of a controller that this module uses."""
 
     config: HostConfig
     directory: str
@@ -50,7 +50,7 @@ class Parts(Protocol):
 
 
 class Belongings(NamedTuple):
-    """What a program hands over.
+    """The belongings of a program, which it hands over to the controller that it takes.
 
     Attributes:
         environ: its environment.
@@ -180,7 +180,9 @@ class Handover:
         controller.supervisor.move(belongings._asdict(), belongings.path)
 
     def _settle(self, data: bytes) -> None:
-        """The program that has taken us has heard of it, or else has gone."""
+        """Close the handover: the program that has taken us has heard of it. If it has gone instead, end the
+        mesh.
+        """
         if data != THANKS:
             self._controller.shut_down()
         for guest in list(self._guests):
@@ -201,8 +203,9 @@ class Handover:
             self._controller.shut_down()
 
     def close(self) -> None:
-        """This controller ends. If nobody has taken it, and its keeper was killed, then what that has left
-        goes, too."""
+        """Clean up as this controller ends: if nobody has taken it, and its keeper was killed, then what that
+        has left goes, too.
+        """
         if self._is_free:
             with suppress(OSError):
                 claim = Claim.acquire(self._claim_path, {})

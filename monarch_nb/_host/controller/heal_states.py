@@ -1,4 +1,4 @@
-"""What is done about losses, and when: pure. `healing` waits, and does it.
+"""Decides what is done about losses, and when: pure. `healing` waits, and does it.
 
 One thing at a time is done to a group (`Turns`). After a loss a policy may heal or shrink the group by itself
 (`Losses`): ranks that die together are healed together, and each further heal within the policy's window
@@ -25,7 +25,7 @@ to the maximum.
 
 
 class Turns(Generic[T]):
-    """What is done, or waits to be done, to each group: one after the other.
+    """The queues, one per group, of what is done or waits to be done to the group: one after the other.
 
     Example:
         >>> turns = Turns[str]()
@@ -45,7 +45,7 @@ class Turns(Generic[T]):
         return len(turns) == 1
 
     def end(self, group: str) -> T | None:
-        """What was done to a group is over; return what is to begin now, if anything waits."""
+        """End the current turn of a group; return what is to begin now, if anything waits."""
         turns = self._turns[group]
         turns.popleft()
         if turns:
@@ -65,8 +65,8 @@ class Losses:
         self._due: set[str] = set()
 
     def lost(self, group: str, policy: Policy, now: float) -> float | str | None:
-        """A rank of a group has died. Return in how many seconds `due` is to be asked; or why nothing is
-        done, as people are told; or None, if they aren't told anything.
+        """Note that a rank of a group has died. Return in how many seconds `due` is to be asked; or why
+        nothing is done, as people are told; or None, if they aren't told anything.
         """
         if policy.on_failure not in (OnFailure.HEAL, OnFailure.SHRINK) or group in self._due:
             return None

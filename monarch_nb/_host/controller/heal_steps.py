@@ -1,4 +1,4 @@
-"""What a heal does, one step after the other: pure. `healing` carries the steps out.
+"""Plans the steps of a heal, one after the other: pure. `healing` carries the steps out.
 
 `heal_steps` reads the registry, yields what is to be done next (an effect), is sent what came of it, and
 returns the report. It sends nothing, waits for nothing and looks at no clock, so a unit test can let any step

@@ -73,7 +73,7 @@ _SILENT = Failure("RankTimeout", f"no answer within {CONSTRUCT_S:g} s")
 
 
 class Parts(reshaping.Parts, Protocol):
-    """What of a controller is needed here."""
+    """The parts of a controller that this module uses."""
 
     asking: Asking
     checkpoints: CheckpointService
@@ -102,8 +102,8 @@ class Healing:
     # --- a loss
 
     def rank_exited(self, exited: Exited) -> None:
-        """A rank has died: collectives that wait for it end, the owners of its actors are asked, the
-        policy is followed.
+        """Handle the loss of a rank: end the collectives that wait for it, ask the owners of its actors,
+        follow the group's policy.
         """
         if not exited.is_loss:
             return

@@ -38,7 +38,7 @@ GONE_S = 10.0
 
 
 class Parts(link.Parts, Protocol):
-    """What of a controller is needed here."""
+    """The parts of a controller that this module uses."""
 
     environments: EnvironmentService
     handlers: Handlers
@@ -140,7 +140,7 @@ class HostService:
 
     @handles(HostJoined)
     def on_join(self, event: HostJoined, sender: Sender) -> None:
-        """A host process has dialled in."""
+        """Handle the arrival of a host process: enter it, and tell those that wait for it."""
         controller, index = self._controller, address.host_of(sender.proc)
         self.link.has_joined(index, event)
         controller.environments.joined(index)
@@ -151,7 +151,7 @@ class HostService:
 
     @handles(Beat)
     def on_beat(self, event: Beat, sender: Sender) -> None:
-        """A host process lives."""
+        """Handle a sign of life from a host process: note the time."""
         self._controller.registry.hosts[
             address.host_of(sender.proc)
         ].last_beat = self._controller.loop.clock()
@@ -167,12 +167,12 @@ class HostService:
 
     @handles(HostLeaving)
     def on_leaving(self, event: HostLeaving, sender: Sender) -> None:
-        """A host process is about to end, on purpose."""
+        """Handle a host process's announcement that it ends on purpose: count its host as leaving."""
         self.link.leaves(address.host_of(sender.proc))
 
     @handles(HostLeft)
     def on_left(self, event: HostLeft, sender: Sender) -> None:
-        """A host process has said its last word."""
+        """Handle the last word of a host process: count its host as stopped."""
         self.link.has_left(address.host_of(sender.proc))
 
     @handles(StopHosts)
@@ -211,8 +211,8 @@ class HostService:
         self._controller.reply(departure.src, departure.ref, text, error=True)
 
     def _await_exit(self, host: Host) -> None:
-        """A host has ended as far as messages tell. If its process is on this machine, that has its last
-        steps to do.
+        """Wait for the process of a host that has ended as far as messages tell: if it's on this machine,
+        that has its last steps to do.
         """
         fd = -1
         if host.machine == machine_id():

@@ -54,7 +54,7 @@ the maximum.
 
 
 class Parts(Protocol):
-    """What of a controller is needed here."""
+    """The parts of a controller that this module uses."""
 
     cells: Cells
     clients: ClientService
@@ -277,7 +277,7 @@ class JournalService:
 
     @handles(Seen)
     def do_seen(self, request: Seen, sender: Sender) -> None:
-        """A client has shown how cells ended, or what else was missed."""
+        """Note that a client has shown how cells ended, or what else was missed."""
         for n in request.cells:
             self.entries.add(n, seen=True)
         if request.others:

@@ -1,5 +1,5 @@
-"""Whose a mesh is and how long it lives: a process's, which it ends with, or its user's, under a name and
-for as long as somebody comes.
+"""Manages the lease of a mesh: whose it is and how long it lives. It belongs to a process, which it ends
+with, or to its user, under a name and for as long as somebody comes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Parts(SendsFrames, Protocol):
-    """What of a controller is needed here."""
+    """The parts of a controller that this module uses."""
 
     cells: Cells
     config: HostConfig

@@ -1,4 +1,4 @@
-"""When a mesh ends by its lease: pure. `lease` looks at the clock, waits, and ends the mesh."""
+"""Decides when a mesh ends by its lease: pure. `lease` looks at the clock, waits, and ends the mesh."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _IDENTITY = re.compile(rb"h(\d{1,9})\.(\d{1,9})\.[0-9a-f]+")
 
 
 class Parts(Sends, Protocol):
-    """What of a controller is needed here."""
+    """The parts of a controller that this module uses."""
 
     config: HostConfig
     context: zmq.Context[zmq.Socket[bytes]]
@@ -180,7 +180,7 @@ class HostLink:
         self.let_in(public_key)
 
     def give_up(self, host: Host) -> None:
-        """A host that was expected isn't any more."""
+        """Give up a host that was expected, and isn't any more."""
         self.keep_out(host.public_key)
         host.state, host.backlog = HostState.STOPPED, []
         self._on_lost(host)
@@ -230,8 +230,9 @@ class HostLink:
         self._controller.receive_remote(parts)
 
     def _connection_ended(self, fd: int) -> None:
-        """A host that only lost its connection is back at once, and beats by the new one; one whose process
-        has ended isn't. What it had sent before may still be read.
+        """Find out whether a host whose connection has ended is lost. One that only lost its connection is
+        back at once, and beats by the new one; one whose process has ended isn't. What it had sent before may
+        still be read.
         """
         index = self._connections.pop(fd, None)
         if index is not None and index >= address.FIRST_MEMBER:
@@ -252,7 +253,9 @@ class HostLink:
         self._controller.loop.call_later(BACK_S, judge)
 
     def _refuse(self, frame: zmq.Frame, index: int) -> None:
-        """A host that has a key speaks as another one: its words count for nothing, and the log has it."""
+        """Count and log a message by which a host that has a key speaks as another one: its words count for
+        nothing.
+        """
         self.num_refused += 1
         by = frame.get("Peer-Address")
         print(
@@ -271,7 +274,7 @@ class HostLink:
     # --- members
 
     def comes_by(self, index: int, frame: zmq.Frame) -> None:
-        """A member speaks: what goes to it goes by the connection that this frame has come by."""
+        """Note the connection that a member's frame has come by: what goes to the member goes by it."""
         identity, fd = bytes(frame.buffer), int(frame.get(zmq.SRCFD))
         if self._members.get(index, (b"", -1))[:2] != (identity, fd):
             self._members[index] = identity, fd, peer_of(fd)
@@ -323,7 +326,7 @@ class HostLink:
             self._socket.send_multipart([found[0], *cut(frames)])
 
     def has_joined(self, index: int, joined: HostJoined) -> None:
-        """A host process has dialled in."""
+        """Note that a host process has dialled in, and send it what was kept for it."""
         host = self._controller.registry.hosts[index]
         host.hostname, host.pid, host.machine = joined.hostname, joined.pid, joined.machine
         host.num_cores, host.num_gpus = joined.num_cores, joined.num_gpus
@@ -333,13 +336,13 @@ class HostLink:
             self.send(index, frames)
 
     def leaves(self, index: int) -> None:
-        """A host process is about to end, on purpose."""
+        """Note that a host process is about to end, on purpose."""
         host = self._controller.registry.hosts.get(index)
         if host is not None and host.state == HostState.UP:
             host.state, host.last_beat = HostState.LEAVING, self._controller.loop.clock()
 
     def has_left(self, index: int) -> None:
-        """A host process has said its last word."""
+        """Count a host that was leaving as stopped: its process has said its last word."""
         host = self._controller.registry.hosts.get(index)
         if host is not None and host.state == HostState.LEAVING:
             host.state = HostState.STOPPED

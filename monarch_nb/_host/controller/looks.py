@@ -42,7 +42,7 @@ Done = Callable[[ByRank], None]
 
 
 class Parts(Sends, Protocol):
-    """What of a controller is needed here."""
+    """The parts of a controller that this module uses."""
 
     asking: Asking
     hosts: HostService

@@ -74,7 +74,7 @@ _HELLO, _GOODBYE = Hello.wire_name, Goodbye.wire_name
 
 
 class Parts(Sends, Protocol):
-    """What of a controller is needed here."""
+    """The parts of a controller that this module uses."""
 
     clients: ClientService
     gate: Gate
@@ -233,7 +233,7 @@ class Members:
         self._controller.event(address.host_proc(member.index), event)
 
     def mesh_ends(self) -> None:
-        """The mesh is about to end; programs have been told why."""
+        """Tell members to leave: the mesh is about to end, and programs have been told why."""
         for member in self._members.values():
             self._tell(member, Leave())
 
@@ -278,7 +278,7 @@ class Members:
         return self._by_index.get(address.host_of(proc)) if proc >> 32 else None
 
     def connection_ended(self, index: int) -> None:
-        """A member's connection has ended, and it hasn't come back."""
+        """Forget the programs of a member whose connection has ended, and that hasn't come back."""
         member = self._by_index.get(index)
         if member is not None:
             self._forget_programs(member)
@@ -354,7 +354,7 @@ class Members:
         return ""
 
     def _refuse_other(self, member: Member, message: Message) -> None:
-        """A message that is no request to the controller: a call, mostly. It's answered as a call is."""
+        """Refuse a message that is no request to the controller: a call, mostly, which is answered as one."""
         trouble = (
             refusal("call", member.role, self._controller.name, Role.OPERATOR)
             if member.role < Role.OPERATOR

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Parts(Protocol):
-    """What of a controller is needed here."""
+    """The parts of a controller that this module uses."""
 
     clients: ClientService
     directory: str
@@ -121,7 +121,7 @@ class MeshName:
         return True
 
     def hide(self) -> None:
-        """The mesh is about to end: nobody can find it any more. Its name is free when its ranks have
+        """Hide a mesh that is about to end: nobody can find it any more. Its name is free when its ranks have
         gone, and what they held.
         """
         if self._claim is not None and self._claim.holds:

@@ -1,5 +1,4 @@
-"""What actors of a process have spawned elsewhere, once that process has ended without stopping it: it's
-stopped for them.
+"""Stops what actors of a process have spawned elsewhere, once that process has ended without stopping it.
 
 An actor that is stopped ends what it has spawned before it goes, so what is left here was owned by one that
 had no time for it. What is stopped ends its own children first, as always. If the owner is made anew, it
@@ -51,8 +50,8 @@ class Orphans:
         self._send = send
 
     def rank_exited(self, exited: Exited) -> None:
-        """A rank has ended: forget its own actors if that was on purpose, and stop those that its actors
-        owned elsewhere.
+        """Stop what the actors of a rank that has ended owned elsewhere; forget its own actors first if it
+        has ended on purpose.
         """
         proc = exited.end.proc
         if exited.end.stopped:
@@ -60,8 +59,8 @@ class Orphans:
         self._owner_gone(proc, f"rank {exited.end.rank}")
 
     def client_gone(self, client: Client) -> None:
-        """A program, or a rank of another mesh that has come here as a guest, has gone: stop what its actors
-        owned here. What a program has spawned itself isn't theirs: it outlives a notebook's kernel.
+        """Stop what the actors of a program that has gone owned here; the program may be a guest, a rank of
+        another mesh. What it has spawned itself isn't theirs: it outlives a notebook's kernel.
         """
         self._owner_gone(client.proc, f"{client.what} (pid {client.pid})")
 

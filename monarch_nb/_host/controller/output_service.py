@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Parts(SendsFrames, Protocol):
-    """What of a controller is needed here."""
+    """The parts of a controller that this module uses."""
 
     clients: ClientService
     journal: JournalService
@@ -49,11 +49,11 @@ class OutputService:
 
     @handles(RankPrinted)
     def on_output(self, event: RankPrinted, sender: Sender) -> None:
-        """A rank of another host has printed something."""
+        """Handle output of a rank of another host: keep it, and show it."""
         self.printed(event.rank, sender.proc, Piece(*event.piece))
 
     def printed(self, rank: int, proc: int, piece: Piece) -> None:
-        """A rank has printed something."""
+        """Take a piece of what a rank has printed: keep it in the journal, and show it to those who watch."""
         if piece.kind == SETTLED:
             self._settled(proc, piece)
             return
@@ -120,14 +120,14 @@ class OutputService:
 
     @handles(Taken)
     def do_taken(self, request: Taken, sender: Sender) -> None:
-        """A client has taken some of what it watches."""
+        """Note how much a client has taken of what it watches."""
         watch = self.watches.find(sender.proc, request.watch)
         if watch is not None:
             watch.taken(request.bytes)
 
     @handles(Unwatch)
     def do_unwatch(self, request: Unwatch, sender: Sender) -> None:
-        """A client doesn't watch something any more."""
+        """End a client's watch."""
         self.watches.drop(sender.proc, request.watch)
 
     @handles(WatchOutput)

@@ -1,5 +1,5 @@
-"""Which role a request needs. Each type of request has a line here; one without is refused to all but the
-mesh's own processes and its owner's programs, and fails `tests/unit/test_permissions.py`.
+"""Maps each type of request to the role that it needs. Each type has a line here; one without is refused to
+all but the mesh's own processes and its owner's programs, and fails `tests/unit/test_permissions.py`.
 """
 
 from __future__ import annotations

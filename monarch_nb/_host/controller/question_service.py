@@ -1,4 +1,4 @@
-"""What ranks ask whoever sits at the keyboard (`input`, `getpass`): passed on to the client that their cell,
+"""Passes on what ranks ask whoever sits at the keyboard (`input`, `getpass`) to the client that their cell,
 or their call, belongs to.
 
 A rank asks by a request, which is answered when somebody has typed. Only one client is asked: one that
@@ -91,11 +91,11 @@ class QuestionService:
 
     @handles(AskNoMore)
     def do_ask_no_more(self, request: AskNoMore, sender: Sender) -> None:
-        """A rank doesn't wait for an answer any more."""
+        """Drop a question whose answer a rank doesn't wait for any more."""
         self._forget(lambda q: (q.proc, q.ref) == (sender.proc, request.ref))
 
     def proc_has_ended(self, proc: int) -> None:
-        """A rank is dead."""
+        """Drop the questions of a rank that is dead."""
         self._forget(lambda q: q.proc == proc)
 
     def _forget(self, chosen: Callable[[Question], bool]) -> None:
@@ -130,7 +130,7 @@ class QuestionService:
         self._refuse(sender.proc, request.reason)
 
     def client_gone(self, client: int) -> None:
-        """A client is gone."""
+        """Refuse the questions that were put to a client that is gone."""
         self._refuse(client, "the notebook that was asked is gone")
 
     def _refuse(self, client: int, reason: str) -> None:

@@ -49,7 +49,7 @@ _LEFT_OUT_GRACE_S = 3.0
 
 
 class Parts(SendsFrames, Protocol):
-    """What of a controller is needed here."""
+    """The parts of a controller that this module uses."""
 
     cells: Cells
     debug: DebugService
@@ -72,7 +72,7 @@ class Parts(SendsFrames, Protocol):
         ...
 
     def rank_is_up(self, proc: int) -> None:
-        """A rank of this machine has started."""
+        """Note that a rank of this machine has started."""
         ...
 
     def spread_ends(self, ends: Sequence[RankExit]) -> None:
@@ -152,7 +152,7 @@ class RankService:
 
     @handles(RankIsUp)
     def on_up(self, event: RankIsUp, sender: Sender) -> None:
-        """A rank answers."""
+        """Handle the news that a rank is up: enter it, run the cells due there, and tell those that wait."""
         controller = self._controller
         controller.rank_is_up(sender.proc)
         settled = controller.registry.proc_is_up(sender.proc, event.pid)
@@ -243,11 +243,11 @@ class RankService:
 
     @handles(RankHeartbeat)
     def on_heartbeat(self, event: RankHeartbeat, sender: Sender) -> None:
-        """A rank of another host doesn't react, or does again."""
+        """Handle the news that a rank of another host doesn't react, or does again: note it."""
         self.heartbeat(event.proc, event.trouble)
 
     def heartbeat(self, proc: int, trouble: str) -> None:
-        """A rank doesn't react, or does again (no trouble)."""
+        """Note that a rank doesn't react, or does again (no trouble)."""
         entry = self._controller.registry.procs.get(proc)
         if entry is None or entry.end is not None:
             return
@@ -257,11 +257,11 @@ class RankService:
 
     @handles(RankEnded)
     def on_rank_ended(self, event: RankEnded, sender: Sender) -> None:
-        """A rank of another host has ended."""
+        """Handle the end of a rank of another host: tell all parts of the controller."""
         self.ended(event.end)
 
     def ended(self, end: RankExit) -> None:
-        """A rank has ended, here or elsewhere: tell all parts of the controller (`exits.subscribers`)."""
+        """Tell all parts of the controller that a rank has ended, here or elsewhere (`exits.subscribers`)."""
         again = end.proc in self._restarting
         entry = self._controller.registry.procs.get(end.proc)
         exits.tell(self._controller.exit_subscribers, Exited(self._describe(end, again), again, entry))

@@ -71,7 +71,7 @@ class Proc:
 
 @dataclass
 class Policy:
-    """What is done when a rank of a group dies.
+    """The policy of a group: what is done when one of its ranks dies.
 
     Attributes:
         on_failure: stop (nothing: calls raise until somebody heals it), heal, shrink, or call: a program

@@ -40,7 +40,7 @@ _SAVE_S = 120.0
 
 
 class Parts(SendsFrames, Protocol):
-    """What of a controller is needed here."""
+    """The parts of a controller that this module uses."""
 
     asking: Asking
     cells: Cells

@@ -1,4 +1,4 @@
-"""How services send: all that most of them need of the process that they're part of."""
+"""The interfaces by which services send: all that most of them need of the process that they're part of."""
 
 from __future__ import annotations
 

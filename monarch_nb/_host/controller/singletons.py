@@ -52,7 +52,7 @@ class SingletonService:
         return self._own_proc
 
     def client_gone(self, client: Client) -> None:
-        """A program has left, and its controllers with it: who waits for them hears of it."""
+        """Forget the controllers of a program that has left, and tell all processes of their end."""
         gone = [name for name, (proc, _) in self._known.items() if proc == client.proc]
         if not gone:
             return

@@ -1,5 +1,5 @@
-"""How actors are made again: what each spawn was called with, kept by the controller on disk until the actors
-are stopped."""
+"""Keeps what each spawn was called with, on the controller's disk, so that actors can be made again. An entry
+goes when its actors are stopped."""
 
 from __future__ import annotations
 
@@ -127,9 +127,7 @@ class SpawnSpecs:
         return set(spec.procs) - self._stopped.get(spec.actor_id, set())
 
     def widen(self, before: list[int], now: list[int], context: bytes) -> dict[int, tuple[int, ...]]:
-        """A mesh has other procs: actors that were on all of it belong on all of it; return their procs by
-        actor id.
-        """
+        """Move actors that were on all of a mesh to all of its new procs; return these by actor id."""
         found = {}
         for spec in self._specs.values():
             if spec.procs == tuple(before):
@@ -148,7 +146,7 @@ class SpawnSpecs:
             self._drop(actor_id)
 
     def procs_stopped(self, procs: list[int]) -> None:
-        """Processes were stopped on purpose, with their actors."""
+        """Note that processes were stopped on purpose, with their actors: these aren't made again."""
         for spec in self.on(set(procs)):
             self.stopped(spec.actor_id, procs)
 

@@ -53,7 +53,7 @@ _UNMEASURED = MonitoredHost()
 
 
 class Parts(SendsFrames, Protocol):
-    """What of a controller is needed here."""
+    """The parts of a controller that the status publisher needs."""
 
     cells: Cells
     environment_id: str
@@ -126,7 +126,7 @@ class StatusPublisher:
         self.touch(rows)
 
     def printed(self, proc: int, data: bytes) -> None:
-        """A rank has written something."""
+        """Keep the end of what a rank has just written, and publish the rank's state anew."""
         tail = data[-_TAIL_BYTES:]
         if not tail.isspace():
             self._printed[proc] = tail
@@ -143,7 +143,7 @@ class StatusPublisher:
             self._controller.loop.call_later(PUBLISH_S, self._publish)
 
     def proc_has_ended(self, proc: int) -> None:
-        """A rank has ended."""
+        """Drop what was seen of a rank that has ended, and publish the rank's state anew."""
         self._monitored.pop(proc, None)
         self.touch((proc,))
 
@@ -169,7 +169,7 @@ class StatusPublisher:
 
     @handles(StatusTaken)
     def do_status_taken(self, request: StatusTaken, sender: Sender) -> None:
-        """A client has taken the state that it was sent."""
+        """Note that a client has taken the state that it was sent, and send what has changed since."""
         for watch in self._watches:
             if (watch.client, watch.ref) == (sender.proc, request.watch):
                 watch.ready = True
@@ -179,11 +179,11 @@ class StatusPublisher:
 
     @handles(UnwatchStatus)
     def do_unwatch_status(self, request: UnwatchStatus, sender: Sender) -> None:
-        """A client doesn't watch the state any more."""
+        """End a client's watch of a group's state."""
         self.drop(sender.proc, request.watch)
 
     def drop(self, client: int, ref: int | None = None) -> None:
-        """A client doesn't watch any more, or is gone."""
+        """Drop one watch of a client, or, without `ref`, all watches of a client that is gone."""
         was_watched = self.watched
         self._watches = [w for w in self._watches if w.client != client or (ref is not None and w.ref != ref)]
         if was_watched and not self.watched:

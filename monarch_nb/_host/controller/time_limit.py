@@ -26,7 +26,7 @@ LOOK_S = 30.0
 
 
 class Parts(Protocol):
-    """What of a controller is needed here."""
+    """The parts of a controller that the time limit needs."""
 
     checkpoints: CheckpointService
     clients: ClientService

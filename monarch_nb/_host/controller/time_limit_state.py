@@ -1,4 +1,6 @@
-"""When hosts are taken away, and what is done before: pure. `time_limit` looks at the clock, and does it."""
+"""Computes when hosts are taken away, and which steps are due before: pure. `time_limit` looks at the clock,
+and takes the steps.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,15 @@ OVER_S = 180.0
 
 
 class Step(StrEnum):
-    """What is done before the limit."""
+    """A step that is taken before the time limit."""
 
     TELL = "tell"
     SAVE = "save"
 
 
 class TimeLimitState:
-    """When the hosts of a mesh are taken away, as their engine says. Times are seconds since the epoch.
+    """The time at which the hosts of a mesh are taken away, as their engine says, and the steps before it.
+    Times are seconds since the epoch.
 
     Attributes:
         ends_at: None: that isn't limited, or not known.

@@ -75,7 +75,9 @@ class Watch:
             self._schedule()
 
     def offer(self, new: Appended) -> None:
-        """A piece has just come, and is at the end of the journal if it could be kept."""
+        """Send a new record, or leave it for later if the client is behind. The record is at the end of the
+        journal if it could be kept.
+        """
         record, packed, kept = new
         if self.over or (kept and not self._live) or not self._wanted(record):
             return
@@ -91,7 +93,9 @@ class Watch:
             self._add(packed)
 
     def _leave_behind(self, new: Appended) -> None:
-        """A piece has come for a client that hasn't taken what came before."""
+        """Leave a new record in the journal, for the client hasn't taken what came before. If the journal
+        doesn't have the record, a cell's result is sent at once, and other output counts as missing.
+        """
         if new.kept:
             self._live = False
             self._position = self._store.end - len(new.packed)
@@ -141,7 +145,7 @@ class Watch:
             self._schedule()
 
     def taken(self, num_bytes: int) -> None:
-        """The client has taken that much."""
+        """Note that the client has taken so many bytes, and go on if there's more in the journal."""
         self._ahead_bytes -= num_bytes
         if not self._live:
             self._schedule()
@@ -273,7 +277,7 @@ class Watches:
         return next((w for w in self._all() if w.client == client and w.ref == ref and not w.over), None)
 
     def drop_client(self, client: int) -> None:
-        """A client is gone."""
+        """End all watches of a client that is gone."""
         for watch in self._all():
             if watch.client == client:
                 watch.over = True
@@ -282,7 +286,7 @@ class Watches:
         self._of_cells = {n: watches for n, watches in kept.items() if watches}
 
     def drop(self, client: int, ref: int) -> None:
-        """A client doesn't watch this any more."""
+        """End one watch of a client."""
         watch = self.find(client, ref)
         if watch is not None:
             watch.over = True

@@ -1,4 +1,4 @@
-"""What is saved of tensors of the mesh, and comes back: each rank writes and reads its parts, in the files of
+"""Saves and loads tensors of the mesh: each rank writes and reads its parts, in the files of
 torch.distributed.checkpoint. Another number of ranks, or another layout, may read them.
 """
 

@@ -1,4 +1,4 @@
-"""What the controller and the ranks say to each other about tensors.
+"""Types of the messages about tensors between the controller and the ranks.
 
 The command stream is an array of u32. A command is `plan, input slots ..., scalars ..., output slots ...`:
 how many there are of each is known from the plan. A scalar is the eight bytes of a double: two words. Plan
@@ -186,7 +186,7 @@ class Poison:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Recipe:
-    """How a module is made on the ranks.
+    """The recipe by which a module is made on the ranks.
 
     Attributes:
         module: with parameters on `meta`: their numbers come apart from it. Buffers are as they are.
@@ -225,7 +225,7 @@ class LayerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What a rank says of a tensor that only it knows.
+    """A rank's description of a tensor that only the rank knows.
 
     Attributes:
         size, stride, dtype: of the whole tensor.

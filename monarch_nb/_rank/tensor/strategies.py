@@ -1,4 +1,4 @@
-"""How operations are done on shards that torch has no rule for. Known on the controller and on the ranks,
+"""Sharding strategies of operations that torch has no rule for. Known on the controller and on the ranks,
 which must agree.
 
 Attention on CPUs: batches and heads are independent of each other.

@@ -1,4 +1,4 @@
-"""What an engine is: something that has hosts, gives them, says how they are and takes them back.
+"""The base class of engines, which have hosts, give them, say how they are and take them back.
 
 Pure policy: no sockets, and nothing of it runs in a host process. `look` is the only truth about an
 allocation; no state is inferred from silence.
@@ -23,7 +23,7 @@ class EngineError(MeshError):
 
 
 class State(StrEnum):
-    """How an allocation is."""
+    """The state of an allocation."""
 
     QUEUED = "queued"
     GRANTED = "granted"
@@ -33,7 +33,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can.
+    """The capabilities of an engine.
 
     Attributes:
         queue: a request may wait, for minutes or days, and goes on if nobody looks.
@@ -46,7 +46,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Usable:
-    """Whether an engine can be used here; if not, why, and what to type."""
+    """The usability of an engine here; if it can't be used, why, and what to type."""
 
     why_not: str = ""
 
@@ -56,7 +56,7 @@ class Usable:
 
 @dataclass(frozen=True)
 class Look:
-    """How an allocation is now, as the engine says.
+    """The present state of an allocation, as the engine says.
 
     Attributes:
         reason: why it waits, or how it ended, in the engine's own word.
@@ -118,7 +118,7 @@ class Engine(ABC):
         return replace(asked[0].spec, hosts=HostRange(num, num))
 
     def release(self, allocation: Allocation, nodes: Sequence[str]) -> Allocation:
-        """Some hosts have left their mesh: see that they aren't kept. Return what is left of the allocation.
+        """Make sure that hosts which have left their mesh aren't kept; return what is left of the allocation.
 
         Hosts of most engines are had one by one, and are given back when their launcher has ended.
         """

@@ -1,4 +1,4 @@
-"""What we read of the answers of a Kubernetes API server; whatever else is in them is left out."""
+"""Types of the answers of a Kubernetes API server, with only the fields that are read here."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Refused(EngineError):
 
 
 class _Answer(msgspec.Struct, frozen=True, rename="camel"):
-    """What we read of an answer; what else is in it is left out."""
+    """Base class of an answer's types: only the fields that are read; all else is ignored."""
 
 
 class Meta(_Answer, frozen=True):
-    """What each object has."""
+    """The metadata of an object."""
 
     name: str
     uid: str = ""
@@ -45,13 +45,13 @@ class Condition(_Answer, frozen=True):
 
 
 class JobSpec(_Answer, frozen=True):
-    """What a job was asked to be."""
+    """The specification of a job."""
 
     parallelism: int = 1
 
 
 class JobStatus(_Answer, frozen=True):
-    """How a job is."""
+    """The status of a job."""
 
     conditions: list[Condition] = []
 
@@ -65,14 +65,14 @@ class Job(_Answer, frozen=True):
 
 
 class Waiting(_Answer, frozen=True):
-    """Why a container doesn't run yet."""
+    """The reason why a container doesn't run yet."""
 
     reason: str | None = None
     message: str | None = None
 
 
 class Terminated(_Answer, frozen=True):
-    """How a container has ended."""
+    """The end of a container: its exit code, and the reason."""
 
     exit_code: int
     reason: str | None = None
@@ -80,7 +80,7 @@ class Terminated(_Answer, frozen=True):
 
 
 class ContainerState(_Answer, frozen=True):
-    """How a container is: one of these."""
+    """The state of a container: waiting, terminated, or neither."""
 
     waiting: Waiting | None = None
     terminated: Terminated | None = None
@@ -94,14 +94,14 @@ class ContainerStatus(_Answer, frozen=True):
 
 
 class PodSpec(_Answer, frozen=True):
-    """Where a pod is, and for how long it may be."""
+    """The specification of a pod: its node, and for how long it may run."""
 
     node_name: str | None = None
     active_deadline_seconds: int | None = None
 
 
 class PodStatus(_Answer, frozen=True):
-    """How a pod is."""
+    """The status of a pod."""
 
     phase: str = ""
     reason: str | None = None
@@ -120,13 +120,13 @@ class Pod(_Answer, frozen=True):
 
 
 class NodeSpec(_Answer, frozen=True):
-    """Whether pods may come."""
+    """The specification of a node: whether it's closed to new pods."""
 
     unschedulable: bool | None = None
 
 
 class NodeStatus(_Answer, frozen=True):
-    """What pods may take of a node."""
+    """The status of a node: the resources that pods may take, and the node's conditions."""
 
     allocatable: dict[str, str] = {}
     conditions: list[Condition] = []

@@ -1,4 +1,4 @@
-"""What is asked of a Kubernetes API server, by the official client; answers as types of ours.
+"""Requests to a Kubernetes API server, by the official client; answers as types of ours.
 
 Imported where it's used: the client takes most of a second to load.
 """

@@ -25,7 +25,7 @@ _PLACED = "CREATED"
 
 @dataclass(frozen=True)
 class Kept:
-    """What the keeper answers; see `ray_driver`."""
+    """The keeper's answer about its hosts; see `ray_driver`."""
 
     state: str
     reason: str

@@ -21,7 +21,7 @@ _NOT_FOUND = 127
 
 @dataclass(frozen=True)
 class Done:
-    """How a command has ended."""
+    """The result of a command: its exit code and its output."""
 
     code: int
     out: str

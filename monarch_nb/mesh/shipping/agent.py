@@ -26,7 +26,7 @@ from monarch_nb.sync.env.store import Store, default_store, read_known
 
 @dataclass(frozen=True)
 class Survey:
-    """What an environment meets on a host.
+    """The findings on a host, before an environment is sent there.
 
     Attributes:
         hostname: of the host.
@@ -49,7 +49,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class Lack:
-    """What a host lacks.
+    """The content that a host lacks.
 
     Attributes:
         sizes: by content, its size in bytes.
@@ -62,7 +62,7 @@ class Lack:
 
 @dataclass(frozen=True)
 class Taken:
-    """What became of a pack.
+    """The result of fetching a pack to a host.
 
     Attributes:
         wrong: contents that weren't what their names say.

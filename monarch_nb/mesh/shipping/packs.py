@@ -31,7 +31,7 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class Pack:
-    """What goes at once, one slice behind the other."""
+    """A pack: slices of content that are sent at once, one behind the other."""
 
     slices: tuple[Slice, ...]
 

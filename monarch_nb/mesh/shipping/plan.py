@@ -1,4 +1,6 @@
-"""What would go to a host, part by part: how much of it, from where, and why. Nothing is written for that."""
+"""The plan of what would go to a host, part by part: how much of it, from where, and why. Nothing is written
+for that.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How far an environment on its way to hosts is, below the cell that waits for it: bytes, speed, and which
-hosts are behind.
+"""The progress of an environment on its way to hosts, below the cell that waits for it: bytes, speed, and
+which hosts are behind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ BEHIND_BYTES = 2 * PACK_BYTES
 
 
 class Progress:
-    """What hosts have of what they lacked. Changed by the threads that send, read by the one that shows it.
+    """The progress of sending hosts what they lack. Changed by the threads that send, read by the one that
+    shows it.
 
     Example:
         >>> progress = Progress()
@@ -51,12 +52,12 @@ class Progress:
             self._step, self._began = "", time.monotonic()
 
     def took(self, host: int, num_bytes: int) -> None:
-        """A host has got a pack, and verified it."""
+        """Note that a host has received and verified a pack."""
         with self._lock:
             self._left[host] -= num_bytes
 
     def left_out(self, host: int) -> None:
-        """A host gets no more."""
+        """Note that a host gets no more: what it still lacks isn't counted any more."""
         with self._lock:
             self._num_bytes -= self._left.pop(host, 0)
 

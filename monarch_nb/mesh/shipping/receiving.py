@@ -1,4 +1,4 @@
-"""What becomes of a pack on a host: each piece of content is verified, and only then in the store."""
+"""Receives packs on a host: verifies each piece of content, and only then puts it into the store."""
 
 from __future__ import annotations
 

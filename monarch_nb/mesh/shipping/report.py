@@ -1,4 +1,4 @@
-"""What was done about environments on hosts, as data and as text: a part of the receipt of a sync."""
+"""The report on environments on hosts, as data and as text: a part of the receipt of a sync."""
 
 from __future__ import annotations
 

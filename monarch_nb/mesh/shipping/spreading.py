@@ -22,7 +22,7 @@ Host = TypeVar("Host", bound=Hashable)
 
 @dataclass
 class Trust(Generic[Host]):
-    """What hosts have turned out to be, over all packs. Changed under its lock.
+    """The record of failures of hosts, over all packs. Changed under its lock.
 
     Attributes:
         lost: by host, why it was left out.
@@ -39,7 +39,7 @@ class Trust(Generic[Host]):
             self.lost.setdefault(host, reason)
 
     def strike(self, host: Host) -> None:
-        """What this host had wasn't right."""
+        """Count a strike against a host from which another one couldn't get the right content."""
         with self.lock:
             self.strikes[host] = self.strikes.get(host, 0) + 1
 

@@ -112,8 +112,9 @@ class MapRun(Generic[R]):
 
 
 class _MapWork(Generic[R]):
-    """What a map does, in the thread of its pool. It knows nothing of its reader, so that one that's dropped
-    goes at once."""
+    """The work of one map: hands items to the pool and results to the reader. It holds no reference to the
+    reader, so that a reader that is dropped goes at once.
+    """
 
     def __init__(
         self, mesh: Mesh, function: Callable[..., R], items: Iterable[Any], ranks: tuple[int, ...], *,
@@ -213,7 +214,7 @@ class _MapWork(Generic[R]):
         return error
 
     def was_read(self) -> None:
-        """A result has been read: there's room for another."""
+        """Note that the reader has taken a result, so that the pool may begin another item."""
         self._num_read += 1
         if self.num_items is None:
             self._pool.wake()

@@ -31,7 +31,7 @@ MAX_STEPS = 32
 
 @dataclass(frozen=True)
 class BroadcastReceipt:
-    """How a buffer got to many.
+    """The receipt of a broadcast of one buffer to many receivers.
 
     Attributes:
         num_bytes: of the buffer.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ArrayLocation:
-    """Where the ranks of a host find an array. It's small: each of them unpacks it.
+    """The location of an array that the ranks of a host map. It's small: each of them unpacks it.
 
     Attributes:
         leader: whose segment it is in.
@@ -84,7 +84,7 @@ def broadcast_to_hosts(
 
 
 def can_map(source: RDMABuffer, proc: int) -> bool:
-    """Whether a process of its owner's own host can map a buffer."""
+    """Say whether process `proc` can map a buffer: it's shared, and the process is on the owner's host."""
     handle = handle_of(source)
     return (
         handle.shared is not None

@@ -90,7 +90,7 @@ def _begin_on_hosts(
 
 
 def _can_lead_here(source: RDMABuffer, mesh: ProcMesh) -> bool:
-    """Whether this process is on the mesh's machine and reads the buffer with nobody's help."""
+    """Say whether this process is on the mesh's machine and reads the buffer without anybody's help."""
     handle = handle_of(source)
     if transport_of(mesh).host != mesh.host_indices[0] or handle.device != "cpu":
         return False

@@ -1,4 +1,4 @@
-"""What a broadcast asks of other processes."""
+"""Types of requests that a broadcast sends to other processes."""
 
 from __future__ import annotations
 

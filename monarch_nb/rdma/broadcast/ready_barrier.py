@@ -63,7 +63,7 @@ class ReadyBarrier:
         return self._num_arrived
 
     def mark_done(self) -> None:
-        """What they wait for has been done: whatever happens now, all who go through know."""
+        """Record that the awaited work is done: whatever happens now, all who pass the barrier see it."""
         os.write(self._fd, _OPENED)
 
     def open(self) -> None:

@@ -37,7 +37,7 @@ def _of_ranks(probes: ProbeResults) -> Iterator[Advice]:
 
 
 def _reading(probes: ProbeResults, measurements: Measurements) -> Iterator[Advice]:
-    """Whether processes of one machine reach each other's memory."""
+    """Yield advice on whether processes of one machine can read each other's memory."""
     tried = [
         m
         for m in measurements
@@ -66,7 +66,7 @@ def _reading(probes: ProbeResults, measurements: Measurements) -> Iterator[Advic
 
 
 def _is_strict(tracing: Tracing | None) -> bool:
-    """Whether Yama forbids what `prctl(PR_SET_PTRACER)` can't allow."""
+    """Say whether Yama forbids access even where `prctl(PR_SET_PTRACER)` was called."""
     return (
         tracing is not None
         and tracing.scope is not None
@@ -147,7 +147,7 @@ def _between_machines(probes: ProbeResults, _: Measurements) -> Iterator[Advice]
 
 
 def _tcp_speed(probes: ProbeResults, measurements: Measurements) -> Iterator[Advice]:
-    """Whether tcp between machines uses what their network devices can; the worst case is told."""
+    """Yield advice if tcp between machines is slower than their network devices; the worst case is told."""
     slow: list[tuple[float, Measurement, float, int]] = []
     for m in measurements:
         if m.path != "tcp" or m.gb_per_s is None or m.source_device != "cpu" or _share(probes, m, "boot"):
@@ -177,7 +177,7 @@ def _fastest(found: ProbeResult | None) -> tuple[int, int]:
 
 
 def _broken(probes: ProbeResults, measurements: Measurements) -> Iterator[Advice]:
-    """What can be tried by all that's known, and then doesn't work."""
+    """Yield advice on paths that should work by all that is known of the ranks, but failed."""
     ranks: dict[tuple[str, str], set[int]] = {}
     for m in measurements:
         can_rdma = all(_can_rdma(probes.get(rank)) for rank in (m.source, m.reader))

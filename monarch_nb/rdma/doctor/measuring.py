@@ -1,4 +1,4 @@
-"""What each path between chosen ranks gives: bytes are read by one after the other, one pair at a time."""
+"""Measures each path between chosen ranks: bytes are read by one path after the other, one pair at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process has for moving bytes: probed on each rank for `%mesh doctor`, and described in words.
+"""Probes what a process has for moving bytes: on each rank for `%mesh doctor`, and described in words.
 
 Files of the kernel are read and nothing is opened; a process that doesn't use its GPU yet isn't made to.
 """
@@ -32,7 +32,7 @@ _CAP_IPC_LOCK, _CAP_SYS_PTRACE = 14, 19
 
 
 class Place(Record, frozen=True):
-    """Where a process is.
+    """The location of a process.
 
     Attributes:
         boot: the kernel that it runs under.
@@ -62,7 +62,7 @@ class RDMADevices(Record, frozen=True):
 
 
 class LockedMemory(Record, frozen=True):
-    """How many bytes a process may lock; None: any number. A process with CAP_IPC_LOCK is exempt."""
+    """The number of bytes a process may lock; None: any number. A process with CAP_IPC_LOCK is exempt."""
 
     bytes: int | None
     is_exempt: bool
@@ -85,7 +85,7 @@ class GPUs(Record, frozen=True):
 
 
 class Tracing(Record, frozen=True):
-    """Who may read the memory of another process.
+    """The settings that decide whether the process may read the memory of another one.
 
     Attributes:
         scope: kernel.yama.ptrace_scope; None without Yama.
@@ -99,7 +99,7 @@ class Tracing(Record, frozen=True):
 
 
 class SharedMemory(Record, frozen=True):
-    """How big /dev/shm is, and how much of it is free."""
+    """The size of /dev/shm, and how much of it is free."""
 
     total_bytes: int
     free_bytes: int
@@ -120,7 +120,7 @@ def _topic(field: str) -> str:
 
 
 class ProbeResult(Record, frozen=True, kw_only=True, omit_defaults=True, rename=_topic):
-    """What a process has for moving bytes, by topic. None: that couldn't be looked at.
+    """The findings of a probe of one process, by topic. None: that couldn't be looked at.
 
     Attributes:
         processors: how many of them it may run on.

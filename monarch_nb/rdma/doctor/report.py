@@ -39,7 +39,7 @@ _FIGURES = (3, 4)
 
 @dataclass(frozen=True)
 class Report:
-    """What was found.
+    """The report of `%mesh doctor`: probes, measurements and advice.
 
     Attributes:
         name: the mesh's.

@@ -57,7 +57,7 @@ def chosen() -> str | None:
 
 
 def only_encrypted() -> bool:
-    """Whether bytes may leave the machine only if they are encrypted."""
+    """Say whether bytes may leave the machine only if they are encrypted."""
     return os.environ.get(ENCRYPTED, "") not in ("", "0")
 
 

@@ -32,7 +32,7 @@ NAME = "cuda_ipc"
 
 
 class SharedStorage(Record, frozen=True):
-    """What opens GPU memory in another process.
+    """The data that another process needs to open GPU memory.
 
     Attributes:
         storage: what torch's `_share_cuda_` gives, without the device.

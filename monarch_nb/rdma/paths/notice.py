@@ -1,5 +1,5 @@
-"""What a transfer that went without RDMA costs, and why it did: said once for each host that this process
-moves much to or from.
+"""Tells the user what a transfer without RDMA costs, and why it went without: once for each host that this
+process moves much to or from.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BETTER = "verbs"
 
 
 class Notices:
-    """Which hosts have been spoken of. Thread-safe."""
+    """The notices of one process, with the bytes moved to and from each host. Thread-safe."""
 
     def __init__(self, plane: DataPlane) -> None:
         self._plane = plane

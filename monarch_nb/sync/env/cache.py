@@ -1,4 +1,4 @@
-"""What files hashed to when they were last read: a row for each inode, in SQLite.
+"""Caches the hashes of files as they were last read: a row for each inode, in SQLite.
 
 A row counts while size and modification time are equal, and the inode's change time, too, if the number of
 links is: making one more uv environment
@@ -24,7 +24,7 @@ _SCHEMA = """create table if not exists content(
 
 
 class Content(NamedTuple):
-    """What a file goes as.
+    """The content of a file as it is sent.
 
     Attributes:
         size: bytes that go.

@@ -1,5 +1,6 @@
-"""What nobody uses is removed from a store: prefixes, the longest unused first, then content that no prefix
-links to."""
+"""Removes from a store what nobody uses: prefixes, the longest unused first, then content that no prefix
+links to.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ FRESH_S = 86400.0
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What was removed.
+    """The result of cleaning a store.
 
     Attributes:
         prefixes: names of prefixes that are gone.

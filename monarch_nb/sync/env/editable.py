@@ -1,4 +1,4 @@
-"""Where editable installs are imported from: lines of `.pth` files, and the finders that build backends
+"""Finds where editable installs are imported from: lines of `.pth` files, and the finders that build backends
 write.
 
 A `.pth` of hatchling, flit, pdm, uv and maturin has directories. setuptools may write
@@ -24,7 +24,7 @@ _FINDER = re.compile(r"__editable__.*\.py|_.*_editable.*\.py|_editable_skbc_.*\.
 
 @dataclass(frozen=True)
 class Hooks:
-    """What makes Python import from directories outside of site-packages.
+    """The hooks that make Python import from directories outside of site-packages.
 
     Attributes:
         folders: absolute paths that exist.

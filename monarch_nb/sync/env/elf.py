@@ -1,5 +1,5 @@
-"""Where ELF files look for libraries: absolute directories in their RPATH or RUNPATH become relative to the
-file. Pure.
+"""Makes the library search paths of ELF files relative: absolute directories in their RPATH or RUNPATH become
+relative to the file. Pure.
 
 Layout after the "System V ABI" (generic part, chapters 4 and 5): 64-bit little-endian files only, as all
 machines have that torch is built for.

@@ -35,7 +35,7 @@ _TEST = (
 
 @dataclass(frozen=True)
 class Machine:
-    """What an environment must fit.
+    """The properties of a machine that an environment must fit.
 
     Attributes:
         machine: as in "x86_64".

@@ -1,4 +1,4 @@
-"""What is installed in the environment that this process runs in, by what installers have written down."""
+"""Lists what is installed in the environment of this process, by what installers have written down."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What an interpreter says of itself. Asked of this process, or of another interpreter by a program that
-needs nothing of ours."""
+"""Describes a Python interpreter: this process's own, or another one, which a program that needs nothing of
+ours asks.
+"""
 
 from __future__ import annotations
 

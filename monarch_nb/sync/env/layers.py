@@ -49,7 +49,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Layers:
-    """What an interpreter is made of.
+    """The layers that an interpreter is made of.
 
     Attributes:
         path: `sys.path` as (layer, path in it); what belongs to the working directory, to no layer, or isn't

@@ -1,4 +1,5 @@
-"""What an environment consists of, as text that is equal byte for byte wherever it is made. Pure.
+"""The manifest of an environment: its contents, as text that is equal byte for byte wherever it is made.
+Pure.
 
 A manifest names parts (a distribution, a conda package, the rest of a layer), a part lists entries (files and
 links). Each has an id: the sha256 of
@@ -69,7 +70,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """What belongs together: a distribution, a conda package, or the rest of a layer."""
+    """A part of an environment: a distribution, a conda package, or the rest of a layer."""
 
     name: str
     version: str

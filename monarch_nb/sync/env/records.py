@@ -1,4 +1,4 @@
-"""What installers have written down about what they installed: `RECORD` of wheels, `conda-meta` of conda
+"""Reads the records of installers about what they installed: `RECORD` of wheels, `conda-meta` of conda
 packages.
 
 A claim is the content of a file as its installer knows it. It's believed without reading the file if the file
@@ -33,7 +33,7 @@ _SHA256_BYTES = 32
 
 
 class Claim(NamedTuple):
-    """What an installer says of a file.
+    """The claim of an installer about a file.
 
     Attributes:
         sha256: 64 hexadecimal digits.

@@ -1,5 +1,5 @@
-"""What becomes of a file before it goes: nothing, or what makes it independent of where it lay. A file is
-read and treated in one place, here.
+"""Prepares files for sending: unchanged, or made independent of where they lay. A file is read and treated in
+one place, here.
 
 The bytes that are hashed for a manifest and those that are sent later are made by the same function, so that
 they agree.
@@ -49,7 +49,7 @@ class Source(NamedTuple):
 
 
 class Treated(NamedTuple):
-    """What goes, and whether that's a template."""
+    """The content of a file as it is sent, and whether that's a template."""
 
     content: bytes
     is_template: bool

@@ -1,5 +1,6 @@
-"""Which files of a layer go: a walk that leaves out what is another layer's, what tests the interpreter, and
-what is private."""
+"""Selects the files of a layer that are sent: a walk that leaves out what is another layer's, what tests the
+interpreter, and what is private.
+"""
 
 from __future__ import annotations
 

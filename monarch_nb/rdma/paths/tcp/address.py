@@ -87,8 +87,8 @@ def _all_addresses() -> list[tuple[str, str]]:
 
 
 def _is_usable(host: str) -> bool:
-    """Whether it leads here from anywhere: link-local ones need an interface's name at the other side,
-    too.
+    """Say whether others can reach this machine by an address: link-local ones need an interface's name at
+    the other side, too.
     """
     return not ipaddress.ip_address(host.partition("%")[0]).is_link_local
 

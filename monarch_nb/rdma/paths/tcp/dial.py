@@ -86,7 +86,7 @@ class _Call:
         raise Unreachable(tried or "it has no address")
 
     def _is_decided(self) -> bool:
-        """Whether no address is left that would be better than what we have."""
+        """Say whether no better connection can come: the best address that hasn't failed has one."""
         left = [a for a in self._addresses if a not in self._why]
         return bool(left) and left[0] in self._proven
 

@@ -37,7 +37,7 @@ STALL_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one request moves: stretches of the region at the owner, and where the bytes are here."""
+    """A part of a transfer, moved by one request: stretches of the owner's region, and of memory here."""
 
     there: Sequence[wire.Stretch]
     here: Sequence[wire.Stretch]

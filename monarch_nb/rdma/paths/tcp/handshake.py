@@ -1,4 +1,4 @@
-"""How two processes that have a secret in common prove it to each other, on any connection.
+"""Lets two processes that have a secret in common prove it to each other, on any connection.
 
 The secret of 32 bytes came over the mesh's control plane. Each side shows by an HMAC-SHA256 of both sides'
 fresh random numbers that it has it; who listens says nothing but a random number before the other has.
@@ -29,7 +29,7 @@ _MAGIC = b"mnb-tcp1"
 
 
 class NotAuthenticated(Broken):
-    """Who is at the other end doesn't know the secret."""
+    """The error raised when the other end of a connection doesn't know the secret."""
 
 
 @dataclass(frozen=True, slots=True)

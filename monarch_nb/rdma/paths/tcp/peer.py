@@ -192,7 +192,7 @@ class Peer:
         return found
 
     def _be_dialled(self, job: Job, tried: str) -> Connection:
-        """The owner can't be reached: it may be able to reach us."""
+        """Ask an owner that can't be reached to connect to us; return the connection."""
         plane, owner = self._path.plane, job.handle.owner
         caller = _Caller()
         try:

@@ -1,4 +1,4 @@
-"""What a process asks the owner of a buffer, so that TCP streams between them come about and end."""
+"""Types of requests to the owner of a buffer that set up and end TCP streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAME: Final = "tcp"
 
 
 class Listening(Record, frozen=True):
-    """Where an owner listens, the best first, and the secret that proves who connects."""
+    """The addresses where an owner listens, the best first, and the secret that proves who connects."""
 
     addresses: list[Address]
     secret: bytes

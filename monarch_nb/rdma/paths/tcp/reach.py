@@ -14,7 +14,7 @@ from monarch_nb.rdma.paths.tcp.wire import Request, gathered, scatter
 
 
 class Reach:
-    """What one stream needs for it. Used by its thread."""
+    """The access of one stream to the bytes that requests name. Used by the stream's thread."""
 
     def __init__(self) -> None:
         self._pinned: Any = None

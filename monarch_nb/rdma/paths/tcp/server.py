@@ -56,7 +56,7 @@ class Uses:
             self._busy.add(serving)
 
     def end_use(self, serving: Serving) -> None:
-        """It has none any more."""
+        """Note that a stream has no chunk under way any more."""
         with self._changed:
             self._busy.discard(serving)
             self._changed.notify_all()
@@ -92,7 +92,7 @@ class Server:
             serving.thread.start()
 
     def gone(self, serving: Serving) -> None:
-        """A stream has ended."""
+        """Forget a stream that has ended."""
         with self._lock:
             self._serving.pop(serving.number, None)
 
@@ -253,7 +253,7 @@ def set_options(sock: socket.socket, stall_s: float) -> None:
 
 
 def _is_near(sock: socket.socket) -> bool:
-    """Whether both ends have the same address: that's one machine."""
+    """Say whether both ends have the same address: that's one machine."""
     try:
         return bool(sock.getpeername()[0] == sock.getsockname()[0])
     except OSError:  # it has ended, as who uses it will be told

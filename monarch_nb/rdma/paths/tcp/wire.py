@@ -1,4 +1,4 @@
-"""What travels on a stream of the tcp path: requests, answers, the bytes, and their checksum.
+"""The protocol of a stream of the tcp path: requests, answers, the bytes, and their checksum.
 
 A stream has one that asks and one that owns memory. A request names a chunk: stretches of one region, in
 order. Many small stretches travel as one, gathered and scattered by a copy; a large one goes from memory to

@@ -35,7 +35,7 @@ DRAIN_S = 1.0
 
 
 class Channel:
-    """Where completions are announced, and its descriptor, which pyverbs doesn't tell. Without it one
+    """A completion channel, with its file descriptor, which pyverbs doesn't tell. Without the descriptor one
     polls now and then.
     """
 

@@ -173,7 +173,7 @@ def _cpus(listed: str) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What was seen: for which settings, and until when that is believed."""
+    """The last look at the machine's ports: for which settings, and until when it is believed."""
 
     ports: tuple[Port, ...] = ()
     why: str = ""

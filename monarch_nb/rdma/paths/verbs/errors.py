@@ -1,4 +1,4 @@
-"""What completions and errno mean: a name, and what is likely behind it."""
+"""The meaning of completion statuses and errno: a name, and what is likely behind it."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Constants:
 
 
 class Library:
-    """What this package uses of pyverbs."""
+    """The part of pyverbs that this package uses."""
 
     def __init__(self, folders: Sequence[str]) -> None:
         package = _load_package(folders)

@@ -30,7 +30,7 @@ MAX_KEPT_PART = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """What memory belongs to.
+    """The identity of the allocation that memory belongs to.
 
     Attributes:
         token: equal for memory of the same allocation, as long as that `holds`.
@@ -110,7 +110,7 @@ class _Kept:
 
 
 class LocalMemories:
-    """What one NIC has registered of this process for its own transfers. Thread-safe."""
+    """The memory of this process that one NIC has registered for its own transfers. Thread-safe."""
 
     def __init__(self, nic: Nic, max_kept: int = MAX_KEPT) -> None:
         self._nic = nic

@@ -26,7 +26,7 @@ MAX_UNDER_WAY_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """How to reach a buffer: the owner's port, the buffer's key, and what is added to its addresses for
+    """The way to reach a buffer: the owner's port, the buffer's key, and what is added to its addresses for
     that NIC.
     """
 

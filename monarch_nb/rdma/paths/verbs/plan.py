@@ -1,4 +1,4 @@
-"""How a transfer is cut into work requests. Pure.
+"""Cuts a transfer into work requests. Pure.
 
 A work request names one stretch at the owner and up to some number of stretches here. Requests are posted in
 chains, of which only the last reports; so many small ones cost one completion.

@@ -1,4 +1,4 @@
-"""What a process asks the owner of a buffer, so that its NIC reaches the memory."""
+"""Types of requests to the owner of a buffer, so that its NIC reaches the memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Refused(Record, frozen=True):
-    """Why the owner's NICs can't do it."""
+    """The answer of an owner whose NICs can't do what was asked, with the reason."""
 
     why: str
 

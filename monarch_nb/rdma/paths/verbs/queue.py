@@ -17,7 +17,7 @@ NUM_RETRIES = 6
 
 @dataclass(frozen=True, slots=True)
 class QPInfo:
-    """What a queue pair tells the one that it's connected to.
+    """The data that a queue pair tells the one that it's connected to.
 
     Attributes:
         number, start: of the queue pair, of its first packet.

@@ -1,4 +1,4 @@
-"""What this machine has for RDMA, for people: the doctor, receipts, refusals."""
+"""Describes for people what this machine has for RDMA: in the doctor, receipts and refusals."""
 
 from __future__ import annotations
 
