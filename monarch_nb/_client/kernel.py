@@ -100,14 +100,14 @@ class Kernel:
         self._confirmed_at = time.monotonic()  # the next turn sees it
 
     def when_meant(self, act: Callable[[], None], drop: Callable[[], None] | None = None) -> None:
-        """There was an interrupt: call `act` in the control thread once it's clear that it is meant, or
+        """Call `act` in the control thread once it's clear that an interrupt that has come is meant, or
         `drop` if it isn't.
         """
         self._loop.add_callback(self._hold, act, drop)
 
     def is_meant(self) -> bool:
-        """There was an interrupt: wait until it's clear whether it is meant. For the main thread, which
-        may be interrupted again.
+        """Wait until it's clear whether an interrupt that has come is meant, and say so. For the main thread,
+        which may be interrupted again.
         """
         decided = threading.Event()
         for _ in range(_MAX_PRESSES):
@@ -205,8 +205,8 @@ def watch() -> Kernel | None:
 
 
 def leave_first(function: Callable[[str], None]) -> None:
-    """If this program is a kernel, have `function` called first when it's shut down, with what to say, in
-    the control thread.
+    """Have `function` called first when this program, if it's a kernel, is shut down: in the control thread,
+    with what to say.
     """
     found = watch()
     if found is not None:
@@ -224,15 +224,15 @@ def is_ending() -> bool:
 
 
 def is_meant() -> bool:
-    """There was an interrupt: say whether it is meant, as soon as that is clear. At once where no kernel
-    is watched.
+    """Say whether an interrupt that has come is meant, as soon as that is clear. At once where no kernel is
+    watched.
     """
     return _kernel is None or _kernel.is_meant()
 
 
 def when_meant(act: Callable[[], None]) -> None:
-    """There was an interrupt: call `act` if it is meant, as soon as that is clear. At once where no kernel
-    is watched.
+    """Call `act` if an interrupt that has come is meant, as soon as that is clear. At once where no kernel is
+    watched.
     """
     if _kernel is None:
         act()

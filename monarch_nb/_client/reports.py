@@ -42,7 +42,7 @@ class Reports:
         self._armed = False
 
     def begin_cell(self) -> None:
-        """Another cell begins: what was said before may be said again."""
+        """Forget which dropped failures were reported: in another cell they may be reported again."""
         self._reported.clear()
 
     def actor_failed(self, actor_id: int, failure: Failure) -> None:

@@ -276,7 +276,7 @@ class Session:
 
     @handles(GroupsKnown)
     def on_groups_known(self, event: GroupsKnown, sender: Sender) -> None:
-        """There are other groups of ranks that may print."""
+        """Handle news of groups of ranks that may print: have the output learn their names."""
         if self.output is not None:
             self.output.learn_groups(event.groups)
 
@@ -287,7 +287,7 @@ class Session:
 
     @handles(RanksEnded)
     def on_ranks_ended(self, event: RanksEnded, sender: Sender) -> None:
-        """Ranks have ended."""
+        """Handle the end of ranks: have the output forget them, and tell the program's hook of it."""
         for end in event.ends:
             if self.output is not None:
                 self.output.forget(end.proc)
@@ -303,14 +303,14 @@ class Session:
 
     @handles(AskedNoMore)
     def on_asked_no_more(self, event: AskedNoMore, sender: Sender) -> None:
-        """Ranks don't wait for somebody to type any more."""
+        """Take back the prompts of questions to whose answers ranks don't wait any more."""
         self.num_questions_over += 1
         for take_back in filter(None, map(self.take_back_question.get, event.ids)):
             take_back()
 
     @handles(Notice)
     def on_notice(self, event: Notice, sender: Sender) -> None:
-        """There's something that people should see."""
+        """Show a notice of the controller to the user."""
         _show_notice(event.what)
 
     @handles(MeshEnding)
@@ -373,7 +373,7 @@ class Session:
         self.reshaped.publish(event)
 
     def healed(self, actor_ids: Sequence[int]) -> None:
-        """Actors have been made again: handles on them are good."""
+        """Mark actors that have been made again as healthy: handles on them are good."""
         for actor_id in actor_ids:
             state = self.actor_states.get(actor_id)
             if state is not None:
@@ -431,12 +431,12 @@ class HandleEvents:
 
     @handles(ActorsHealed)
     def on_actors_healed(self, event: ActorsHealed, sender: Sender) -> None:
-        """Actors have been made again."""
+        """Handle the healing of actors, which have been made again: mark them as healthy."""
         self._session.healed(event.actor_ids)
 
     @handles(RanksRevived)
     def on_revived(self, event: RanksRevived, sender: Sender) -> None:
-        """Ranks are started anew, maybe on a host that has taken a lost one's place."""
+        """Count a new start of ranks, maybe on a host that has taken a lost one's place."""
         self._session.num_moves += 1
 
     @handles(Reshaped)

@@ -48,7 +48,7 @@ class Wakeup(Pending):
         self.transport.reader.notify(self)
 
     def wake_for_stop(self) -> None:
-        """Something has stopped."""
+        """Wake the waiting thread because a rank has stopped, or asks for input."""
         self.woken = True
         self.wake()
 

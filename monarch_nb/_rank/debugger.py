@@ -268,7 +268,7 @@ class MeshPdb(pdb.Pdb):
         self.cmdloop()  # pdb's own would swallow an interrupt, which is meant to end the cell
 
     def print_stack_entry(self, frame_lineno: Any, prompt_prefix: str = pdb.line_prefix) -> None:
-        """Nothing by itself: where it stands goes with each answer."""
+        """Do nothing: each answer says where the program stands."""
 
     def do_where(self, arg: str) -> None:
         """Show the stack, without the frames of this package."""
@@ -298,7 +298,7 @@ class MeshPdb(pdb.Pdb):
         self.message("Python; exit goes back to the debugger")
 
     def do_run(self, arg: str) -> None:
-        """Not here: a rank's program is the mesh's."""
+        """Refuse to run the program again, which is the mesh's; say how to rerun a cell or restart a rank."""
         self.message(
             "*** run: a cell is run again by running the cell; %mesh restart --ranks R starts a rank anew"
         )
@@ -306,7 +306,7 @@ class MeshPdb(pdb.Pdb):
     do_restart = do_run
 
     def do_EOF(self, arg: str) -> bool | None:  # noqa: N802 - pdb looks for this name
-        """Nothing comes any more: run on."""
+        """Let the program run on: no more lines come."""
         return self.do_quit(arg)
 
     # --- lines

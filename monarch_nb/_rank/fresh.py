@@ -169,7 +169,7 @@ def _interpreter() -> Iterator[None]:
 
 @contextmanager
 def _loggers() -> Iterator[None]:
-    """Handlers of loggers, and their levels: else each run would write each line once more."""
+    """Restore loggers' handlers and levels at the end: else each run would write each line once more."""
     before = {each: (each.handlers[:], each.level, each.propagate, each.disabled) for each in _all_loggers()}
     disabled = logging.root.manager.disable
     try:

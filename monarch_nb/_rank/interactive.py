@@ -238,7 +238,7 @@ class CellIPython(InteractiveShell):
                 raise
 
     def init_prompts(self) -> None:
-        """No `sys.ps1`: libraries take it for a person at a prompt, and refuse to train."""
+        """Do nothing: libraries take a `sys.ps1` for a person at a prompt, and refuse to train."""
 
     def init_user_ns(self) -> None:
         super().init_user_ns()
@@ -252,7 +252,7 @@ class CellIPython(InteractiveShell):
         self.user_ns["_exit_code"] = run_command(self.var_expand(cmd, depth=1))
 
     def enable_gui(self, gui: Any = None) -> None:
-        """No event loop to hook into."""
+        """Do nothing: there's no event loop to hook into."""
 
 
 _ENVIRONMENT = ("HOME", "IPYTHONDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "VIRTUAL_ENV")
@@ -397,7 +397,7 @@ def _place_of(error: BaseException) -> str:
 
 
 def _print_page(shell: Any, data: Any, start: int = 0, screen_lines: int = 0) -> None:
-    """`NAME?` prints: there's nobody to turn pages here."""
+    """Print what `NAME?` shows: there's nobody to turn pages here."""
     print(data["text/plain"] if isinstance(data, dict) else data)
 
 
@@ -414,7 +414,7 @@ def _prepare_plots(shell: Any) -> None:
 
 
 def _prepare_colours() -> None:
-    """Programs and rich colour what they print, as in a notebook, but don't move the cursor: other ranks
+    """Have programs and rich colour what they print, as in a notebook, but not move the cursor: other ranks
     print, too.
     """
     for name, value in (

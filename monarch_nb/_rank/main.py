@@ -244,7 +244,7 @@ def _set_environment(spec: RankSpec) -> None:
 
 
 def _reseed() -> None:
-    """Forks share the zygote's random state: give each its own, as a fresh interpreter has."""
+    """Give this process a random state of its own, as a fresh interpreter has: forks share the zygote's."""
     random.seed()
     numpy = sys.modules.get("numpy")
     if numpy is not None:

@@ -57,7 +57,7 @@ class RankActors(ActorHost):
 
     @handles(DebugSettingsChanged)
     def on_debug_settings_changed(self, event: DebugSettingsChanged, sender: Sender) -> None:
-        """Breakpoints do something else from now on."""
+        """Apply new settings of the debugger: whether ranks skip breakpoints, and stop on errors."""
         self._rank.debugger.set(skip=event.skip, on_error=event.on_error)
 
     def _interrupt_running(self, src: int, ref: int) -> bool:

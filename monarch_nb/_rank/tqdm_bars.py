@@ -26,7 +26,7 @@ def install(pipe: OutputPipe) -> None:
 
 
 def _patch_notebook(module: Any) -> None:
-    """Bars made of widgets are plain ones here."""
+    """Replace the bars that are made of widgets by plain ones."""
     from tqdm import std  # type: ignore[import-untyped]
 
     module.tqdm = module.tqdm_notebook = std.tqdm

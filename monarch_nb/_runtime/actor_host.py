@@ -120,7 +120,7 @@ class ActorHost:
 
     @handles(CheckpointEpoch)
     def on_checkpoint_epoch(self, event: CheckpointEpoch, sender: Sender) -> None:
-        """Members of an actor can save together, if they know this."""
+        """Note the epoch that the members of an actor must agree on to save together."""
         self.checkpoint_epochs[event.actor_id] = event.epoch
 
     @handles(Reshaped)

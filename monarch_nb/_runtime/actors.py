@@ -475,8 +475,8 @@ class ActorRunner:
         )
 
     def _left(self) -> None:
-        """User code has been left: no interrupt may come any more, and one that was on its way is called
-        back.
+        """Note that user code has been left: no interrupt may come any more, and one that was on its way is
+        called back.
         """
         self.current = None
         debugger = self.host.debugger
@@ -623,7 +623,9 @@ class ActorRunner:
     # --- failure
 
     def _supervise(self, message: Message) -> None:
-        """Something this actor owns has failed: ask it, and if it doesn't handle it, its own owner."""
+        """Ask this actor to handle a failure of something that it owns; else report the failure to its own
+        owner.
+        """
         failure, hook, above, actor_id = self._received_failure(message)
         handled: Any = False
         if hook is not None:

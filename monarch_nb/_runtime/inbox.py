@@ -42,7 +42,7 @@ class Inbox(Generic[Item]):
         return bool(self._queue) or self.closed
 
     def expire(self) -> None:
-        """Never due."""
+        """Do nothing: an inbox is never due."""
 
     def put_message(self, message: Item) -> Any:
         """Add a message; return the waiter to wake."""

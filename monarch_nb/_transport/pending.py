@@ -229,7 +229,7 @@ class Pending:
         return not self.ready and (self.waited or bool(self._callbacks))
 
     def give_up(self, fault: Exception) -> None:
-        """No answer comes any more: complete, with what is to be raised."""
+        """Complete with an error that is to be raised: no answer comes any more."""
         if not self.ready:
             self.fault = fault
             self.complete()

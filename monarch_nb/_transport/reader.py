@@ -156,8 +156,8 @@ class Reader:
         return self._background_reader.native_id or 0
 
     def end_with(self, fd: int, callback: Callable[[], None]) -> None:
-        """Soon after `fd` has become readable, the background reader calls `callback`: what is under way has
-        arrived then. Call it before `start`.
+        """Have the background reader call `callback` soon after `fd` has become readable: what is under way
+        has arrived then. Call this before `start`.
 
         The callback is to see that nobody waits any more. `fd` is closed by then, or by `close`.
         """

@@ -154,7 +154,7 @@ class Future(Generic[T]):
         return other
 
     def drop(self) -> None:
-        """Nobody needs to be told if this fails."""
+        """Let this fail without a report: nobody needs to be told."""
         self._pending.asker = None
 
     def at_work(self) -> tuple[int, ...]:

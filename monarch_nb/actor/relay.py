@@ -87,7 +87,9 @@ class Envoy(Actor):
 
     @handles(RanksEnded)
     def on_ranks_ended(self, event: RanksEnded, sender: Sender) -> None:
-        """Ranks of our mesh have ended. Called in the reading thread."""
+        """Stop what actors on ended ranks of our mesh have spawned through this one. Called in the reading
+        thread.
+        """
         procs = {end.proc for end in event.ends}
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop_those_of, procs)

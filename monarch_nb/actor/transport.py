@@ -24,8 +24,8 @@ _WORDS = ("tcp", "ipc", "tls", "metatls", "metatls-hostname")
 
 
 def enable_transport(transport: ChannelTransport | str) -> None:
-    """Nothing has to be enabled: messages take unix sockets on a machine, and tcp with CURVE (encrypted, both
-    sides known) between machines.
+    """Check the name of a transport, and change nothing: messages take unix sockets on a machine, and tcp
+    with CURVE (encrypted, both sides known) between machines.
 
     An address is where Monarch's clients would listen. Here programs dial workers, and workers dial back to
     an address that's chosen towards them.

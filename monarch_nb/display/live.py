@@ -226,7 +226,7 @@ class LiveDisplay:
         self._view.listen(self._on_late)
 
     def _on_late(self) -> None:
-        """Something came after the end: publish once more, in a moment, with what else comes until then."""
+        """Publish the view once more, in a moment, with all that comes after its end until then."""
         with self._starting:
             if self._late:
                 return

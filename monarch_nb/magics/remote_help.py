@@ -230,5 +230,7 @@ def _who(ranks: Sequence[int]) -> str:
 
 
 def _bundle(text: str) -> dict[str, str]:
-    """Both types: ipykernel takes `text/html` away, and says that nothing was found if it isn't there."""
+    """Return a text as `text/plain` and as `text/html`: ipykernel takes the latter away, and says that
+    nothing was found if it isn't there.
+    """
     return {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}

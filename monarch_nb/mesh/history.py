@@ -392,7 +392,7 @@ class LogLines:
         """Ignore the end of a cell: it isn't in the logs."""
 
     def waits(self, text: str) -> None:
-        """Lines are shown, and nothing else."""
+        """Do nothing: only lines are shown."""
 
     def message(self, text: str) -> None:
         """Collect a message of the host process, which says that something is missing."""

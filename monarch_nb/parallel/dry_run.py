@@ -172,7 +172,7 @@ class Dry(torch.Tensor):  # type: ignore[misc]
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Only outside of a dry run: nothing can be done there."""
+        """Raise `CantFollow`: this is called only outside of a dry run, and nothing can be done there."""
         raise CantFollow(f"{func} after the dry run")
 
 

@@ -38,7 +38,7 @@ class LocalFuture(Future[T]):
         self._what = ""
 
     def finish(self, value: T | None, error: BaseException | None = None) -> None:
-        """It's over. Call it once, in whatever thread."""
+        """End this future with a value or an error. Call it once, in whatever thread."""
         with self._lock:
             self._value, self._error, self._done = value, error, True
             callbacks, self._callbacks = self._callbacks, []
@@ -138,7 +138,7 @@ class LocalFuture(Future[T]):
         return self.get()
 
     def cancel(self) -> None:
-        """Nobody waits any more. The base class just goes on."""
+        """Do nothing: the work of the base class just goes on when nobody waits any more."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {'done' if self._done else 'pending'}>"

@@ -305,7 +305,7 @@ def _cover(name: str, box: Box, source: Tensor) -> Iterator[tuple[Shard, Box]]:
 
 
 def _distance(shard: Shard) -> tuple[int, int]:
-    """Near ones first; of equally near ones, each reader prefers another."""
+    """Return a key that sorts near shards first; of equally near ones, each reader prefers another."""
     handle = handle_of(shard.buffer)
     ours = data_plane().owner
     far = 0 if handle.is_ours else 1 if handle.is_near else 2

@@ -62,7 +62,7 @@ class RemoteArguments:
         return Done()
 
     def ended(self, gone: set[Receiver]) -> None:
-        """Receivers that have ended won't fetch any more. Called in the reading thread."""
+        """Drop receivers that have ended, and won't fetch any more. Called in the reading thread."""
         for key in list(self._left):
             self._settle(key, gone)
 

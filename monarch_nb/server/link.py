@@ -58,14 +58,14 @@ class Link:
     # --- use
 
     def acquire(self) -> None:
-        """Somebody uses this."""
+        """Count one more user, and keep the link open."""
         self._num_users += 1
         if self._closing is not None:
             self._closing.cancel()
             self._closing = None
 
     def release(self) -> None:
-        """Somebody doesn't need this any more."""
+        """Count one user less; after the last one, close the link in a while."""
         self._num_users -= 1
         if not self._num_users and not self.closed:
             self._closing = self._loop.call_later(LINGER_S, self.close)
@@ -102,7 +102,7 @@ class Link:
             self._feed = mesh.watch_status(self._on_change, self._controller_gone)
 
     def unwatch(self) -> None:
-        """Somebody watches no longer."""
+        """Count one watcher less; after the last one, close the feed."""
         self._num_watchers -= 1
         if not self._num_watchers and self._feed is not None:
             self._feed.close()

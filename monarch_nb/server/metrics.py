@@ -26,7 +26,7 @@ class MeshCollector(Collector):
         self._pool = pool
 
     def describe(self) -> Iterable[Any]:
-        """Nothing beforehand: registering must not ask anybody."""
+        """Return no descriptions beforehand: registering must not ask anybody."""
         return []
 
     def collect(self) -> Iterator[Any]:

@@ -34,7 +34,7 @@ class Mirror:
         self._tell()
 
     def set_gone(self, reason: str) -> None:
-        """There's nothing more to come."""
+        """Note why there's nothing more to come, and tell the listeners."""
         self.gone = self.gone or reason
         self._tell()
 

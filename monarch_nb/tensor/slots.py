@@ -106,4 +106,4 @@ class DroppedHandle(Handle):
         pass
 
     def release(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the slot was given back before."""

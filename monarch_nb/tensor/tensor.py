@@ -242,7 +242,7 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         return f"{kind}({self._numbers()}{about})"
 
     def _repr_html_(self) -> str:
-        """Shown by a notebook: its numbers, if they're few, and which part each rank has."""
+        """Return what a notebook shows: the numbers, if they're few, and which part each rank has."""
         return html_of(self.mesh_meta, "dropped" if self.dropped else repr(self))
 
     def _numbers(self) -> str:

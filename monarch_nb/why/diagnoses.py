@@ -130,7 +130,7 @@ def dead_peer(situation: Situation) -> list[Diagnosis]:
 
 
 def order_mismatch(situation: Situation) -> list[Diagnosis]:
-    """Ranks of a group are in different operations at the same sequence number."""
+    """Diagnose ranks of a group that are in different operations at the same sequence number."""
     found = []
     for group in situation.waits():
         for same in _by(group, lambda o: (o.sequence,)):
@@ -154,7 +154,7 @@ def order_mismatch(situation: Situation) -> list[Diagnosis]:
 
 
 def shape_mismatch(situation: Situation) -> list[Diagnosis]:
-    """Ranks are in the same operation with tensors of different shapes or dtypes."""
+    """Diagnose ranks that are in the same operation with tensors of different shapes or dtypes."""
     found = []
     for group in situation.waits():
         for same in _by(group, lambda o: (o.sequence, o.name)):
@@ -275,7 +275,7 @@ def _missing_peers(situation: Situation) -> list[Diagnosis]:
 
 
 def deadlock(situation: Situation) -> list[Diagnosis]:
-    """Actors, or cells that call them, wait for each other's answers."""
+    """Diagnose actors, or cells that call them, that wait for each other's answers."""
     around = calls.cycle(calls.edges(situation.activities))
     if not around:
         return []
@@ -315,7 +315,7 @@ def waiting(situation: Situation) -> list[Diagnosis]:
 
 
 def at_breakpoint(situation: Situation) -> list[Diagnosis]:
-    """Ranks have stopped at a breakpoint."""
+    """Diagnose ranks that have stopped at a breakpoint."""
     stopped = [r for r in situation.ranks.values() if _has_stopped(r)]
     if not stopped:
         return []
@@ -346,7 +346,7 @@ def at_breakpoint(situation: Situation) -> list[Diagnosis]:
 
 
 def silent(situation: Situation) -> list[Diagnosis]:
-    """Ranks don't answer: something holds the interpreter's lock, or the process is stopped."""
+    """Diagnose ranks that don't answer: something holds the interpreter's lock, or the process is stopped."""
     found: dict[tuple[str, str], list[int]] = {}
     for rank in situation.ranks.values():
         if rank.silent:
@@ -365,7 +365,7 @@ def silent(situation: Situation) -> list[Diagnosis]:
 
 
 def blocked(situation: Situation) -> list[Diagnosis]:
-    """Threads wait for a lock, for input, for data that doesn't come."""
+    """Diagnose ranks with threads that wait for a lock, for input, or for data that doesn't come."""
     found: dict[tuple[str, str], list[int]] = {}
     for activity in situation.activities:
         if activity.kind in _WORDS and activity.operation is None and not activity.moved:
@@ -382,8 +382,8 @@ def blocked(situation: Situation) -> list[Diagnosis]:
 
 
 def all_wait(situation: Situation) -> list[Diagnosis]:
-    """All members of a group are in the same operation, and it doesn't end: data is slow, or another
-    thread holds it up.
+    """Diagnose groups whose members are all in the same operation, which doesn't end: data is slow, or
+    another thread holds it up.
     """
     found = []
     for front, others in _behind(situation):
@@ -399,7 +399,7 @@ def all_wait(situation: Situation) -> list[Diagnosis]:
 
 
 def working(situation: Situation) -> Diagnosis:
-    """Nothing is wrong: say what goes on."""
+    """Describe what goes on where nothing is wrong."""
     busy = [(a.rank, a.where) for a in situation.activities]
     if not busy:
         gone = [r.rank for r in situation.ranks.values() if r.is_gone]

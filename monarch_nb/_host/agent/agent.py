@@ -142,14 +142,14 @@ class HostAgent(HostProcess):
 
     @handles(RanksEnded)
     def on_exit(self, event: RanksEnded, sender: Sender) -> None:
-        """Ranks have ended somewhere."""
+        """Handle the end of ranks somewhere in the mesh: forget them, and tell the processes here."""
         for end in event.ends:
             self.router.forget(end.proc)
         self.spread_ends(event.ends)
 
     @handles(RanksRevived)
     def on_revived(self, event: RanksRevived, sender: Sender) -> None:
-        """Ranks have been started again somewhere."""
+        """Tell the ranks here of ranks that have been started again anywhere in the mesh."""
         for proc in [p for p in self._routes if not address.is_client(p) and p not in event.procs]:
             self.event(proc, event)
 
@@ -162,7 +162,7 @@ class HostAgent(HostProcess):
 
     @handles(WatchResources)
     def on_watch_vitals(self, event: WatchResources, sender: Sender) -> None:
-        """Somebody watches the state of the mesh, or nobody does any more."""
+        """Have the resource monitor watch while somebody watches the state of the mesh."""
         self.resource_monitor.watch(event.on)
 
     @handles(LookNow)
@@ -186,7 +186,7 @@ class HostAgent(HostProcess):
 
     @handles(TakePlace)
     def on_take_place(self, event: TakePlace, sender: Sender) -> None:
-        """Another host is lost: begin anew in its place."""
+        """Handle the loss of another host: shut this one down, to begin anew in its place."""
         directory = f"{self.directory}.{event.ticket.host}"
         self.successor = self.config.with_ticket(event.ticket, directory)
         self.shut_down()

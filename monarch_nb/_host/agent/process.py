@@ -192,7 +192,7 @@ class HostProcess:
         """Do what is due before ranks here get a message of another host: a hook for subclasses."""
 
     def begin_cell(self, procs: Sequence[int], origin: int) -> None:
-        """Ranks here are about to run a cell: what they write without a mark from now on belongs to that."""
+        """Assign what ranks here write without a mark from now on to the cell that they're about to run."""
         self.supervisor.drain()
         for proc in procs:
             rank = self.supervisor.ranks.get(proc)
@@ -296,7 +296,7 @@ class HostProcess:
         )
 
     def environment_switched(self, number: int, problem: str) -> None:
-        """Ranks here are started in another environment from now on; or not, for a reason."""
+        """Report that ranks here are started in another environment from now on, or why they aren't."""
         raise NotImplementedError
 
     def rank_is_up(self, proc: int) -> None:
@@ -320,7 +320,7 @@ class HostProcess:
         raise NotImplementedError
 
     def vitals_changed(self, rows: Rows, host: MonitoredHost | None) -> None:
-        """There's something new about ranks here, or about this machine."""
+        """Report what is new about ranks here, or about this machine."""
         raise NotImplementedError
 
     def rank_printed(self, rank: Rank, piece: Piece) -> None:

@@ -101,7 +101,7 @@ class ResourceMonitor:
     # --- when
 
     def watch(self, on: bool) -> None:
-        """Somebody watches, or nobody does any more."""
+        """Begin to poll and sample the ranks here when somebody watches; stop when nobody does any more."""
         if on and not self._watched:
             self._watched = True
             self._num_watches += 1

@@ -191,8 +191,9 @@ class CheckpointService:
         self._controller.clients.tell_listeners(Notice("", what))
 
     def _leave_behind(self, spec: SpawnSpec, member: CheckpointGather) -> None:
-        """Members save one version after the other: who has got to this one isn't coming to what others still
-        wait at, nor do those who are past it come back.
+        """Refuse the gatherings of an actor that a member won't come to: it has gone on to another
+        checkpoint. Members save one version after the other, and those who are past this one don't come back
+        either.
 
         Raises:
             ValueError: if others have gone on to a later version.
@@ -224,7 +225,7 @@ class CheckpointService:
         return os.path.join(folder, f"{name}-{key[0] & 0xFFFF:04x}")
 
     def _complete(self, key: Key, gathering: _Gathering, name: str) -> None:
-        """All members have got to a phase: do what is to be done, and let them go on.
+        """Do the work of a phase that all members have got to, and let them go on.
 
         Raises:
             OSError: if the disk can't be written to; they're still there then.
@@ -312,7 +313,7 @@ class CheckpointService:
 
     @handles(HostPreempted)
     def on_preempted(self, event: HostPreempted, sender: Sender) -> None:
-        """Another host is: it leaves when what its ranks hold has been saved."""
+        """Handle the coming loss of another host: have its ranks' actors saved, then let the host leave."""
         host = self._controller.registry.hosts[address.host_of(sender.proc)]
         of_job = f" with {self._controller.time_limit.said_of(event.job)}" if event.job else ""
         host.taken = f"was ended{of_job}: host {host.hostname} was told to end"

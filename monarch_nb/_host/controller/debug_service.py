@@ -282,7 +282,9 @@ class DebugService:
         return LATER
 
     def _post_mortem(self, procs: list[int], done: Callable[[], None]) -> None:
-        """Those that stop don't answer before they run on: they stand, or have answered no."""
+        """Have ranks stop where they've raised last; call `done` once each stands there or has nothing to
+        show, or when the time is up. A rank that stops doesn't answer before it runs on.
+        """
         waiting = set(procs)
         before = set(self._stops)
 

@@ -71,7 +71,7 @@ class Definitions:
     # --- restarts, of which nobody waits for a report
 
     def restarting(self, procs: list[int]) -> None:
-        """Ranks are being restarted by hand."""
+        """Note that ranks are being restarted by hand: cells are run on them once they're up."""
         self._restarted.update(procs)
 
     def rank_is_up(self, proc: int) -> None:

@@ -95,7 +95,7 @@ class EnvironmentService:
 
     @handles(EnvironmentSwitched)
     def on_environment_switched(self, event: EnvironmentSwitched, sender: Sender) -> None:
-        """Another host has a new zygote, or says why not."""
+        """Handle another host's report that it has a new zygote, or why it has none."""
         self.switched(address.host_of(sender.proc), event.number, event.problem)
 
     def switched(self, host: int, number: int, problem: str) -> None:

@@ -139,7 +139,9 @@ class Handover:
                 os.close(fd)
 
     def _is_warm(self, modules: dict[str, list[str]]) -> None:
-        """All has been imported: programs may come."""
+        """Note that the zygote has imported all modules: write the facts of this process, and tell the keeper
+        that programs may come.
+        """
         config = self._controller.config
         facts = {"path": config.sys_path, "modules": modules, "requirements": config.requirements}
         path = os.path.join(self._controller.directory, _FACTS)

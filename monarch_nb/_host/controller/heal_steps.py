@@ -182,8 +182,8 @@ def _replace(hosts: list[Host], report: Report) -> Steps[None]:
 
 
 def _say_who_is_busy(ranks: Mapping[int, int], report: Report) -> Steps[None]:
-    """Functions of a call that has failed go on elsewhere, and whatever comes next waits for them: nobody
-    else would say so.
+    """Report the ranks that still run functions of a failed call: whatever comes next waits for them, and
+    nobody else would say so.
     """
     busy: list[int] = yield FindBusy(ranks)
     if busy:

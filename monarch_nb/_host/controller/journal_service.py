@@ -216,7 +216,7 @@ class JournalService:
         self.entries.close()
 
     def is_alone(self) -> None:
-        """Nobody sees what is printed from now on."""
+        """Note that nobody sees what is printed from now on."""
         if self._missed_from is None:
             self._missed_from = self.store.end
 

@@ -130,7 +130,7 @@ class Lease:
     # --- how long it lives
 
     def begin_anew(self) -> None:
-        """Somebody was there until now."""
+        """Count the idle time from now on: the mesh was in use until now."""
         self._state.begin_anew(time.monotonic())
 
     def _look_later(self) -> None:

@@ -36,7 +36,7 @@ class LeaseState:
         self._look_at = math.inf
 
     def begin_anew(self, now: float) -> None:
-        """Somebody was there until now."""
+        """Count the idle time from `now` on: the mesh was in use until then."""
         self._idle_since = now
 
     def next_look_s(self, now: float) -> float | None:

@@ -197,7 +197,7 @@ class Looks:
 
     @handles(StacksTaken)
     def on_stacks(self, event: StacksTaken, sender: Sender) -> None:
-        """Another host has taken stacks."""
+        """Take the stacks that another host has taken of its ranks."""
         self._taken(event.ref, event.found)
 
     def _taken(self, ref: int, found: Found) -> None:

@@ -65,7 +65,7 @@ class OutputService:
         self.write(kind, piece.stream, group, number, piece.origin, piece.data)
 
     def _settled(self, proc: int, piece: Piece) -> None:
-        """All that was printed before an answer has come: tell the client that waits for it."""
+        """Tell the client that waits for an answer that all output printed before the answer has come."""
         if not piece.data.isdigit():
             return  # nothing of ours
         data = records.MARK.pack(proc, int(piece.data) & 0xFFFFFFFF)

@@ -126,7 +126,7 @@ class QuestionService:
 
     @handles(RefuseUser)
     def do_refuse_user(self, request: RefuseUser, sender: Sender) -> None:
-        """Nobody can type where a client is."""
+        """Refuse the questions that were put to a client where nobody can type."""
         self._refuse(sender.proc, request.reason)
 
     def client_gone(self, client: int) -> None:

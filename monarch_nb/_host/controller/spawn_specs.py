@@ -137,7 +137,7 @@ class SpawnSpecs:
         return found
 
     def stopped(self, actor_id: int, procs: list[int]) -> None:
-        """Actors were stopped on purpose; they aren't made again."""
+        """Note that actors were stopped on purpose: they aren't made again."""
         spec = self._specs.get(actor_id)
         if spec is None:
             return

@@ -110,7 +110,7 @@ class StatusPublisher:
 
     @handles(ResourcesSeen)
     def on_resources(self, event: ResourcesSeen, sender: Sender) -> None:
-        """Another host has looked at its ranks."""
+        """Take what another host has seen of its ranks and its machine."""
         self.take(address.host_of(sender.proc), event.rows, event.host)
 
     @property
@@ -134,7 +134,7 @@ class StatusPublisher:
                 self.touch((proc,))
 
     def touch(self, procs: Iterable[int] = ()) -> None:
-        """Something about ranks, or about the mesh itself, may be different."""
+        """Publish the state of ranks, and of the mesh itself, anew in a moment: it may have changed."""
         if not self._watches:
             return
         self._touched.update(procs)
@@ -260,7 +260,7 @@ class StatusPublisher:
 
     @handles(HostLooked)
     def on_looked(self, event: HostLooked, sender: Sender) -> None:
-        """Another host has looked."""
+        """Note that another host has had its fresh look; end the look once all hosts have."""
         self._looked(address.host_of(sender.proc), event.ref)
 
     def _looked(self, host: int, ref: int) -> None:

@@ -79,7 +79,9 @@ class Compose(Engine):
         return replace(allocation, parts=tuple(p for p in allocation.parts if p not in nodes))
 
     def look(self, allocation: Allocation) -> Look:
-        """Hosts of this kind are had at once, or not at all; one that has ended is of no mesh any more."""
+        """Return which hosts are still there. Hosts of this kind are had at once, or not at all; one that has
+        ended is of no mesh any more.
+        """
         there = tuple(h for h in allocation.parts if pool.is_here(allocation.directory, h))
         return Look(State.GRANTED, nodes=there) if there else Look(State.ENDED, "its hosts have ended")
 

@@ -93,7 +93,7 @@ class NamedHosts(Engine):
         return replace(allocation, parts=tuple(p for p in allocation.parts if p.split()[0] not in nodes))
 
     def look(self, allocation: Allocation) -> Look:
-        """Hosts of this kind are had at once, or not at all."""
+        """Return all hosts as granted: hosts of this kind are had at once, or not at all."""
         return Look(State.GRANTED, nodes=tuple(part.split()[0] for part in allocation.parts))
 
     def end(self, allocation: Allocation) -> None:

@@ -47,7 +47,7 @@ class Torchrun(Engine):
         return Look(State.GRANTED, nodes=allocation.parts)
 
     def end(self, allocation: Allocation) -> None:
-        """They end with their mesh, and with the program that torchrun has started."""
+        """Do nothing: the hosts end with their mesh, and with the program that torchrun has started."""
 
     def logs(self, allocation: Allocation) -> list[str]:
         return [w for m in _meetings for w in m.heard([f"failed/{rank}" for rank in m.nodes.firsts])]

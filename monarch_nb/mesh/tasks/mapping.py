@@ -230,7 +230,9 @@ class _MapWork(Generic[R]):
         self._check_end()
 
     def abandon(self) -> None:
-        """Nobody reads any more."""
+        """Note that the reader was dropped: cancel what is left if some results were read, else let all items
+        run.
+        """
         with self._lock:
             self._is_abandoned = True
             is_done = self._is_exhausted and self.num_done >= self._num_handed

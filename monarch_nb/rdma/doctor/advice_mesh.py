@@ -101,7 +101,7 @@ def _by_machine(probes: ProbeResults) -> dict[str, list[int]]:
 
 
 def _apart(probes: ProbeResults, _: Measurements) -> Iterator[Advice]:
-    """Ranks of one machine that a container or a user keeps apart."""
+    """Yield advice on ranks of one machine that a container or a user keeps apart."""
     for ranks in _by_machine(probes).values():
         places = [_places(probes)[r] for r in ranks]
         wanted = any(APART in (probes[r].settings or {}) for r in ranks)

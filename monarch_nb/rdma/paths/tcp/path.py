@@ -116,7 +116,7 @@ class TcpPath(Path):
             )
 
     def _tidy(self) -> None:
-        """Now and then, close what wasn't used for long."""
+        """Close, now and then, peers and streams that weren't used for long."""
         now = time.monotonic()
         if now < self._tidy_at:
             return

@@ -225,7 +225,7 @@ class _Caller:
         self._over = False
 
     def on_connection(self, connection: Connection) -> None:
-        """One has come. Called by the listener."""
+        """Take a connection that has come in. Called by the listener."""
         with self._changed:
             self._came[connection.number] = connection
             self._changed.notify_all()
