@@ -16,8 +16,8 @@ from monarch_nb._protocol.cells import (
     CaughtUp,
     CellBegan,
     CellFailure,
+    CellMessage,
     CellOver,
-    CellSaid,
     CellWaits,
     RankDone,
     RecordsPrinted,
@@ -180,7 +180,7 @@ class Feed(Pending):
                 self._reach("live")
             case RankDone():
                 self._done(message.rank, message.seconds)
-            case CellSaid():
+            case CellMessage():
                 self._watcher.message(message.text)
             case CellWaits():
                 self._watcher.waits(message.text)

@@ -142,7 +142,7 @@ def wait(directory: str, host: str) -> int:
     fcntl.flock(fd, fcntl.LOCK_EX)  # before it has its name: nobody sees it without the lock
     _renamed(directory, host, "new", WAITING)
     try:
-        with suppress(_Told):
+        with suppress(_Terminated):
             _end_when_told()
             print(f"host {host} waits in {directory}", flush=True)
             while True:
@@ -155,13 +155,13 @@ def wait(directory: str, host: str) -> int:
     return 0
 
 
-class _Told(BaseException):
+class _Terminated(BaseException):
     """Told to end by a signal."""
 
 
 def _end_when_told() -> None:
     def end(_number: int, _frame: FrameType | None) -> None:
-        raise _Told
+        raise _Terminated
 
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, end)
@@ -180,7 +180,7 @@ def _join_next(directory: str, host: str) -> None:
     except (launcher.LauncherError, InvitationError, OSError) as error:
         _say(directory, host, str(error))
     if launcher.was_told():
-        raise _Told
+        raise _Terminated
     _end_when_told()
     with suppress(FileNotFoundError):
         os.unlink(path)

@@ -142,7 +142,7 @@ class RankDone(Record, frozen=True, tag=True):
     seconds: float
 
 
-class CellSaid(Record, frozen=True, tag=True):
+class CellMessage(Record, frozen=True, tag=True):
     """The controller has something to say about the cell."""
 
     text: str
@@ -184,4 +184,4 @@ class CellOver(Record, frozen=True, tag=True):
     seconds: dict[int, float]
 
 
-WatchMessage = RecordsPrinted | CellBegan | CaughtUp | RankDone | CellSaid | CellWaits | CellOver
+WatchMessage = RecordsPrinted | CellBegan | CaughtUp | RankDone | CellMessage | CellWaits | CellOver

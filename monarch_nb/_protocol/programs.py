@@ -102,7 +102,7 @@ class ProgramRow(Record, frozen=True):
     what: str
 
 
-class Books(Record, frozen=True):
+class MeshRecord(Record, frozen=True):
     """All that the controller has entered.
 
     Attributes:
@@ -128,7 +128,7 @@ class Books(Record, frozen=True):
     names: dict[str, Plain]
 
 
-class Status(Request[Books], frozen=True):
+class Status(Request[MeshRecord], frozen=True):
     """Return the registry."""
 
 

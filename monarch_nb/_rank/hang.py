@@ -3,7 +3,7 @@ finds out which rank is the odd one.
 
 Found by looking at frames when asked, in the reading thread, so it costs nothing when nobody asks: no
 collective is patched or recorded. A rank whose interpreter's lock is held can't answer; its host process
-looks at its stacks then (`_host/controller/looks`).
+looks at its stacks then (`_host/controller/stack_requests`).
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class CallDebugger(Protocol):
         """Stop where an error was raised."""
 
 
-class Heard(NamedTuple):
+class FailureNotice(NamedTuple):
     """A failure that an actor hears of.
 
     Attributes:
@@ -638,14 +638,14 @@ class ActorRunner:
         if not handled:
             self.host.report_failure(above, actor_id, failure)
 
-    def _received_failure(self, message: Message) -> Heard:
+    def _received_failure(self, message: Message) -> FailureNotice:
         """Return the failure that a message brings, and who is to be asked about it."""
         failed: ActorFailed = Body(self.host.transport, message).read(ActorFailed)
         asked_for_it = self.spawned_for.get(failed.actor_id)
         if asked_for_it is not None:
-            return Heard(failed.failure, None, asked_for_it, failed.actor_id)
+            return FailureNotice(failed.failure, None, asked_for_it, failed.actor_id)
         hook = None if self.failure is not None else getattr(self.instance, "__supervise__", None)
-        return Heard(failed.failure, hook, self.creator, self.actor_id)
+        return FailureNotice(failed.failure, hook, self.creator, self.actor_id)
 
     def _supervise_soon(self, message: Message) -> None:
         """Ask this actor about a failure while its endpoints await. Called in its event loop."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from monarch_nb._client.session import Session
-from monarch_nb._protocol.gate import Invite, Refusals, Withdraw
+from monarch_nb._protocol.invitations import Invite, Refusals, Withdraw
 from monarch_nb._protocol.programs import Status
 from monarch_nb._protocol.states import HostState
 from monarch_nb._wire.invitation import Invitation

@@ -121,9 +121,12 @@ class Meeting:
 
     def hand_out(self, invitation: Invitation) -> None:
         """Let each node's first process fetch an invitation, from now on: rank 0 does."""
-        door = _Door(self._firsts_keys(), invitation)
+        listener = _InvitationListener(self._firsts_keys(), invitation)
         hosts = dict.fromkeys(a.rpartition(":")[0] for a in invitation.addresses)
-        self.say("door", json.dumps({"key": door.public, "addresses": [f"{h}:{door.port}" for h in hosts]}))
+        self.say(
+            "listener",
+            json.dumps({"key": listener.public, "addresses": [f"{h}:{listener.port}" for h in hosts]}),
+        )
 
     def _firsts_keys(self) -> set[str]:
         return {v.decode() for v in self._store.multi_get([f"key/{i}" for i in self.nodes.firsts])}
@@ -134,20 +137,20 @@ class Meeting:
         Raises:
             MeshStartError: if rank 0 has failed, with its words, or if it can't be reached.
         """
-        door = json.loads(self.hear("door"))
-        if "error" in door:
-            raise MeshStartError(f"rank 0: {door['error']}")
-        for address in door["addresses"]:
-            text = _knock(address, door["key"], self.keys)
+        listener = json.loads(self.hear("listener"))
+        if "error" in listener:
+            raise MeshStartError(f"rank 0: {listener['error']}")
+        for address in listener["addresses"]:
+            text = _knock(address, listener["key"], self.keys)
             if text:
                 return Invitation.from_json(text)
         raise MeshStartError(
-            f"rank {self.rank}: cannot reach rank 0 at {', '.join(door['addresses'])}. A firewall?"
+            f"rank {self.rank}: cannot reach rank 0 at {', '.join(listener['addresses'])}. A firewall?"
         )
 
     def refuse(self, why: str) -> None:
         """Tell all that there will be no mesh."""
-        self.say("door", json.dumps({"error": why}))
+        self.say("listener", json.dumps({"error": why}))
 
     # --- words
 
@@ -194,7 +197,7 @@ def _node(environment: Mapping[str, str]) -> str:
     return f"{sockets.gethostname()} {environment.get('GROUP_RANK', '')}".strip()
 
 
-class _Door:
+class _InvitationListener:
     """A socket that gives the invitation to those whose keys it knows."""
 
     def __init__(self, keys: set[str], invitation: Invitation) -> None:
@@ -211,7 +214,7 @@ class _Door:
         has_v6 = sockets.has_dualstack_ipv6()
         self._socket.setsockopt(zmq.IPV6, int(has_v6))
         self.port = self._socket.bind_to_random_port("tcp://[::]" if has_v6 else "tcp://0.0.0.0")
-        threading.Thread(target=self._answer, name="mnb-door", daemon=True).start()
+        threading.Thread(target=self._answer, name="mnb-listener", daemon=True).start()
 
     def _answer(self) -> None:
         poller = zmq.Poller()

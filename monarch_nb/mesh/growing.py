@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from monarch_nb._client.heal_report import HealReport
 from monarch_nb._client.session import Session
-from monarch_nb._protocol.gate import Withdraw
+from monarch_nb._protocol.invitations import Withdraw
 from monarch_nb._protocol.ranks import StopHosts
 from monarch_nb._protocol.states import HostState
 from monarch_nb.actor.handle import session_of

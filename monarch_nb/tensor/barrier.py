@@ -51,7 +51,7 @@ class Barrier:
         )
 
     def release(self) -> None:
-        """Void what is being decided, because a rank was lost; ranks that wait for a verdict begin anew."""
+        """Void what is being decided, because a rank was lost; ranks that wait for a decision begin anew."""
         with self._changed:
             self._is_void = True
             self._changed.notify_all()
@@ -130,7 +130,7 @@ class Barrier:
     def _are_all_here(self) -> bool:
         return len(self._reports) == int(self._engine.num_ranks)
 
-    # --- verdicts
+    # --- decisions
 
     def _go_on(self) -> None:
         reports = self._take()
@@ -148,14 +148,14 @@ class Barrier:
         cause = min(r.seq for r in causes)
         self._note(cause, [r for r in causes if r.seq == cause], is_partial=True)
         address = self._engine.control_of(0).open_store.call_one().get(MEET_S)
-        verdict = Resume(
+        decision = Resume(
             cause,
             min(r.seq for r in reports),
             max(r.seq + bool(r.kind) for r in reports),
             self._engine.next_epoch(),
             address,
         )
-        self._engine.control.decide.broadcast(verdict)
+        self._engine.control.decide.broadcast(decision)
 
     def _take(self) -> list[Report]:
         with self._changed:

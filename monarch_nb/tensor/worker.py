@@ -7,7 +7,7 @@ from typing import Any
 from monarch_nb._rank import rendezvous
 from monarch_nb._rank.tensor.executor import Executor, executors
 from monarch_nb._rank.tensor.meshes import PURPOSE, machine
-from monarch_nb._rank.tensor.protocol import Batch, Fetched, Report, Verdict
+from monarch_nb._rank.tensor.protocol import Batch, Decision, Fetched, Report
 from monarch_nb.actor import Actor, Port, current_rank, endpoint
 
 
@@ -71,9 +71,9 @@ class TensorControl(Actor):
         return machine()
 
     @endpoint
-    def decide(self, verdict: Verdict) -> None:
+    def decide(self, decision: Decision) -> None:
         """Tell the worker, which waits for it, how to go on."""
-        executors[self._name].verdicts.put(verdict)
+        executors[self._name].decisions.put(decision)
 
 
 def names_of_actors(engine: str) -> tuple[str, str]:

@@ -183,7 +183,7 @@ def full(folder: Path) -> dict[str, Any]:
 def corrupting(folder: Path) -> dict[str, Any]:
     """One of three hosts passes on what isn't right."""
     agents.SyncAgent = Corrupting  # type: ignore[misc]
-    spreading.HOME_FEEDS = 1  # the others read from the first that has it
+    spreading.NOTEBOOK_FEEDS = 1  # the others read from the first that has it
     with hosts(folder, 3, CORRUPTS="1") as (session, meshes):
         part = sending.send_environment(session, indices(meshes), sending.scan_here(), copies=True)
         return {"first": told(part), "hosts": indices(meshes)}

@@ -4,6 +4,7 @@ better lowers it here.
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -21,6 +22,9 @@ REACHED = {
     "lines of a function, median": 5,
     "lines of a function, nine in ten have at most": 15,  # by ruff format
 }
+
+
+QUESTIONS = {"How", "What", "Whatever", "When", "Where", "Whether", "Which", "Who", "Whose", "Why"}
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +54,22 @@ def test_deferred_imports_have_a_reason(house: House) -> None:
     assert found - listed == set(), "these can stand at the top, or deferred.toml says why they can't"
     assert listed - found == set(), "deferred.toml names what isn't deferred any more"
     assert all(group["why"] for group in reasons)
+
+
+def test_docstrings_say_what_something_is_or_does(house: House) -> None:
+    """Fragments such as "What a heal has done" are riddles; ruff's D401 sees to the rest. A property may say
+    "Whether ...".
+    """
+    riddles = [
+        f"{module.name}:{node.body[0].lineno}"
+        for module in house.modules.values()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node)) is not None
+        and text.split()[0] in QUESTIONS
+        and not any("property" in ast.unparse(each) for each in getattr(node, "decorator_list", []))
+    ]
+    assert riddles == []
 
 
 def test_no_line_is_excused_for_its_length() -> None:

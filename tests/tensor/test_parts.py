@@ -99,11 +99,11 @@ class Alone:
         self.reports: list[Report] = []
         self.executor = Executor("alone", 0, self._reported)
         self.executor._has_begun = True
-        self.verdict: Any = None
+        self.decision: Any = None
 
     def _reported(self, report: Report) -> None:
         self.reports.append(report)
-        self.executor.verdicts.put(self.verdict or GoOn(report.seq))
+        self.executor.decisions.put(self.decision or GoOn(report.seq))
 
     def run(self, first: int, words: list[int], *plans: Definition, parcels: tuple[Any, ...] = ()) -> None:
         self.executor.run(Batch(first, 8, array.array("I", words).tobytes(), (), plans, parcels))
@@ -130,7 +130,7 @@ def test_ranks_that_stand_at_different_commands_lose_the_same(monkeypatch: pytes
     alone = Alone()
     monkeypatch.setattr(alone.executor._meshes, "connect", lambda *_: None)
     alone.run(0, [1, 0, 1, 1], PUT, MM, parcels=(torch.ones(2, 3), torch.ones(3, 2)))
-    alone.verdict = Resume(cause=3, first=3, until=6, epoch=1, address=("", 0))
+    alone.decision = Resume(cause=3, first=3, until=6, epoch=1, address=("", 0))
     alone.run(2, [2, 0, 1, 2, 2, 0, 1, 3])
     alone.run(4, [2, 0, 0, 4, 1, 5, 1, 6, 2, 0, 1, 7], parcels=(torch.zeros(2, 3), torch.full((1, 1), 7.0)))
     table = alone.executor._table

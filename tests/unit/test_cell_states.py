@@ -18,6 +18,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from monarch_nb._host.controller import cell_events as do
 from monarch_nb._host.controller.cell_events import (
     Aborted,
+    CellNotice,
     Effect,
     EndedWell,
     EndedWith,
@@ -26,14 +27,13 @@ from monarch_nb._host.controller.cell_events import (
     GroupsRemade,
     MeshEnds,
     RankGone,
-    Said,
     StacksFound,
     Submitted,
     TellDone,
 )
 from monarch_nb._host.controller.cell_states import GRACE_S, CellStates
 from monarch_nb._host.controller.escalation import ABORT_S, INTERRUPT_S
-from monarch_nb._protocol.cells import CellFailure, CellOver, CellSaid, CellWaits, RankDone
+from monarch_nb._protocol.cells import CellFailure, CellMessage, CellOver, CellWaits, RankDone
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.states import CellStatus, EndReason
 
@@ -177,12 +177,12 @@ def test_those_who_watch_are_told_together_of_ranks_that_have_ended_and_not_afte
 def test_who_comes_later_hears_what_was_said_once(world: World) -> None:
     world.submit(1)
     world.submit(2)
-    world.happens(Said(PROCS[0], "rank 0 does not react"))
+    world.happens(CellNotice(PROCS[0], "rank 0 does not react"))
     world.answer(0)
     told = world.happens(TellDone(1))
     assert told == [do.Tell(1, RankDone(0, 0.5))]
     history = world.states.history(1)
-    assert [type(each).__name__ for each in history] == ["CellBegan", "RankDone", "CellSaid"]
+    assert [type(each).__name__ for each in history] == ["CellBegan", "RankDone", "CellMessage"]
     assert CellWaits("waits for cell #1") in world.states.history(2)
     world.pass_time(1)
     assert world.of(do.Tell).count(do.Tell(1, RankDone(0, 0.5))) == 1
@@ -408,7 +408,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(rank=st.sampled_from(list(PROCS)))
     def say(self, rank: int) -> None:
-        self.world.happens(Said(PROCS[rank], "does not react"))
+        self.world.happens(CellNotice(PROCS[rank], "does not react"))
 
     @invariant()
     def each_rank_runs_one_cell_at_most(self) -> None:
@@ -456,5 +456,5 @@ TestAnyOrder.settings = settings(max_examples=100, stateful_step_count=40, deadl
 def test_what_is_said_on_a_rank_goes_to_the_cell_that_runs_there(world: World) -> None:
     world.submit(1)
     world.submit(2)
-    assert world.happens(Said(PROCS[0], "hm")) == [do.Tell(1, CellSaid("hm"))]
-    assert world.happens(Said(999, "hm")) == []
+    assert world.happens(CellNotice(PROCS[0], "hm")) == [do.Tell(1, CellMessage("hm"))]
+    assert world.happens(CellNotice(999, "hm")) == []

@@ -161,7 +161,7 @@ class HostAgent(HostProcess):
         self._last_beat, self._limit_s = self.loop.clock(), SILENT_S
 
     @handles(WatchResources)
-    def on_watch_vitals(self, event: WatchResources, sender: Sender) -> None:
+    def on_watch_resources(self, event: WatchResources, sender: Sender) -> None:
         """Have the resource monitor watch while somebody watches the state of the mesh."""
         self.resource_monitor.watch(event.on)
 
@@ -221,7 +221,7 @@ class HostAgent(HostProcess):
     def rank_pulse(self, proc: int, trouble: str) -> None:
         self.event(address.CONTROLLER, RankHeartbeat(proc, trouble))
 
-    def vitals_changed(self, rows: Rows, host: MonitoredHost | None) -> None:
+    def resources_changed(self, rows: Rows, host: MonitoredHost | None) -> None:
         self.event(address.CONTROLLER, ResourcesSeen(rows, host))
 
     def rank_printed(self, rank: Rank, piece: Piece) -> None:

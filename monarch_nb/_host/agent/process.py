@@ -91,7 +91,7 @@ class HostProcess:
             self.loop,
             self.supervisor,
             self.send_local,
-            lambda rows, host: self.vitals_changed(rows, host),
+            lambda rows, host: self.resources_changed(rows, host),
         )
         self.stack_service = StackService(self.directory, self.loop, self.supervisor)
         if config.warm:
@@ -319,7 +319,7 @@ class HostProcess:
         """Report that a rank here doesn't react, or does again (no trouble)."""
         raise NotImplementedError
 
-    def vitals_changed(self, rows: Rows, host: MonitoredHost | None) -> None:
+    def resources_changed(self, rows: Rows, host: MonitoredHost | None) -> None:
         """Report what is new about ranks here, or about this machine."""
         raise NotImplementedError
 

@@ -3,7 +3,7 @@
     registry     which hosts, procs, groups, clients and names there are; pure data
     clients      programs that use the mesh; lease, lease_state: how long it lives; names
     mesh_name    the claim to a name; handover: a controller that was started for nobody yet
-    hosts        other machines; link: the sockets to them; gate: hosts of an engine that come in
+    hosts        other machines; link: the sockets to them; invitations: hosts of an engine that come in
     ranks        how they start and end; waiting: who waits for that; exits: who hears of ends, in which order
     cells        which cell runs on which ranks; cell_states: how it ends (pure), by cell_events
     definitions  cells that later ranks get, too
@@ -12,7 +12,7 @@
     asking       questions to ranks
     environment  what a mesh runs with, for the journal; environments: what each host's ranks start in
     status_publisher  the state, live
-    looks        stacks, and what ranks wait for
+    stack_requests  stacks, and what ranks wait for
     debug_service   who stands at a breakpoint
     question_service  what ranks ask whoever can type
     healing      what is done about losses, as heal_states and heal_steps decide (pure); orphans, reshaping,

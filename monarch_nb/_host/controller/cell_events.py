@@ -80,7 +80,7 @@ class Aborted(Struct, frozen=True):
 
 
 class StacksFound(Struct, frozen=True):
-    """Says what is known about ranks that don't react; by rank, see `Looks.stacks`."""
+    """Says what is known about ranks that don't react; by rank, see `StackRequests.stacks`."""
 
     n: int
     found: dict[int, Plain]
@@ -93,7 +93,7 @@ class GroupsRemade(Struct, frozen=True):
     text: str
 
 
-class Said(Struct, frozen=True):
+class CellNotice(Struct, frozen=True):
     """There's something to say about the cell that runs on a process."""
 
     proc: int
@@ -122,7 +122,7 @@ Event = (
     | Aborted
     | StacksFound
     | GroupsRemade
-    | Said
+    | CellNotice
     | TellDone
     | MeshEnds
 )

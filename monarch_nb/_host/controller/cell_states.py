@@ -18,6 +18,7 @@ from monarch_nb._host.controller.cell_events import (
     Abort,
     Aborted,
     After,
+    CellNotice,
     Effect,
     EndedWell,
     EndedWith,
@@ -31,7 +32,6 @@ from monarch_nb._host.controller.cell_events import (
     RankGone,
     RankProcs,
     Remake,
-    Said,
     Send,
     Shortly,
     StacksFound,
@@ -47,8 +47,8 @@ from monarch_nb._protocol.base import Plain
 from monarch_nb._protocol.cells import (
     CellBegan,
     CellFailure,
+    CellMessage,
     CellOver,
-    CellSaid,
     CellWaits,
     RankDone,
     WatchMessage,
@@ -189,7 +189,7 @@ class CellStates:
                 self._stacks_found(event.n, event.found)
             case GroupsRemade():
                 self._groups_remade(event.n, event.text)
-            case Said():
+            case CellNotice():
                 self._say_on(event.proc, event.text)
             case MeshEnds():
                 self._mesh_ends(event.how)
@@ -243,7 +243,7 @@ class CellStates:
         return [
             CellBegan(n),
             *(RankDone(r, cell.seconds[r]) for r in done),
-            *(CellSaid(text) for text in cell.messages),
+            *(CellMessage(text) for text in cell.messages),
             *([CellWaits(cell.waits)] if cell.waits else []),
         ]
 
@@ -517,7 +517,7 @@ class CellStates:
     def _say(self, cell: Cell, text: str) -> None:
         """Tell those who watch a cell what is being done about it."""
         cell.messages.append(text)
-        self._tell(cell, CellSaid(text))
+        self._tell(cell, CellMessage(text))
 
     def _tell(self, cell: Cell, message: WatchMessage) -> None:
         self._effects.append(Tell(cell.n, message))

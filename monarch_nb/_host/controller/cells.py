@@ -22,6 +22,7 @@ from monarch_nb._host.controller import cell_events as to_do
 from monarch_nb._host.controller import cell_results
 from monarch_nb._host.controller.cell_events import (
     Aborted,
+    CellNotice,
     EndedWell,
     EndedWith,
     EndWanted,
@@ -29,7 +30,6 @@ from monarch_nb._host.controller.cell_events import (
     GroupsRemade,
     MeshEnds,
     RankGone,
-    Said,
     StacksFound,
     Submitted,
     TellDone,
@@ -65,11 +65,11 @@ if TYPE_CHECKING:
     from monarch_nb._host.controller.debug_service import DebugService
     from monarch_nb._host.controller.definitions import Definitions
     from monarch_nb._host.controller.journal_service import JournalService
-    from monarch_nb._host.controller.looks import Looks
     from monarch_nb._host.controller.output_service import OutputService
     from monarch_nb._host.controller.question_service import QuestionService
     from monarch_nb._host.controller.ranks import RankService
     from monarch_nb._host.controller.registry import Registry
+    from monarch_nb._host.controller.stack_requests import StackRequests
     from monarch_nb._host.controller.status_publisher import StatusPublisher
     from monarch_nb._host.controller.time_limit import TimeLimit
     from monarch_nb._host.loop import Loop
@@ -93,7 +93,7 @@ class Parts(Protocol):
     definitions: Definitions
     environment_id: str
     journal: JournalService
-    looks: Looks
+    stack_requests: StackRequests
     loop: Loop
     output: OutputService
     questions: QuestionService
@@ -220,7 +220,7 @@ class Cells:
                 aborted = partial(self._on_aborted, effect.n)
                 controller.asking.ask(effect.procs, AbortCollectives(), aborted, _ABORT_ANSWER_S)
             case to_do.Look():
-                controller.looks.stacks(
+                controller.stack_requests.stacks(
                     effect.procs, lambda found: self._happens(StacksFound(effect.n, found))
                 )
             case to_do.Remake():
@@ -443,7 +443,7 @@ class Cells:
         watch = controller.output.watch_cell(sender.proc, sender.ref, n, entry["position"], until)
         watch.tell(protocol.CellBegan(n))
         if "missing" in entry:
-            watch.tell(protocol.CellSaid(entry["missing"]))
+            watch.tell(protocol.CellMessage(entry["missing"]))
         known = CellOver.__struct_fields__
         watch.tell(convert({name: entry[name] for name in known}, CellOver))
 
@@ -458,7 +458,7 @@ class Cells:
 
     def say_on(self, proc: int, text: str) -> None:
         """Tell those who watch the cell that runs on a rank."""
-        self._happens(Said(proc, text))
+        self._happens(CellNotice(proc, text))
 
 
 def _repeated(request: RunCell) -> dict[str, Plain]:

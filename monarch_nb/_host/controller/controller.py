@@ -10,8 +10,8 @@ something; what clients ask comes to them by its name.
   `waits`: who waits until either is up.
 - `cells`: what runs where. `interrupts`: making it stop. `asking`: questions to ranks.
 - `journal`: what was done and printed. `output`: who sees it.
-- `status_publisher`: the state, live. `looks`: stacks, and what ranks wait for. `debug`: who stands at a
-  breakpoint.
+- `status_publisher`: the state, live. `stack_requests`: stacks, and what ranks wait for. `debug`: who
+  stands at a breakpoint.
 - `healing`: what is done about losses. `checkpoints`: what actors have saved.
 """
 
@@ -35,14 +35,13 @@ from monarch_nb._host.controller.debug_service import DebugService
 from monarch_nb._host.controller.definitions import Definitions
 from monarch_nb._host.controller.environments import EnvironmentService
 from monarch_nb._host.controller.exits import subscribers
-from monarch_nb._host.controller.gate import Gate
 from monarch_nb._host.controller.handover import Handover
 from monarch_nb._host.controller.healing import Healing
 from monarch_nb._host.controller.hosts import HostService
 from monarch_nb._host.controller.interrupts import InterruptService
+from monarch_nb._host.controller.invitations import Invitations
 from monarch_nb._host.controller.journal_service import JournalService
 from monarch_nb._host.controller.lease import Lease
-from monarch_nb._host.controller.looks import Looks
 from monarch_nb._host.controller.members import Members
 from monarch_nb._host.controller.mesh_name import MeshName
 from monarch_nb._host.controller.names import NameService
@@ -53,6 +52,7 @@ from monarch_nb._host.controller.ranks import RankService
 from monarch_nb._host.controller.registry import Registry
 from monarch_nb._host.controller.singletons import SingletonService
 from monarch_nb._host.controller.spawn_specs import SpawnSpecs
+from monarch_nb._host.controller.stack_requests import StackRequests
 from monarch_nb._host.controller.status_publisher import StatusPublisher
 from monarch_nb._host.controller.time_limit import TimeLimit
 from monarch_nb._host.controller.waiting import WaitingService
@@ -61,7 +61,7 @@ from monarch_nb._host.warming import Zygote
 from monarch_nb._protocol.base import Event
 from monarch_nb._protocol.events import Leave, MeshEnding, WatchResources
 from monarch_nb._protocol.exits import RankExit
-from monarch_nb._protocol.programs import Books, ProcRow, ProgramRow, ShutDown, Status
+from monarch_nb._protocol.programs import MeshRecord, ProcRow, ProgramRow, ShutDown, Status
 from monarch_nb._protocol.registry import LATER, Handler, Later, Sender, handles
 from monarch_nb._protocol.resources import MonitoredHost
 from monarch_nb._protocol.states import HostState, ProcState
@@ -91,7 +91,7 @@ class ControllerProcess(HostProcess):
         self._enter_own_host()
         self.clients = ClientService(self)
         self.hosts = HostService(self)
-        self.gate = Gate(self)
+        self.invitations = Invitations(self)
         self.ranks = RankService(self)
         self.waits = WaitingService(self.registry, self.hosts, self)
         self.names = NameService(self.registry)
@@ -107,7 +107,7 @@ class ControllerProcess(HostProcess):
         self.interrupts = InterruptService(
             self.registry, self.cells, self.ranks, self.journal, self.asking, self
         )
-        self.looks = Looks(self)
+        self.stack_requests = StackRequests(self)
         self.debug = DebugService(self)
         self.questions = QuestionService(self.registry, self.cells, self)
         self.checkpoints = CheckpointService(self)
@@ -119,10 +119,10 @@ class ControllerProcess(HostProcess):
         self.time_limit = TimeLimit(self)
         self.handover = Handover(self)
         for service in (
-            self.clients, self.hosts, self.gate, self.members, self.ranks, self.waits, self.names,
+            self.clients, self.hosts, self.invitations, self.members, self.ranks, self.waits, self.names,
             self.singletons,
             self.journal, self.output, self.status_publisher, self.cells, self.definitions,
-            self.interrupts, self.looks, self.debug, self.questions, self.checkpoints, self.healing,
+            self.interrupts, self.stack_requests, self.debug, self.questions, self.checkpoints, self.healing,
             self.orphans, self.mesh_name, self.lease,
             self.environments, self.time_limit,
         ):  # fmt: skip
@@ -202,7 +202,7 @@ class ControllerProcess(HostProcess):
     def rank_printed(self, rank: Rank, piece: Piece) -> None:
         self.output.printed(rank.rank, rank.proc, piece)
 
-    def vitals_changed(self, rows: Rows, host: MonitoredHost | None) -> None:
+    def resources_changed(self, rows: Rows, host: MonitoredHost | None) -> None:
         self.status_publisher.take(0, rows, host)
 
     def watch_resources(self, on: bool) -> None:
@@ -218,10 +218,10 @@ class ControllerProcess(HostProcess):
     # --- the registry
 
     @handles(Status)
-    def do_status(self, request: Status, sender: Sender) -> Books:
+    def do_status(self, request: Status, sender: Sender) -> MeshRecord:
         """Return what the registry holds."""
         registry = self.registry
-        return Books(
+        return MeshRecord(
             name=self.name,
             pid=os.getpid(),
             zygote_pid=self.supervisor.zygote_pid,

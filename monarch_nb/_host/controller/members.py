@@ -52,8 +52,8 @@ from monarch_nb._wire.pieces import join
 
 if TYPE_CHECKING:
     from monarch_nb._host.controller.clients import ClientService
-    from monarch_nb._host.controller.gate import Gate
     from monarch_nb._host.controller.hosts import HostService
+    from monarch_nb._host.controller.invitations import Invitations
     from monarch_nb._host.controller.journal_service import JournalService
     from monarch_nb._host.controller.link import HostLink
     from monarch_nb._host.controller.registry import Registry
@@ -77,7 +77,7 @@ class Parts(Sends, Protocol):
     """The parts of a controller that this module uses."""
 
     clients: ClientService
-    gate: Gate
+    invitations: Invitations
     hosts: HostService
     journal: JournalService
     loop: Loop
@@ -132,7 +132,7 @@ class Members:
         role = self._shareable(request.role)
         if len(self._members) >= MAX_MEMBERS:
             raise RequestError(f"{MAX_MEMBERS} keys are out already: %mesh unshare KEY, or --all")
-        addresses = self._controller.gate.listen(request.network, ())
+        addresses = self._controller.invitations.listen(request.network, ())
         guest = KeyPair.new()
         ends = None if request.expires_s is None else time.time() + request.expires_s
         member = Member(
@@ -205,7 +205,7 @@ class Members:
         rows = [self._row(member) for member in self._members.values()]
         for member in list(self._members.values()):
             self._end(member, f"the mesh was given new keys by {self._controller.clients.who(sender.proc)}")
-        self._controller.gate.close_all()
+        self._controller.invitations.close_all()
 
         def take_keys() -> None:  # connections end by it, so those who were let in are told why before
             self._link.rekey()

@@ -11,9 +11,9 @@ from monarch_nb._protocol import (
     cells,
     debugging,
     environment,
-    gate,
     hang,
     healing,
+    invitations,
     journal,
     keyboard,
     names,
@@ -54,7 +54,7 @@ _OPERATES: Kinds = (
 )  # fmt: skip
 _OWNS: Kinds = (
     environment.SetDifferences, environment.UseEnvironments,
-    gate.Invite, gate.Refusals, gate.Withdraw,
+    invitations.Invite, invitations.Refusals, invitations.Withdraw,
     healing.Resize, healing.SetPolicy,
     journal.SetJournal,
     names.SetMesh, names.SetName,
@@ -101,7 +101,7 @@ UNNOTED = _names(
 """What programs say to take what they've asked for: the audit doesn't have these."""
 
 _NOT_NOTED: Kinds = (
-    environment.SetDifferences, gate.Refusals, names.SetMesh, names.SetName, programs.ClaimName,
+    environment.SetDifferences, invitations.Refusals, names.SetMesh, names.SetName, programs.ClaimName,
     roles.GetAudit, roles.ListKeys,
 )  # fmt: skip
 _NOTED: Kinds = (

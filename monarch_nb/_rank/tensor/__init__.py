@@ -1,6 +1,6 @@
 """Tensors of the mesh, on a rank: a table of values, and what is done to them.
 
-    protocol   what crosses: definitions of plans and grids, failures, verdicts
+    protocol   what crosses: definitions of plans and grids, failures, decisions
     compiler   a plan becomes a Python function
     whole      operations that work on whole tensors only, random numbers
     collective reductions along an axis, values that go from rank to rank

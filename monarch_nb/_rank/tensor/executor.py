@@ -1,9 +1,9 @@
 """The table of values of one rank, and the interpreter of the command stream.
 
 A command that raises leaves `Poison` in its outputs, and what uses those becomes it, too. Before the rank
-goes on it reports and waits for a verdict: if all ranks failed at the same command, they go on with the next;
-if only some did, the others may hang in a collective, so all are stopped, their groups are made anew, and all
-go on behind the last command that anyone has done.
+goes on it reports and waits for a decision: if all ranks failed at the same command, they go on with the
+next; if only some did, the others may hang in a collective, so all are stopped, their groups are made anew,
+and all go on behind the last command that anyone has done.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from monarch_nb._rank.tensor.protocol import (
     DROP,
     NOT_BEGUN,
     Batch,
+    Decision,
     Definition,
     Described,
     Fetched,
@@ -45,7 +46,6 @@ from monarch_nb._rank.tensor.protocol import (
     Report,
     Reset,
     Resume,
-    Verdict,
 )  # fmt: skip
 from monarch_nb._rank.tensor.whole import in_place, on_whole, place, seeded
 from monarch_nb._transport.failure import class_name, message_of, traceback_of
@@ -53,8 +53,8 @@ from monarch_nb._transport.failure import class_name, message_of, traceback_of
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(
     logging.ERROR
 )  # advice that isn't for the user
-VERDICT_S = 120.0
-"""So long a rank waits for a verdict; then the controller is gone, and it goes on by itself."""
+DECISION_S = 120.0
+"""So long a rank waits for a decision; then the controller is gone, and it goes on by itself."""
 KEPT_BATCHES = 256
 
 executors: dict[str, Executor] = {}
@@ -67,12 +67,12 @@ class Halted(Exception):
 
 class Executor:
     """One engine's table on this rank. `run`, `fetch` and so on are called by one thread; `halt` and
-    `verdicts` are for others.
+    `decisions` are for others.
 
     Args:
         name: of the engine.
         rank: of this process among its ranks.
-        report: tells the controller that this rank waits for a verdict.
+        report: tells the controller that this rank waits for a decision.
     """
 
     def __init__(self, name: str, rank: int, report: Callable[[Report], None]) -> None:
@@ -88,7 +88,7 @@ class Executor:
         self._epoch = 0
         self._has_begun = False
         self._halts = threading.Event()
-        self.verdicts: queue.SimpleQueue[Verdict] = queue.SimpleQueue()
+        self.decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
         self._own: dict[str, Callable[..., Any]] = {
             "own.put": self._put,
             "own.from_local": self._from_local,
@@ -185,13 +185,13 @@ class Executor:
         if cause is not None:
             return self._skip(words, at, cause)
         seq = batch.first + self._count(words, at)
-        verdict = self._ask(self._described(seq, plan, error))
-        if isinstance(verdict, Resume):
-            return self._resume(verdict, batch, words, at)
-        if isinstance(verdict, Reset):
+        decision = self._ask(self._described(seq, plan, error))
+        if isinstance(decision, Resume):
+            return self._resume(decision, batch, words, at)
+        if isinstance(decision, Reset):
             self._reset()
             return len(words)
-        return self._skip(words, at, verdict.seq) if at < len(words) else at
+        return self._skip(words, at, decision.seq) if at < len(words) else at
 
     def _poisoned_by(self, plan: Definition, words: Sequence[int], at: int) -> int | None:
         inputs = (self._table[slot] for slot in words[at + 1 : at + 1 + plan.num_inputs])
@@ -206,16 +206,16 @@ class Executor:
         text = traceback_of(error) if op == "own.call" else ""
         return Report(self._rank, seq, op, class_name(error), message_of(error), text, self._epoch)
 
-    def _ask(self, report: Report) -> Verdict:
+    def _ask(self, report: Report) -> Decision:
         """Report, and wait for what's to be done."""
         self._report(report)
-        deadline = time.monotonic() + VERDICT_S
+        deadline = time.monotonic() + DECISION_S
         while time.monotonic() < deadline:
             try:
-                return self.verdicts.get(timeout=0.25)
+                return self.decisions.get(timeout=0.25)
             except queue.Empty:
                 continue
-            except KeyboardInterrupt:  # the verdict comes by itself, at once
+            except KeyboardInterrupt:  # the decision comes by itself, at once
                 continue
         return GoOn(report.seq)
 
@@ -233,21 +233,21 @@ class Executor:
         collectives.abort()
         return self._has_begun
 
-    def _resume(self, verdict: Resume, batch: Batch, words: Sequence[int], at: int) -> int:
+    def _resume(self, decision: Resume, batch: Batch, words: Sequence[int], at: int) -> int:
         """Make what was done since the first failure poison, here as on the others; meet them behind the
         last command that anyone has begun.
         """
         own = batch.first + self._count(words, at)
-        self._cause = verdict.cause
+        self._cause = decision.cause
         for old in list(self._batches)[:-1]:
-            if old.first + self._count(words_of(old), len(words_of(old))) > verdict.first:
-                self._poison(old, words_of(old), verdict.until, verdict.cause, verdict.first)
-        self._skips_until = verdict.until
-        position = self._poison(batch, words, max(own, verdict.until), verdict.cause, verdict.first)
-        self._epoch = verdict.epoch
+            if old.first + self._count(words_of(old), len(words_of(old))) > decision.first:
+                self._poison(old, words_of(old), decision.until, decision.cause, decision.first)
+        self._skips_until = decision.until
+        position = self._poison(batch, words, max(own, decision.until), decision.cause, decision.first)
+        self._epoch = decision.epoch
         self._halts.clear()
         try:
-            self._meshes.connect(verdict.epoch, verdict.address)
+            self._meshes.connect(decision.epoch, decision.address)
         except BaseException as error:
             return self._failed(batch, words, position, error)
         return position
@@ -299,8 +299,8 @@ class Executor:
     def start(self, epoch: int, address: tuple[str, int]) -> None:
         """Begin, or begin anew after a loss: nothing is known any more."""
         self._reset()
-        while not self.verdicts.empty():
-            self.verdicts.get()
+        while not self.decisions.empty():
+            self.decisions.get()
         self._epoch = epoch
         self._meshes.connect(epoch, address)
         self._has_begun = True

@@ -118,7 +118,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A rank can't go on, and waits for a verdict.
+    """A rank can't go on, and waits for a decision.
 
     Attributes:
         rank: which one.
@@ -141,14 +141,14 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class GoOn:
-    """Verdict: all ranks failed at the same command, so they are together still."""
+    """Decision: all ranks failed at the same command, so they are together still."""
 
     seq: int
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Verdict: ranks stand at different commands, and their process groups are gone.
+    """Decision: ranks stand at different commands, and their process groups are gone.
 
     Attributes:
         cause: the command whose failure this is.
@@ -167,10 +167,10 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Verdict: a rank was lost; whatever comes before the next begin is void."""
+    """Decision: a rank was lost; whatever comes before the next begin is void."""
 
 
-Verdict = GoOn | Resume | Reset
+Decision = GoOn | Resume | Reset
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +185,8 @@ class Poison:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Recipe:
-    """The recipe by which a module is made on the ranks.
+class LayerSpec:
+    """Says how a module is made on the ranks.
 
     Attributes:
         module: with parameters on `meta`: their numbers come apart from it. Buffers are as they are.

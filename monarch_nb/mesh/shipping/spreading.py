@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 STRIKES = 2
-HOME_FEEDS = 2
+NOTEBOOK_FEEDS = 2
 """So many read from the notebook's machine at once."""
 
 Host = TypeVar("Host", bound=Hashable)
@@ -85,7 +85,7 @@ class _Spread(Generic[Host]):
         self._only_controller: set[Host] = set()
         self._trust = trust
         self._copy = copy
-        self._free: list[Host | None] = [None] * HOME_FEEDS
+        self._free: list[Host | None] = [None] * NOTEBOOK_FEEDS
         self._num_running = 0
         self._refused: Refused | None = None
         self._changed = threading.Condition()

@@ -65,7 +65,7 @@ class _Take:
         self.done = done
 
 
-class Looks:
+class StackRequests:
     """Owned by the loop thread."""
 
     def __init__(self, controller: Parts) -> None:

@@ -20,7 +20,7 @@ import zmq
 from monarch_nb._host import capacity
 from monarch_nb._host.controller.registry import Host
 from monarch_nb._host.request import RequestError
-from monarch_nb._protocol.gate import Invite, Invited, Refusals, Withdraw
+from monarch_nb._protocol.invitations import Invite, Invited, Refusals, Withdraw
 from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._protocol.states import HostState
 from monarch_nb._wire import message as wire
@@ -52,7 +52,7 @@ class _Open:
     taken: set[int] = field(default_factory=set)
 
 
-class Gate:
+class Invitations:
     """Owned by the loop thread."""
 
     def __init__(self, controller: Parts) -> None:
