@@ -16,7 +16,7 @@ export type HostState = 'expected' | 'up' | 'leaving' | 'lost' | 'stopped';
 /** A thread that has stood at a breakpoint. */
 export type StopState = 'stopped' | 'running';
 
-/** What is done when a rank of a group dies. */
+/** The action taken when a rank of a group dies. */
 export type OnFailure = 'stop' | 'heal' | 'shrink' | 'call';
 
 /** The operation of a process group that a rank is in. */
@@ -32,7 +32,7 @@ export interface ICollective {
   dtype: string;
 }
 
-/** What a rank has moved by one path of the data plane, as far as it asked for it. */
+/** The transfers of a rank by one path of the data plane, as far as the rank asked for them. */
 export interface ITransfers {
   /** `shm`, `cuda_ipc`, `verbs`, `tcp`, ... */
   path: string;
@@ -232,7 +232,7 @@ export interface IStop {
   mode?: string;
 }
 
-/** What several stops have answered. */
+/** One distinct answer, and the stops that have given it. */
 export interface IFoldedAnswer {
   ids: number[];
   /** Their ranks, as a rank set. */
@@ -240,7 +240,7 @@ export interface IFoldedAnswer {
   text: string;
 }
 
-/** What stops have answered to a line: equal answers once. */
+/** The answers of stops to one line of the debugger: equal answers once. */
 export interface IDebugAnswers {
   answers: IFoldedAnswer[];
   /** Stops that haven't come back in time: they run on. */
@@ -283,7 +283,7 @@ export interface IStatus {
   status: IMeshStatus;
 }
 
-/** What has changed in a mesh's state. */
+/** The changes of a mesh's state. */
 export interface IDelta {
   type: 'delta';
   id: number;
@@ -307,7 +307,7 @@ export interface ILog {
   after: number;
 }
 
-/** What was watched is no more: the mesh has ended. The watch is over. */
+/** The message that ends a watch because the mesh has ended. */
 export interface IGone {
   type: 'gone';
   id: number;
