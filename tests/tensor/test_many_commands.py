@@ -37,7 +37,7 @@ def test_nothing_grows_with_the_number_of_commands(mesh: Mesh, num: int) -> None
             grown = tracemalloc.get_traced_memory()[0]
         finally:
             tracemalloc.stop()
-    assert engine.slots.num_live == known[0] and engine.num_misses == known[2]
+    assert engine.slots.num_live <= known[0] and engine.num_misses == known[2]
     assert engine.slots.top <= known[1] + 40, "slots are used again"
     places = 0 if num > NUM else 200 * num  # of the last commands, 65,536 at most
     assert grown < places + (1 << 20)
