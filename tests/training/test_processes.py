@@ -130,4 +130,6 @@ def test_hydras_main_in_a_cell_and_in_a_script(
     script.write_text(f"{source}\nif __name__ == '__main__':\n    main()\n    print('trained', *found)\n")
     for lr in (0.5, 0.25):
         mesh.run_script(script, f"lr={lr}")
-        assert f"[0-1] trained {lr} 3" in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        by_rank = {f"[{rank}] trained {lr} 3" for rank in range(2)}  # one rank may be later than a fold waits
+        assert f"[0-1] trained {lr} 3" in shown or by_rank <= set(shown.splitlines()), shown
