@@ -14,6 +14,18 @@ from typist import PATIENCE_S, Typist
 from monarch_nb.mesh import attach
 
 
+def until_stopped(num: int) -> str:
+    """Return code that waits for stops. It ends in any case: a kernel that waits for ever would take all
+    other tests with it.
+    """
+    return (
+        "import time\n"
+        f"until = time.monotonic() + {PATIENCE_S}\n"
+        f"while len(mesh.debugger().stops()) < {num} and time.monotonic() < until: time.sleep(0.01)\n"
+        f"assert len(mesh.debugger().stops()) == {num}, (mesh.debugger().stops(), mesh.history())\n"
+    )
+
+
 @pytest.fixture(scope="module")
 def typist() -> Iterator[Typist]:
     opened = Typist()
@@ -97,7 +109,7 @@ def test_who_lets_ranks_run_on_elsewhere_closes_the_prompt_here(typist: Typist) 
 
 def test_detach_come_back_and_quit(typist: Typist) -> None:
     _, shown = typist.run("%%mesh --async\nbreakpoint()\nz = 1\nbreakpoint()\nz = 2")
-    _, shown = typist.run("while len(mesh.debugger().stops()) < 4: pass\n%mesh debug", "p 1", "detach")
+    _, shown = typist.run(until_stopped(4) + "%mesh debug", "p 1", "detach")
     assert "[0-3] 1" in shown and "come back: %mesh debug" in shown
     _, shown = typist.run("%mesh debug", "c", "p z", "q")
     assert "[0-3] 1" in shown and "ranks 0-3 run on" in shown
@@ -121,7 +133,8 @@ def test_the_stop_button_at_the_prompt_ends_the_cell(typist: Typist) -> None:
 
 def test_ranks_stand_while_the_kernel_restarts(typist: Typist) -> None:
     typist.run("%%mesh --async\nkept = rank * 3\nbreakpoint()\nend = 1")
-    _, shown = typist.run("while len(mesh.debugger().stops()) < 4: pass\nmesh.name")
+    _, shown = typist.run(until_stopped(4) + "mesh.name")
+    assert "AssertionError" not in shown, shown
     name = shown.strip().strip("'")
     typist.restart()
     typist.run(f"%load_ext monarch_nb\n%mesh attach {name}")
@@ -165,7 +178,7 @@ def test_a_mesh_that_ends_while_ranks_stand_shows_no_prompt() -> None:
     notebook = Notebook()
     notebook.run(f"%load_ext monarch_nb\n%mesh start ends{uuid.uuid4().hex[:6]} --gpus 2")
     notebook.run("%%mesh --async\nbreakpoint()")
-    notebook.run("while len(mesh.debugger().stops()) < 2: pass")
+    notebook.run(until_stopped(2))
     notebook.run("import os, signal\nfrom monarch_nb._client import waiting\nsession = mesh._session")
     notebook.run("os.kill(session.connection.pid, signal.SIGKILL)\nwhile not session.transport.lost: pass")
     assert notebook.text("print('shown:', waiting.on_stop(session))") == "shown: None"
