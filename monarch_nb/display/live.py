@@ -150,12 +150,14 @@ class TerminalPublisher:
         self._terminal = self._stream.isatty()
         self._context = contextvars.copy_context()
         self._progress = ""
+        self._is_closed = False
 
     def publish(self, view: View, *, final: bool) -> int:
         """Print what is new."""
         if not self._progress and not view.visible():
             return 0
-        text = view.drain(final=final) + (view.closing_text() if final else "")
+        text = view.drain(final=final) + (view.closing_text() if final and not self._is_closed else "")
+        self._is_closed |= final
         progress = "" if final or not self._terminal else progress_text(view.state())
         written = (
             (("\r\x1b[2K" if self._progress else "") + text + progress)

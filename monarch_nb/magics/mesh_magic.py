@@ -48,7 +48,8 @@ class MeshMagics(Magics):
             return None
         except Exception as error:
             typed = f"{'%mesh' if cell is None else '%%mesh'} {line}".strip()
-            raise clear_error(error, typed) from error.__cause__
+            clear = clear_error(error, typed)
+            raise clear from clear.__cause__
         if runs_here and cell is not None:
             run_here(self.shell, cell)  # what this raises is the user's own
         return None

@@ -51,10 +51,11 @@ class Stream:
 
     def define(self, what: Definition | GridDefinition) -> None:
         """Have the ranks know a plan or a grid with the next message."""
-        if isinstance(what, Definition):
-            self._definitions.append(what)
-        else:
-            self._grids.append(what)
+        with self.lock:  # the clock's thread may be sending what there was until now
+            if isinstance(what, Definition):
+                self._definitions.append(what)
+            else:
+                self._grids.append(what)
 
     def add(self, plan: int, inputs: Sequence[int], scalars: Sequence[float], outputs: Sequence[int]) -> int:
         """Add a command; return its sequence number. The caller holds the lock."""

@@ -133,7 +133,7 @@ def test_whoever_has_no_key_of_the_launch_gets_no_invitation(monkeypatch: pytest
     given = Invitation("m", 1, ("tcp://127.0.0.1:1",), mine.public, guest.public, guest.secret, 1)
     meeting.hand_out(given)
     assert meeting.fetch() == given
-    assert guest.secret not in meeting.hear("door"), "the store is open to all"
+    assert guest.secret not in meeting.hear("listener"), "the store is open to all"
     monkeypatch.setattr("monarch_nb.job.torchrun._TRY_MS", 200)
     meeting.keys = KeyPair.new()
     with pytest.raises(MeshStartError, match=r"cannot reach rank 0 at tcp://127\.0\.0\.1:\d+"):

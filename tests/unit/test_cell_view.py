@@ -455,6 +455,18 @@ def test_terminal_prints_lines_then_the_rest() -> None:
     )
 
 
+def test_what_comes_after_the_end_does_not_repeat_the_results() -> None:
+    stream = io.StringIO()
+    view, _ = make_view(2)
+    terminal = TerminalPublisher(stream)
+    view.result(0, {"text/plain": "42"})
+    view.close()
+    terminal.publish(view, final=True)
+    view.output(1, "stdout", "late\n")
+    terminal.publish(view, final=True)
+    assert stream.getvalue() == "[0] 42\n[1] late\n"
+
+
 def test_a_line_in_a_terminal_waits_a_moment_for_other_ranks() -> None:
     stream = io.StringIO()
     view, _ = make_view(2)
