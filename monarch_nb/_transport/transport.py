@@ -237,7 +237,7 @@ class Transport:
             self.route(to).send(wire.pack_fanout(self.me, to, theirs, frame))
 
     def _holder(self, dst: int) -> int:
-        """Return who on this machine will map a buffer that is sent to `dst`."""
+        """Return who on this machine maps a buffer that is sent to `dst`, or has one that came from it."""
         return dst if address.host_of(dst) == self.host else address.host_proc(self.host)
 
     def _outboard(self, body: Encoded, holders: Any) -> tuple[Encoded, int, bytes]:
@@ -397,7 +397,10 @@ class Transport:
     # --- buffers that others own
 
     def open_segment(self, owner: int, pid: int, fd: int, inode: int) -> segment.Mapping:
-        """Map a buffer of process `owner`, who is told when it has been dropped."""
+        """Map a buffer that came with a message of process `owner`; whoever has put it into this machine's
+        memory is told when it has been dropped: that process, or for another machine's our host process.
+        """
+        owner = self._holder(owner)
 
         def on_release() -> None:
             self._releases.append((owner, inode))

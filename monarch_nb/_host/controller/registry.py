@@ -157,7 +157,7 @@ class Waiting:
 
 
 class Registry:
-    """Books of one mesh; only the controller has one."""
+    """The hosts, ranks and programs of one mesh; only the controller has one."""
 
     def __init__(self) -> None:
         self.hosts: dict[int, Host] = {}
