@@ -63,7 +63,7 @@ class AnyTime(RuleBasedStateMachine):
         delay_s = self.lease.next_look_s(self.now)
         if delay_s is not None:
             self.looks.append(self.now + delay_s)
-        recent = [when for when in self.changed if when > self.now - LOOK_S]
+        recent = [when for when in self.changed if when >= self.now - LOOK_S - 1e-6]  # fires this very moment
         assert len(self.looks) <= 1 + len(recent), "timers add up"
 
     @precondition(lambda self: self.ended_at is None)
