@@ -136,7 +136,9 @@ def test_a_cancelled_job_is_named_and_heal_asks_for_another(lab: Cluster) -> Non
         before = record("again").id
         waiting = mesh.execute(wait_for_ever)
         lab.command("scancel", before)
-        with pytest.raises(MeshError, match=rf"slurm job {before}, which was cancelled( or whose time is up)?: host n"):
+        with pytest.raises(
+            MeshError, match=rf"slurm job {before}, which was cancelled( or whose time is up)?: host n"
+        ):
             waiting.get(T)
         report = growing.heal(mesh)
         assert report.ranks == (0, 1, 2, 3) and len(report.hosts) == 2, report
