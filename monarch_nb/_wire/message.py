@@ -48,8 +48,8 @@ REPLY: Final = 2  #: one value for whoever waits under `ref`
 FANOUT: Final = 3  #: to a host process: pass the enclosed message on to these procs
 COMBINED: Final = 4  #: from a host process: several replies to one call
 RELEASE: Final = 5  #: the receiver has dropped a segment
-CONTROL: Final = 6  #: a request to a host process or its answer; payload is JSON (plus buffers)
-EVENT: Final = 7  #: news pushed by a host process; payload is JSON
+CONTROL: Final = 6  #: a request to a host process or its answer; payload is msgpack (plus buffers)
+EVENT: Final = 7  #: news pushed by a host process; payload is msgpack
 OUTPUT: Final = 8  #: what a rank printed
 WAKE: Final = 9  #: to oneself: look around
 
@@ -64,7 +64,7 @@ RUN_ON: Final = "__run_on__"
 """A line for the debugger of a rank: it goes away, and the thread runs on."""
 
 CELL_SECONDS: Final = struct.Struct("<d")
-"""In front of a rank's answer to a cell: its run time; what follows is JSON, or nothing if there's nothing
+"""In front of a rank's answer to a cell: its run time; what follows is msgpack, or nothing if there's nothing
 more to say.
 """
 
