@@ -64,7 +64,7 @@ RUN_ON: Final = "__run_on__"
 """A line for the debugger of a rank: it goes away, and the thread runs on."""
 
 CELL_SECONDS: Final = struct.Struct("<d")
-"""In front of a rank's answer to a cell: its run time; what follows is msgpack, or nothing if there's nothing
+"""In front of a rank's answer to a cell: its run time; what follows is JSON, or nothing if there's nothing
 more to say.
 """
 
