@@ -62,7 +62,9 @@ class Publisher(Protocol):
     """The interface of publishers, which show a view. Calls never overlap; they come from any thread."""
 
     def publish(self, view: View, *, final: bool) -> int:
-        """Show the view as it is now; return how many bytes that took. `final`: no further call follows."""
+        """Show the view as it is now; return how many bytes that took. `final`: the cell has ended;
+        what comes late follows in further final calls.
+        """
 
 
 class NotebookPublisher:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import Partial, Shard
 from torch.utils import _pytree as pytree
 
 from monarch_nb._rank.tensor.private import keeps_graph
-from monarch_nb._rank.tensor.protocol import Hole, LayerSpec
+from monarch_nb._rank.tensor.protocol import Hole, ParallelSpec
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.parallel.choice import Candidate, candidates, choose, facts_of
 from monarch_nb.parallel.dry_run import (
@@ -179,7 +179,7 @@ class Parallel:
         self._known: dict[Any, DryRun | None] = {}
         self._last: DryRun | None = None
         self._slow = ""
-        self._built: tuple[Tensor, LayerSpec] | None = None
+        self._built: tuple[Tensor, ParallelSpec] | None = None
         machine = self._machine(mesh)
         replicas = _replicas(grid_of(mesh).shape, machine[1], asked.strategy)
         self._facts = facts_of(module, self._groups, machine, asked.optimizer, replicas)
@@ -332,12 +332,12 @@ class Parallel:
         """Return the module there; made with the first forward, and anew where a layer has to run
         otherwise.
         """
-        layer_spec = self._layer_spec(dry)
-        if self._built is None or not _is_covered(layer_spec, self._built[1]):
-            self._built = self._build(layer_spec), layer_spec
+        spec = self._spec(dry)
+        if self._built is None or not _is_covered(spec, self._built[1]):
+            self._built = self._build(spec), spec
         return self._built[0]
 
-    def _layer_spec(self, dry: DryRun) -> LayerSpec:
+    def _spec(self, dry: DryRun) -> ParallelSpec:
         before = self._built[1] if self._built else None
         whole = tuple(dict.fromkeys([
             *self._asked.replicate, *(f.path for f in dry.findings), *(before.whole if before else ()),
@@ -345,7 +345,7 @@ class Parallel:
         whole = tuple(p for p in whole if not any(p != q and (not q or p.startswith(f"{q}.")) for q in whole))
         trained = [n for n, p in self.made.named_parameters() if p.requires_grad]
         unused = torch.is_grad_enabled() and any(n not in dry.used for n in trained)
-        return LayerSpec(
+        return ParallelSpec(
             module=self._skeleton, strategy="ddp" if self._taken.strategy == "ddp" else "fsdp",
             groups=self._groups, reshards=self._taken.reshards, whole=whole,
             checkpointed=self._groups if self._taken.checkpoints else (), apart=self._apart(),
@@ -354,7 +354,7 @@ class Parallel:
             seed=torch.initial_seed() % (1 << 31),
         )  # fmt: skip
 
-    def _build(self, layer_spec: LayerSpec) -> Tensor:
+    def _build(self, spec: ParallelSpec) -> Tensor:
         engine = self._grid.engine
         ours = list(self.made.parameters())
         skeleton = copy.deepcopy(self._skeleton)
@@ -362,7 +362,7 @@ class Parallel:
             theirs.requires_grad_(each.requires_grad)
         for theirs, each in zip(skeleton.buffers(), self.made.buffers(), strict=True):
             theirs.copy_(each.full())
-        sent = replace(layer_spec, module=skeleton)
+        sent = replace(spec, module=skeleton)
         holes = [Hole(n) for n in range(len(ours))]
         module: Tensor = engine.own(
             "own.module", (sent, self._grid.number, holes), [p.detach() for p in ours], self.unknown
@@ -536,7 +536,7 @@ def _replicas(shape: Sequence[int], num_hosts: int, strategy: str) -> int:
     return axes[0] if strategy == "hsdp" and len(axes) > 1 else num_hosts
 
 
-def _is_covered(wanted: LayerSpec, built: LayerSpec) -> bool:
+def _is_covered(wanted: ParallelSpec, built: ParallelSpec) -> bool:
     return set(wanted.whole) <= set(built.whole) and wanted.has_unused <= built.has_unused
 
 

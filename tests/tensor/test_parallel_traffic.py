@@ -36,7 +36,7 @@ class Collectives(TorchDispatchMode):
 
 def both(tokens: torch.Tensor, strategy: str, seed: int) -> tuple[Traffic, Traffic]:
     """On a rank: a step of ours and one by hand; what each sends."""
-    ours = next(x for x in gc.get_objects() if type(x) is OnRank and x._layer_spec.seed == seed)
+    ours = next(x for x in gc.get_objects() if type(x) is OnRank and x._spec.seed == seed)
     mesh = ours._mesh
     place = mesh.get_rank()
     local = tokens.to_local() if hasattr(tokens, "to_local") else tokens
@@ -62,7 +62,7 @@ def both(tokens: torch.Tensor, strategy: str, seed: int) -> tuple[Traffic, Traff
 
 def hand_trained(tokens: torch.Tensor, start: dict[str, torch.Tensor], seed: int) -> list[torch.Tensor]:
     """On a rank: ten steps of FSDP2's HSDP by hand; return this rank's parts of the parameters."""
-    mesh = next(x for x in gc.get_objects() if type(x) is OnRank and x._layer_spec.seed == seed)._mesh
+    mesh = next(x for x in gc.get_objects() if type(x) is OnRank and x._spec.seed == seed)._mesh
     model: Any = GPT()
     model.load_state_dict(start)
     for each in (*model.blocks, model):

@@ -1,4 +1,4 @@
-"""The gate: hosts of an engine come in by an invitation.
+"""Lets hosts of an engine in by an invitation.
 
 The invitation has a key that opens nothing but a knock. A knock names the key that the host has made for
 itself; if there's a place, that key is let in, and the host process dials with it. An invitation ends when

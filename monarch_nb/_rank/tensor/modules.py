@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from monarch_nb._frames.owner import Owner, owner_of_file
 from monarch_nb._rank.tensor.meshes import OwnMesh, device_type
 from monarch_nb._rank.tensor.private import local_of
-from monarch_nb._rank.tensor.protocol import LayerError, LayerSpec
+from monarch_nb._rank.tensor.protocol import LayerError, ParallelSpec
 
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module.*returned a view")
 # results aren't changed in place: the program has tensors of its own
@@ -48,14 +48,14 @@ class OnRank:
     """A module of the mesh on this rank.
 
     Args:
-        layer_spec: how it's made. Its module is used up.
+        spec: how it's made. Its module is used up.
         mesh: over which batches and, with fully_shard, parameters are split.
         values: of its parameters, in the order of `named_parameters`, laid out as they shall be.
     """
 
-    def __init__(self, layer_spec: LayerSpec, mesh: OwnMesh, values: Sequence[Any]) -> None:
-        self._layer_spec, self._mesh = layer_spec, mesh
-        self.module: Any = layer_spec.module
+    def __init__(self, spec: ParallelSpec, mesh: OwnMesh, values: Sequence[Any]) -> None:
+        self._spec, self._mesh = spec, mesh
+        self.module: Any = spec.module
         self._num_forwards = 0
         self._prepared = -1
         """The forward whose backward the reducer of DDP expects."""
@@ -67,10 +67,10 @@ class OnRank:
         self._wrap()
         self._fill(values)
         self._watch()
-        self._call: Callable[..., Any] = self._ddp() if layer_spec.strategy == "ddp" else self.module
-        if layer_spec.compiles:
+        self._call: Callable[..., Any] = self._ddp() if spec.strategy == "ddp" else self.module
+        if spec.compiles:
             self.module.compile()
-        if layer_spec.strategy == "fsdp":  # else shards that are padded move with the first forward
+        if spec.strategy == "fsdp":  # else shards that are padded move with the first forward
             self.module.unshard()
             self.module.reshard()
         self.parameters = self._parameters()
@@ -78,34 +78,34 @@ class OnRank:
     # --- making it
 
     def _wrap(self) -> None:
-        layer_spec = self._layer_spec
-        for number, path in enumerate(layer_spec.whole):
+        spec = self._spec
+        for number, path in enumerate(spec.whole):
             layer = self.module.get_submodule(path)
             layer.forward = _Whole(layer.forward, self._mesh, self._seed, number)
-        for path in layer_spec.checkpointed:
+        for path in spec.checkpointed:
             layer = self.module.get_submodule(path)
             layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
-        if layer_spec.strategy == "fsdp":
+        if spec.strategy == "fsdp":
             self._shard()
 
     def _seed(self) -> int:
-        return self._layer_spec.seed + self._num_forwards * 1_000_003
+        return self._spec.seed + self._num_forwards * 1_000_003
 
     def _shard(self) -> None:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        apart = {self.module.get_parameter(name) for name in self._layer_spec.apart}
+        apart = {self.module.get_parameter(name) for name in self._spec.apart}
         # None: the rest, whose backward comes first, isn't gathered twice
         named: dict[str, Any] = {
             "mesh": self._mesh,
-            "reshard_after_forward": None if self._layer_spec.reshards else False,
+            "reshard_after_forward": None if self._spec.reshards else False,
         }
         if apart:
             named["ignored_params"] = apart
-        if self._layer_spec.precision:
-            low = getattr(torch, self._layer_spec.precision)
+        if self._spec.precision:
+            low = getattr(torch, self._spec.precision)
             named["mp_policy"] = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
-        for path in [*self._layer_spec.groups, ""]:
+        for path in [*self._spec.groups, ""]:
             fully_shard(self.module.get_submodule(path), **named)
 
     def _fill(self, values: Sequence[Any]) -> None:
@@ -124,7 +124,7 @@ class OnRank:
             warnings.simplefilter("ignore", FutureWarning)
             found = DistributedDataParallel(
             self.module, process_group=self._mesh.get_group(0), init_sync=False, broadcast_buffers=False,
-            find_unused_parameters=self._layer_spec.has_unused,
+            find_unused_parameters=self._spec.has_unused,
         )  # fmt: skip
         self._reducer = found.reducer
         made: Callable[..., Any] = found
@@ -188,7 +188,7 @@ class OnRank:
         return Ran(self._num_forwards, outputs, wanted)
 
     def _autocast(self) -> Any:
-        low = self._layer_spec.precision if self._layer_spec.strategy == "ddp" else ""
+        low = self._spec.precision if self._spec.strategy == "ddp" else ""
         return torch.autocast(device_type(), getattr(torch, low or "bfloat16"), enabled=bool(low))
 
     def output(self, ran: Ran, number: int, placements: Sequence[Any]) -> DTensor:
@@ -212,7 +212,7 @@ class OnRank:
             keeps: the history is kept, to go back once more.
         """
         if self._reducer is not None and ran.number != self._prepared:
-            self._reducer.prepare_for_backward(ran.outputs if self._layer_spec.has_unused else [])
+            self._reducer.prepare_for_backward(ran.outputs if self._spec.has_unused else [])
         self._prepared = -1
         self._reached = ""
         scale = float(self._mesh.size()) if self._divides() else 1.0
@@ -231,7 +231,7 @@ class OnRank:
 
     def _divides(self) -> bool:
         """Say whether what sums gradients divides them by the number of ranks."""
-        return self._layer_spec.strategy == "fsdp" or self._reducer is not None
+        return self._spec.strategy == "fsdp" or self._reducer is not None
 
     def _share(self, gradient: DTensor, layout: Sequence[Any], scale: float) -> torch.Tensor:
         """Return this rank's share of an output's gradient: shares of all ranks make the whole."""
@@ -250,7 +250,7 @@ class OnRank:
                 )
             return torch.zeros_like(parameter)
         gradient = parameter.grad
-        if self._layer_spec.strategy == "fsdp" and self._names[number] in self._layer_spec.apart:
+        if self._spec.strategy == "fsdp" and self._names[number] in self._spec.apart:
             gradient = gradient / self._mesh.size()
             for axis in range(self._mesh.ndim):
                 dist.all_reduce(gradient, group=self._mesh.get_group(axis))
@@ -369,7 +369,7 @@ def operations(grids: Grids) -> dict[str, Callable[..., Any]]:
         grids: device meshes by number.
     """
     return {
-        "own.module": lambda layer_spec, grid, values: OnRank(layer_spec, grids[grid], values),
+        "own.module": lambda spec, grid, values: OnRank(spec, grids[grid], values),
         "own.module_parameter": lambda module, number: module.parameters[number],
         "own.module_buffer": lambda module, name: module.buffer(name),
         "own.module_forward": lambda module, *rest: module.forward(*rest),

@@ -185,7 +185,7 @@ class Poison:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class LayerSpec:
+class ParallelSpec:
     """Says how a module is made on the ranks.
 
     Attributes:
