@@ -5,14 +5,18 @@ started is left.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 from processes import PATIENCE_S, TAG, mesh_processes, wait_for_exit
@@ -31,6 +35,7 @@ _ALONE = ("rxe", "lab", "engines")
 """One virtual machine, one browser and one Slurm at a time are what a small machine can carry."""
 _HOSTS = ("one_host", "two_hosts")
 LEFT = pytest.StashKey[list[str]]()
+_begun: list[tuple[float, str]] = []
 _LEFT_EXIT = 7
 """`make test` runs tests that failed once more, but not after this."""
 
@@ -139,9 +144,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         )
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    for what in config.stash.get(LEFT, []):
-        terminalreporter.write_line(f"LEFT BEHIND by the tests: {what}", red=True)
+def pytest_runtest_logstart(nodeid: str) -> None:
+    _begun.append((time.time(), nodeid))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say what was left behind as the last words: whoever reads the end of a long log must find it."""
+    for what in [] if hasattr(config, "workerinput") else config.stash.get(LEFT, []):
+        print(f"LEFT BEHIND by the tests: {what}", flush=True)
 
 
 def _left() -> list[str]:
@@ -157,5 +167,27 @@ def _left() -> list[str]:
         thread.join(
             max(0.1, deadline + PATIENCE_S - time.monotonic())
         )  # whoever watches a controller's end has just heard of it
-    processes = [f"process {name} (pid {pid})" for pid, name in mesh_processes().items()]
-    return processes + [f"thread {t.name}" for t in ours if t.is_alive()]
+    processes = [_process(pid, name) for pid, name in mesh_processes().items()]
+    return processes + [_thread(t) for t in ours if t.is_alive()]
+
+
+def _process(pid: int, name: str) -> str:
+    """Describe a process that lives on, with the test that ran here when it began."""
+    try:
+        began = psutil.Process(pid).create_time()
+        parents = [f"{p.name()} {p.pid}" for p in psutil.Process(pid).parents()]
+        words = shlex.join(psutil.Process(pid).cmdline())[:300]
+    except psutil.Error as error:
+        return f"process {name} (pid {pid}), which has just ended: {error}"
+    during = [nodeid for at, nodeid in _begun if at <= began][-1:] or ["no test"]
+    return (
+        f"process {name} (pid {pid}), begun {time.time() - began:.0f} s ago during {during[0]} or beside it; "
+        f"parents {parents}; {words}"
+    )
+
+
+def _thread(thread: threading.Thread) -> str:
+    """Describe a thread that lives on, with where it stands."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    stack = "".join(traceback.format_stack(frame)[-6:]) if frame else ""
+    return f"thread {thread.name}, which stands at\n{stack}"
