@@ -180,7 +180,8 @@ class CellIPython(InteractiveShell):
 
     def __init__(self, **kwargs: Any) -> None:
         self.origins: dict[str, int] = {}
-        super().__init__(**kwargs)
+        # Another environment may be active where the server was started: the kernel's log says so, no cell.
+        super().__init__(**{"warn_venv": False, **kwargs})
 
     def init_history(self) -> None:
         from IPython.core.history import HistoryManager

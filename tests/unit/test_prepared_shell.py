@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -58,7 +59,7 @@ def answers_of(
     code = PROGRAM.replace("MAKING", making)
     command = [sys.executable, "-c", code, json.dumps(environment or {}), json.dumps(sources)]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
-    assert run.returncode == 0, run.stderr
+    assert run.returncode == 0 and run.stderr == "", run.stderr
     *cells, shown = json.loads(run.stdout)
     values = [c["value"]["text/plain"] if c["status"] == "ok" and c.get("value") else c for c in cells]
     return [*values, shown]
@@ -96,3 +97,16 @@ def test_a_cell_finds_the_same_in_a_prepared_shell_and_in_its_own(making: str) -
 def test_a_rank_with_another_environment_makes_its_own(tmp_path: object) -> None:
     folder = f"{tmp_path}/ipython"
     assert answers_of("get_ipython().ipython_dir", environment={"IPYTHONDIR": folder})[0] == repr(folder)
+
+
+@pytest.mark.parametrize("making", ["interactive.prepare()", ""], ids=["prepared", "its own"])
+def test_another_environment_that_is_active_is_not_told_in_the_first_cell(
+    tmp_path: Path, making: str
+) -> None:
+    """As when somebody's shell has activated one environment, and starts another one's JupyterLab."""
+    site = tmp_path / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    site.mkdir(parents=True)
+    found = answers_of(
+        f"{str(site)!r} in __import__('sys').path", making=making, environment={"VIRTUAL_ENV": str(tmp_path)}
+    )
+    assert found == ["True", 0]  # as in the notebook's own IPython
