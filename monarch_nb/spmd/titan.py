@@ -103,10 +103,10 @@ def adapt_to_cpu() -> None:
 
 def _set_device() -> None:
     importlib.import_module("torchtitan.tools.utils")
-    device = CpuDevice("torch.cpu")
-    for name, module in list(sys.modules.items()):  # also what has taken them by name already
-        if name.startswith("torchtitan.") and "device_module" in vars(module):
-            vars(module).update(device_type="cpu", device_module=device)
+    cpu = {"device_type": "cpu", "device_module": CpuDevice("torch.cpu")}
+    for name, module in list(sys.modules.items()):  # also those that have taken one of them by name already
+        if name.startswith("torchtitan."):
+            vars(module).update({each: cpu[each] for each in cpu.keys() & vars(module).keys()})
 
 
 def _set_attention() -> None:

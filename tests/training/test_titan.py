@@ -4,7 +4,11 @@ downloaded. Skipped where TorchTitan isn't installed.
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +57,23 @@ def test_its_trainer_runs_again_and_again_with_the_users_config(
         found.append(losses(capsys.readouterr().out))
     assert found[0] == found[1] and [line.split()[0] for line in found[0]] == ["1", "2", "3"]
     assert float(found[0][-1].split()[-1]) < float(found[0][0].split()[-1])
+
+
+def test_losses_are_those_of_torchrun_to_the_last_bit(mesh: Mesh, folder: Path) -> None:
+    arguments = ("exact.py", *TITAN[1:], "--training.steps", "5")
+    mesh.run_script(arguments[0], *arguments[1:], env={"STEPS": "ours"}, quiet=True, timeout=200)
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    environment = {**os.environ, "STEPS": "theirs", "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [*launcher, *arguments], env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    ours, theirs = (
+        [[step[:4] for step in json.loads((folder / f"{who}{rank}").read_text())] for rank in range(2)]
+        for who in ("ours", "theirs")
+    )
+    assert ours == theirs
+    assert [step[0] for step in ours[0]] == [1, 2, 3, 4, 5] and len({step[1] for step in ours[0]}) == 5
 
 
 def test_what_it_switches_off_is_on_again_in_cells(mesh: Mesh) -> None:

@@ -23,14 +23,37 @@ def small() -> Trainer.Config:
     config.debug.seed = 1
     return config
 """
+EXACT = """
+import json, os, time
+from pathlib import Path
+from monarch_nb.spmd import titan
+from torchtitan.components.metrics import MetricsProcessor
+
+steps = []
+
+class Recorder:
+    def log(self, step, global_avg_loss, global_max_loss, grad_norm, extra_metrics=None):
+        exact = [float(each).hex() for each in (global_avg_loss, global_max_loss, grad_norm)]
+        steps.append([step, *exact, time.perf_counter(), time.process_time()])
+        was(self, step, global_avg_loss, global_max_loss, grad_norm, extra_metrics)
+
+was, MetricsProcessor.log = MetricsProcessor.log, Recorder.log
+try:
+    titan.main()
+finally:
+    MetricsProcessor.log = was
+Path(os.environ["STEPS"] + os.environ["RANK"]).write_text(json.dumps(steps))
+"""
+"""Runs TorchTitan's trainer, and writes of each step: losses and norm to the last bit, and the clocks."""
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "away"]
 
 
 def write_titan_files(folder: Path) -> None:
-    """Write `small_llama.py`, `text` and `tokenizer` into a folder."""
+    """Write `small_llama.py`, `exact.py`, `text` and `tokenizer` into a folder."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     (folder / "small_llama.py").write_text(CONFIG)
+    (folder / "exact.py").write_text(EXACT)
     chosen = random.Random(0)
     rows = [{"text": " ".join(chosen.choices(WORDS, k=50))} for _ in range(20)]
     for name in ("text", "tokenizer"):
