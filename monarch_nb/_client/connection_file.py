@@ -17,6 +17,7 @@ import struct
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from monarch_nb._protocol.claims import ClaimNote
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.claim import Claim, holder
@@ -112,10 +113,11 @@ def list_programs(directory: str) -> list[Connection]:
     return found
 
 
-def claimant(path: str) -> dict[str, Any] | None:
+def claimant(path: str) -> ClaimNote | None:
     """Return what the controller that has the name of a connection file says of itself; None if the name is
     free."""
-    return holder(claim_path(path))
+    note = holder(claim_path(path))
+    return None if note is None else ClaimNote.read(note)
 
 
 def claim_path(path: str) -> str:
@@ -182,7 +184,7 @@ def _listener(directory: str) -> int | None:
 def _remove(path: str) -> None:
     """Remove the file of a mesh that has ended, unless somebody has the name by now."""
     with suppress(OSError):
-        claim = Claim.acquire(claim_path(path), {})
+        claim = Claim.acquire(claim_path(path))
         if claim is None:
             return
         try:

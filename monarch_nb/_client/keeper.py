@@ -17,11 +17,12 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from typing import Any
 
 from monarch_nb._client import launch, warm_key
 from monarch_nb._client.connection_file import Connection
 from monarch_nb._host.controller.handover import TAKEN, WARM, socket_path
+from monarch_nb._protocol.claims import KeeperNote
+from monarch_nb._protocol.warm import Requirements
 from monarch_nb._wire.claim import Claim
 from monarch_nb._wire.process import machine_id, set_process_name, start_time
 from monarch_nb.exceptions import MeshStartError
@@ -43,7 +44,7 @@ class Keeper:
     """Holds the claim, owns the controller that nobody has taken yet."""
 
     def __init__(
-        self, claim: Claim, path: str, requirements: dict[str, Any], for_s: float, wait_s: float
+        self, claim: Claim, path: str, requirements: Requirements, for_s: float, wait_s: float
     ) -> None:
         self._claim, self._path, self._requirements, self._for_s = claim, path, requirements, for_s
         self._controller: Connection | None = None
@@ -52,7 +53,7 @@ class Keeper:
         self._failures = 0
         self._next_at = _now() + wait_s
         self._ends_at = self._next_at + WARM_UP_S + for_s
-        self._looked_at: dict[str, Any] = requirements
+        self._looked_at = requirements
         self._look_at = _now() + LOOK_S
         self._packages_have_changed = False
         self._should_end = False
@@ -160,16 +161,14 @@ class Keeper:
         self._drop()
 
     def _write_note(self) -> None:
-        note: dict[str, Any] = {
-            "machine": machine_id(),
-            "pid": os.getpid(),
-            "start_time": start_time(os.getpid()),
-            "python": sys.executable,
-            "until": time.time() + self._ends_at - _now(),
-        }
+        home = None
         if self._is_warm and self._controller is not None:
-            note["home"] = [self._controller.pid, self._controller.start_time, self._controller.directory]
-        self._claim.write(note)
+            home = (self._controller.pid, self._controller.start_time, self._controller.directory)
+        note = KeeperNote(
+            machine_id(), os.getpid(), start_time(os.getpid()), sys.executable,
+            until=time.time() + self._ends_at - _now(), home=home,
+        )  # fmt: skip
+        self._claim.write(note.as_json())
 
 
 def _hung_up_and_was_taken(handover: socket.socket) -> bool:
@@ -196,7 +195,7 @@ def main() -> None:
     set_process_name("mnb-warm")
     requirements = warm_key.requirements()
     path = warm_key.claim_path(warm_key.key_of(requirements))
-    claim = Claim.acquire(path, {})
+    claim = Claim.acquire(path)
     if claim is None:
         sys.exit(KEPT_ALREADY)
     keeper = Keeper(claim, path, requirements, arguments["for_s"], arguments["wait_s"])

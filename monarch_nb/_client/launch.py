@@ -8,9 +8,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from typing import Any
 
 from monarch_nb._client import children, connection_file
 from monarch_nb._client.connection_file import Connection
@@ -18,7 +17,9 @@ from monarch_nb._client.mesh_name import check_mesh_name
 from monarch_nb._host.config import HostConfig
 from monarch_nb._host.starting import host_command
 from monarch_nb._journal.retention import KEEP_S, keep_s
+from monarch_nb._protocol.claims import ClaimNote
 from monarch_nb._protocol.states import ClaimState
+from monarch_nb._protocol.warm import Requirements
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.directory import new_directory, private_directories, private_directory
 from monarch_nb._wire.process import start_time
@@ -81,7 +82,7 @@ def importable_path() -> list[str]:
 
 
 def controller_config(
-    *, owner_pid: int | None = None, warm_claim: str = "", requirements: Mapping[str, object] | None = None
+    *, owner_pid: int | None = None, warm_claim: str = "", requirements: Requirements | None = None
 ) -> HostConfig:
     """Return the configuration of a new controller; the arguments as `HostConfig` has them.
 
@@ -99,12 +100,12 @@ def controller_config(
         log=os.environ.get("MONARCH_NB_HOST_LOG"),
         owner_pid=owner_pid,
         warm_claim=warm_claim,
-        requirements=dict(requirements or {}),
+        requirements=requirements.as_json().decode() if requirements is not None else "",
     )
 
 
 def start_controller(
-    *, owner_pid: int | None = None, warm_claim: str = "", requirements: Mapping[str, object] | None = None
+    *, owner_pid: int | None = None, warm_claim: str = "", requirements: Requirements | None = None
 ) -> Connection:
     """Start a controller; the arguments as `HostConfig` has them."""
     config = controller_config(owner_pid=owner_pid, warm_claim=warm_claim, requirements=requirements)
@@ -253,9 +254,8 @@ def claim_path(name: str) -> str:
     return connection_file.claim_path(connection_path(name))
 
 
-def find_claim(name: str) -> dict[str, Any] | None:
-    """Return what the controller says that has claimed a name: `state` (starting, running or ending), `pid`,
-    `who` has started it; None if it's free."""
+def find_claim(name: str) -> ClaimNote | None:
+    """Return what the controller says that has claimed a name; None if it's free."""
     return connection_file.claimant(connection_path(name))
 
 
@@ -263,7 +263,7 @@ def wait_until_settled(
     name: str,
     timeout_s: float = SETTLE_S,
     *,
-    states: Sequence[str] = ("starting", "running", "ending"),
+    states: Collection[ClaimState] = frozenset(ClaimState),
     on_wait: Callable[[str], None] = lambda _text: None,
 ) -> bool:
     """Wait while a mesh of that name is being started, or is about to end; say whether it runs then.
@@ -281,7 +281,7 @@ def wait_until_settled(
             return True
         refuse_unusable(name)
         claim = find_claim(name)
-        if claim is None or claim.get("state", "starting") not in states:
+        if claim is None or claim.state not in states:
             return False
         if time.monotonic() > deadline:
             raise MeshStartError(
@@ -293,10 +293,10 @@ def wait_until_settled(
         time.sleep(LOOK_S)
 
 
-def describe_claim(name: str, claim: Mapping[str, Any]) -> str:
+def describe_claim(name: str, claim: ClaimNote) -> str:
     """Return who has a name that can't be attached to, in words."""
-    if claim.get("state") == ClaimState.ENDING:
-        return f"mesh {name!r} is about to end (controller pid {claim.get('pid')})"
-    if claim.get("state") == ClaimState.RUNNING:
-        return f"mesh {name!r} runs (controller pid {claim.get('pid')}), but its connection file is gone"
-    return f"mesh {name!r} is being started by {claim.get('who', 'another program')}"
+    if claim.state == ClaimState.ENDING:
+        return f"mesh {name!r} is about to end (controller pid {claim.pid})"
+    if claim.state == ClaimState.RUNNING:
+        return f"mesh {name!r} runs (controller pid {claim.pid}), but its connection file is gone"
+    return f"mesh {name!r} is being started by {claim.who or 'another program'}"

@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 from monarch_nb._client import children, launch, warm_key
 from monarch_nb._client.connection_file import Connection
-from monarch_nb._host.controller.handover import CLAIM, THANKS, YOURS, read_facts, socket_path
+from monarch_nb._host.controller.handover import CLAIM, THANKS, YOURS, Belongings, read_facts, socket_path
 from monarch_nb._host.starting import PACKAGE_ROOT
+from monarch_nb._protocol.claims import KeeperNote
 from monarch_nb._wire.claim import Claim, holder
 from monarch_nb._wire.directory import socket_root
 from monarch_nb._wire.process import is_running, machine_id
@@ -53,7 +54,7 @@ class Kept(NamedTuple):
     """
 
     pid: int
-    start_time: int
+    start_time: int | None
     until: float
     controller: Connection | None
     python: str
@@ -72,7 +73,7 @@ class Kept(NamedTuple):
 def take_warm() -> Connection | None:
     """Return a warm controller that belongs to this program from now on; None if there's none that would
     serve it as its own."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, ValueError):
         if not keepers():  # nearly always; what must agree takes some milliseconds to find out
             return None
         kept = keeper_of(_own_key())
@@ -84,16 +85,16 @@ def take_warm() -> Connection | None:
 def _take_controller(controller: Connection) -> Connection | None:
     path = launch.importable_path()
     facts = read_facts(controller.directory)
-    if warm_key.why_path_differs(path, facts["path"], facts["modules"]):
+    if warm_key.why_path_differs(path, facts.path, facts.modules):
         return None
-    belongings = {"environ": launch.clean_environment(), "path": path, "cwd": os.getcwd()}
+    belongings = Belongings(launch.clean_environment(), path, os.getcwd())
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
         link.settimeout(ANSWER_S)
         link.connect(socket_path(controller.directory))
         fd = os.memfd_create("monarch_nb-belongings", os.MFD_CLOEXEC)
         try:
             with open(os.dup(fd), "w") as file:
-                json.dump(belongings, file)
+                json.dump(belongings._asdict(), file)
             socket.send_fds(link, [CLAIM], [fd])
         finally:
             os.close(fd)
@@ -134,20 +135,24 @@ def _claim_files() -> list[str]:
 def _remove_left(path: str) -> None:
     with suppress(OSError):
         if holder(path) is None:
-            claim = Claim.acquire(path, {})
+            claim = Claim.acquire(path)
             if claim is not None:
                 claim.release()
 
 
 def _kept(path: str) -> Kept | None:
-    note = holder(path) or {}
-    if note.get("machine") != machine_id():
+    data = holder(path)
+    try:
+        note = KeeperNote.of_json(data) if data else None
+    except ValueError:
+        note = None  # the keeper hasn't said anything yet
+    if note is None or note.machine != machine_id():
         return None
     controller = None
-    if "home" in note:
-        pid, started, directory = note["home"]
+    if note.home is not None:
+        pid, started, directory = note.home
         controller = Connection("", pid, directory, start_time=started)
-    return Kept(note["pid"], note["start_time"], note["until"], controller, note["python"], path)
+    return Kept(note.pid, note.start_time, note.until, controller, note.python, path)
 
 
 def _own_key() -> str:
@@ -202,7 +207,7 @@ def keep_if_wanted() -> None:
     for_s = wanted_s()
     if for_s is None:
         return
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, ValueError):
         if keeper_of(_own_key()) is None:
             from monarch_nb._client.keeper import NEXT_S
 

@@ -17,10 +17,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import all_suffixes
-from typing import Any
 
 from monarch_nb._client.launch import clean_environment
 from monarch_nb._host.starting import PACKAGE_ROOT
+from monarch_nb._protocol.warm import Requirements
 from monarch_nb._wire.directory import socket_root
 from monarch_nb._wire.process import machine_id
 
@@ -49,40 +49,37 @@ _STATUS = (
     "Cpus_allowed_list",
     "Mems_allowed_list",
 )
+_NAMESPACES = "/proc/self/ns"
 _SIGNALS = ("SigBlk", "SigIgn")
 _SIGNAL_MASK = sum(1 << (number - 1) for number in (1, 3, 10, 12, 15))
 """HUP, QUIT, USR1, USR2, TERM: others a kernel, or Python itself, may just be handling."""
 
 
-def requirements() -> dict[str, Any]:
-    """Return what must agree, by names that people understand.
+def requirements() -> Requirements:
+    """Return what must agree with this program.
 
     Raises:
         OSError: if the kernel doesn't say.
     """
     status = _process_status()
-    return {
-        "machine": machine_id(),
-        "python": [sys.executable, sys.version, sys.prefix, sys.base_prefix],
-        "packages": [*map(list, _package_directories(sys.path)), _own_code()],
-        **{
-            f"variable {name}": value
-            for name, value in sorted(clean_environment().items())
-            if _LOADED_ONCE.fullmatch(name)
-        },
-        "user and rights": [status.get(name, "") for name in _STATUS],
-        "signals": [int(status.get(name, "0"), 16) & _SIGNAL_MASK for name in _SIGNALS],
-        "priority": [os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), _text("oom_score_adj")],
-        "resource limits": _limits(),
-        "namespaces": [os.readlink(f"/proc/self/ns/{name}") for name in sorted(os.listdir("/proc/self/ns"))],
-        "root directory": os.readlink("/proc/self/root"),
-        "control group": _text("cgroup"),
-    }
+    return Requirements(
+        machine=machine_id(),
+        python=(sys.executable, sys.version, sys.prefix, sys.base_prefix),
+        packages=(*_package_directories(sys.path), _own_code()),
+        variables={k: v for k, v in sorted(clean_environment().items()) if _LOADED_ONCE.fullmatch(k)},
+        rights=tuple(status.get(name, "") for name in _STATUS),
+        signals=tuple(int(status.get(name, "0"), 16) & _SIGNAL_MASK for name in _SIGNALS),
+        priority=(os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), _text("oom_score_adj")),
+        limits=_limits(),
+        namespaces=tuple(os.readlink(f"{_NAMESPACES}/{name}") for name in sorted(os.listdir(_NAMESPACES))),
+        root=os.readlink("/proc/self/root"),
+        cgroup=_text("cgroup"),
+    )
 
 
-def key_of(found: Mapping[str, Any]) -> str:
+def key_of(found: Requirements) -> str:
     """Return the short name of what must agree."""
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(found.plain(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def claim_path(key: str) -> str:
@@ -94,13 +91,10 @@ def claim_path(key: str) -> str:
     return os.path.join(socket_root(), f"{PREFIX}{key}{SUFFIX}")
 
 
-def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Return the names of what doesn't agree.
-
-    >>> differences({"priority": 0, "variable TZ": "UTC"}, {"priority": 0})
-    ['variable TZ']
-    """
-    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+def differences(one: Requirements, other: Requirements) -> list[str]:
+    """Return the names of what doesn't agree, as in `["priority", "variable TZ"]`."""
+    mine, theirs = one.plain(), other.plain()
+    return sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
 
 
 def why_path_differs(
@@ -164,7 +158,7 @@ def _package_directories(path: Sequence[str]) -> Iterator[tuple[str, int]]:
                 yield entry, os.stat(entry).st_mtime_ns
 
 
-def _own_code() -> list[Any]:
+def _own_code() -> tuple[str, int, int]:
     """Return what changes when this package does."""
     times = []
     for directory, folders, files in os.walk(_PACKAGE):
@@ -172,7 +166,7 @@ def _own_code() -> list[Any]:
         times += [
             os.stat(os.path.join(directory, name)).st_mtime_ns for name in files if name.endswith(".py")
         ]
-    return [_PACKAGE, len(times), max(times, default=0)]
+    return _PACKAGE, len(times), max(times, default=0)
 
 
 def _process_status() -> dict[str, str]:
@@ -180,9 +174,9 @@ def _process_status() -> dict[str, str]:
     return {name: value.strip() for name, _, value in rows}
 
 
-def _limits() -> list[list[int]]:
+def _limits() -> tuple[tuple[int, int, int], ...]:
     numbers = {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
-    return [[number, *resource.getrlimit(number)] for number in sorted(numbers)]
+    return tuple((number, *resource.getrlimit(number)) for number in sorted(numbers))
 
 
 def _text(name: str) -> str:

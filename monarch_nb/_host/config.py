@@ -25,7 +25,7 @@ class HostConfig(NamedTuple):
         job: what has given this host, as in "slurm job 7".
         owner_pid: the program with which the controller ends.
         warm_claim: the claim by which a program keeps this controller warm.
-        requirements: what a program must have in common with it to take it.
+        requirements: what a program must have in common with it to take it: a `Requirements` as JSON.
         warm: whether it starts a zygote at once.
         name: of the mesh that a relay belongs to; `connection_file`: where it says how it's reached.
     """
@@ -44,7 +44,7 @@ class HostConfig(NamedTuple):
     job: str = ""
     owner_pid: int | None = None
     warm_claim: str = ""
-    requirements: dict[str, object] = {}
+    requirements: str = ""
     warm: bool = True
     name: str = ""
     connection_file: str = ""

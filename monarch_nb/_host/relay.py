@@ -25,8 +25,10 @@ from monarch_nb._host.config import HostConfig
 from monarch_nb._host.controller.mesh_name import write_connection
 from monarch_nb._host.loop import Loop
 from monarch_nb._protocol.base import Event, Malformed, decode, encode
+from monarch_nb._protocol.claims import ClaimNote
 from monarch_nb._protocol.events import Beat, Leave, MeshEnding
 from monarch_nb._protocol.programs import Goodbye, Hello
+from monarch_nb._protocol.states import ClaimState
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.claim import Claim
@@ -94,7 +96,8 @@ class Relay:
     @staticmethod
     def _claimed(connection_file: str) -> Claim:
         path = connection_file.removesuffix(".json") + ".claim"
-        claim = Claim.acquire(path, {"state": "running", "pid": os.getpid(), "who": "%mesh attach"})
+        note = ClaimNote(ClaimState.RUNNING, os.getpid(), "%mesh attach")
+        claim = Claim.acquire(path, note.as_json())
         if claim is None:
             raise RelayError("a mesh of that name runs here already: %mesh attach FILE --as NAME")
         return claim

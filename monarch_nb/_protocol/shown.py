@@ -4,38 +4,17 @@ the rank has made.
 
 from __future__ import annotations
 
-from json import dumps as to_json  # by name: a cell may put something else into the modules
-from json import loads as from_json
-from typing import Self
-
 import msgspec
-from msgspec import convert, to_builtins
 
 from monarch_nb._protocol.base import Plain
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.kept import Kept
 from monarch_nb._protocol.states import CellStatus
 
 MimeBundle = dict[str, Plain]
 """Data by MIME type, as Jupyter has it. What is in it is the user's, and may hold NaN: `msgspec.json` has
 none, so that `json` writes it.
 """
-
-
-class _Kept(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something that the journal keeps as JSON; fields of later versions are passed over."""
-
-    def as_json(self) -> bytes:
-        """Return it as the journal has it."""
-        return to_json(to_builtins(self)).encode()
-
-    @classmethod
-    def of_json(cls, data: bytes | memoryview) -> Self:
-        """Read what `as_json` has returned.
-
-        Raises:
-            ValueError: if it's something else.
-        """
-        return convert(from_json(bytes(data)), cls)
 
 
 class Bar(msgspec.Struct, frozen=True):
@@ -45,7 +24,7 @@ class Bar(msgspec.Struct, frozen=True):
     text: str
 
 
-class Shown(_Kept, frozen=True, omit_defaults=True):
+class Shown(Kept, frozen=True, omit_defaults=True):
     """An item that a rank shows between its lines: rich output, a progress bar, or a clearing of what was
     shown.
 
@@ -67,7 +46,7 @@ class Shown(_Kept, frozen=True, omit_defaults=True):
     bar: Bar | None = None
 
 
-class CellEnd(_Kept, frozen=True, omit_defaults=True):
+class CellEnd(Kept, frozen=True, omit_defaults=True):
     """The end of a cell on a rank.
 
     Attributes:

@@ -15,18 +15,17 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import stat
 import struct
 from contextlib import suppress
-from typing import Any
 
 from monarch_nb._wire.directory import socket_root
 
 _FLOCK = struct.Struct("@hhqqi4x")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _MAX_NOTE_BYTES = 4096
+_EMPTY = b"{}"
 
 
 class Claim:
@@ -37,11 +36,11 @@ class Claim:
         self._fd = fd
 
     @classmethod
-    def acquire(cls, path: str, note: dict[str, Any]) -> Claim | None:
+    def acquire(cls, path: str, note: bytes = _EMPTY) -> Claim | None:
         """Claim what `path` stands for; None if another process has it.
 
         Args:
-            note: what others may know of us, see `holder`.
+            note: what others may know of us, as JSON (`_protocol/claims`); `holder` returns it.
 
         Raises:
             OSError: if there can be no such file.
@@ -75,10 +74,10 @@ class Claim:
                 return cls(path, fd)
             os.close(fd)  # whoever had it has just removed the file
 
-    def write(self, note: dict[str, Any]) -> None:
+    def write(self, note: bytes) -> None:
         """Say something else of us."""
         os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, json.dumps(note).encode(), 0)
+        os.pwrite(self._fd, note, 0)
 
     @property
     def holds(self) -> bool:
@@ -95,9 +94,9 @@ class Claim:
             self._fd = -1
 
 
-def holder(path: str) -> dict[str, Any] | None:
-    """Return what the process that has a name says of itself; {} if it says nothing (yet), None if nobody
-    has it.
+def holder(path: str) -> bytes | None:
+    """Return the note of the process that has a name; empty if it says nothing (yet), None if nobody has
+    the name.
     """
     for candidate in (path, _local(path)):
         with suppress(OSError, ValueError):
@@ -106,18 +105,10 @@ def holder(path: str) -> dict[str, Any] | None:
                 _refuse_special(candidate, fd)
                 found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
                 if _FLOCK.unpack(found)[0] != fcntl.F_UNLCK:
-                    return _note(os.pread(fd, _MAX_NOTE_BYTES, 0))
+                    return os.pread(fd, _MAX_NOTE_BYTES, 0)
             finally:
                 os.close(fd)
     return None
-
-
-def _note(data: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(data)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _local(path: str) -> str:

@@ -17,6 +17,7 @@ from monarch_nb._client import launch
 from monarch_nb._client.session import Session
 from monarch_nb._protocol.names import GetMesh, SetName
 from monarch_nb._protocol.programs import Adopt, SetTimeLimit, Status
+from monarch_nb._protocol.states import ClaimState
 from monarch_nb._shape import Extent, Shape, format_ranks
 from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.exceptions import MeshError, MeshNotFound, MeshStartError, MeshUsageError, NameTaken
@@ -70,7 +71,7 @@ def start_on(
     engine = _usable_engine(profile)
     profile = replace(profile, spec=engine.completed(profile.spec))
     _check_ended(name)
-    if launch.wait_until_settled(name, states=("ending",)):
+    if launch.wait_until_settled(name, states=(ClaimState.ENDING,)):
         raise NameTaken(
             f"mesh {name!r} runs already. Attach to it: %mesh start {name}, or choose another name"
         )

@@ -16,6 +16,7 @@ from monarch_nb._client.mesh_name import check_mesh_name
 from monarch_nb._client.session import Session
 from monarch_nb._client.unattended import is_run_by_a_program
 from monarch_nb._host import capacity
+from monarch_nb._protocol.claims import ClaimNote
 from monarch_nb._protocol.names import GetMesh, GroupRecord, SetMesh
 from monarch_nb._protocol.programs import Adopt, ClaimName, ShutDown, Status
 from monarch_nb._protocol.states import ClaimState, OnFailure
@@ -163,7 +164,7 @@ def claimed(name: str) -> Session:
             raise
         session.close()
         spare.put_back(connection)
-        claim = launch.find_claim(name) or {}
+        claim = launch.find_claim(name) or ClaimNote()
     raise NameTaken(
         f"{launch.describe_claim(name, claim)}. Attach to it when it runs: %mesh start {name}; or "
         "choose another name"

@@ -53,9 +53,9 @@ def _state(each: Kept) -> str:
 
 def _for_whom(each: Kept) -> str:
     """Return why programs that are started here wouldn't take it; empty if they would, or nobody can say."""
-    with suppress(OSError, ValueError, KeyError):
+    with suppress(OSError, ValueError):
         differ = (
-            differences(requirements(), read_facts(each.controller.directory)["requirements"])
+            differences(requirements(), read_facts(each.controller.directory).requirements)
             if each.controller
             else []
         )

@@ -21,7 +21,9 @@ from waiting import wait_until
 
 from monarch_nb import mesh as meshes
 from monarch_nb._client import launch
+from monarch_nb._protocol.claims import ClaimNote
 from monarch_nb._protocol.programs import ShutDown
+from monarch_nb._protocol.states import ClaimState
 from monarch_nb._wire.claim import Claim
 from monarch_nb.exceptions import MeshNotFound, NameTaken
 
@@ -61,7 +63,7 @@ def test_five_programs_start_one_name_at_the_same_time() -> None:
             == 4
         ), texts
         connection = launch.find_connection("onlyone")
-        assert launch.find_claim("onlyone")["pid"] == connection.pid  # type: ignore[index]
+        assert launch.find_claim("onlyone").pid == connection.pid  # type: ignore[union-attr]
         wait_until(
             lambda: controllers() - before == {connection.pid}, "the others' controllers end with them"
         )
@@ -77,9 +79,9 @@ def test_a_starter_that_is_killed_in_the_middle_leaves_the_name_free() -> None:
     claim = wait_until(lambda: launch.find_claim("halfway"), "the name is claimed")
     program.send_signal(signal.SIGKILL)
     program.communicate()
-    assert claim["state"] == "starting"
-    assert "pid" in claim["who"]
-    assert wait_for_exit(claim["pid"]), "a controller that nobody can find is left"
+    assert claim.state == ClaimState.STARTING
+    assert "pid" in claim.who
+    assert wait_for_exit(claim.pid), "a controller that nobody can find is left"
     assert launch.find_claim("halfway") is None
     wait_until(lambda: controllers() == before, "no controller is left")
     assert "halfway" not in [c.name for c in launch.list_all_connections()]
@@ -90,9 +92,8 @@ def test_a_starter_that_is_killed_in_the_middle_leaves_the_name_free() -> None:
 @pytest.fixture
 def held(request: pytest.FixtureRequest) -> Iterator[Claim]:
     """A name that this program has, as a controller has it that is being started."""
-    claim = Claim.acquire(
-        launch.claim_path("held"), {"state": "starting", "pid": os.getpid(), "who": "somebody (pid 5)"}
-    )
+    note = ClaimNote(ClaimState.STARTING, os.getpid(), "somebody (pid 5)")
+    claim = Claim.acquire(launch.claim_path("held"), note.as_json())
     assert claim is not None
     yield claim
     claim.release()
@@ -128,7 +129,7 @@ def test_a_python_program_is_told_who_has_the_name(held: Claim) -> None:
 
 
 def test_one_that_is_about_to_end_is_waited_for(held: Claim) -> None:
-    held.write({"state": "ending", "pid": os.getpid()})
+    held.write(ClaimNote(ClaimState.ENDING, os.getpid()).as_json())
     code = (
         "import monarch_nb\nprint('begins', flush=True)\nmesh = monarch_nb.start('held', {'procs': 1})\n"
         "print(mesh)\nmesh.stop().get(60)"
@@ -149,7 +150,7 @@ def test_the_name_is_taken_until_the_ranks_have_gone() -> None:
         mesh.execute(_leave_slowly).get(T)
         mesh._session.ask(ShutDown())
         claim = wait_until(
-            lambda: (launch.find_claim("slow") or {}).get("state") == "ending", "it's about to end"
+            lambda: (launch.find_claim("slow") or ClaimNote()).state == ClaimState.ENDING, "it's about to end"
         )
         assert claim and "slow" not in [c.name for c in launch.list_all_connections()]
         assert wait_for_exit(controller)
@@ -170,10 +171,8 @@ def test_files_that_somebody_removes_are_written_anew() -> None:
         os.unlink(launch.claim_path("swept"))
         wait_until(lambda: os.path.exists(path), "the connection file is written anew")
         assert json.loads(Path(path).read_text()) == before
-        assert launch.find_claim("swept") == {
-            "state": "running",
-            "pid": before["pid"],
-            "who": launch.find_claim("swept")["who"],
-        }  # type: ignore[index]
-        assert re.match(r".+ \(pid \d+\)$", launch.find_claim("swept")["who"])  # type: ignore[index]
+        claim = launch.find_claim("swept")
+        assert claim is not None
+        assert claim == ClaimNote(ClaimState.RUNNING, before["pid"], claim.who)
+        assert re.match(r".+ \(pid \d+\)$", claim.who)
         assert mesh.status().pid == before["pid"]

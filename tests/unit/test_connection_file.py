@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from monarch_nb._client import connection_file, launch
+from monarch_nb._protocol.claims import ClaimNote
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.claim import Claim
 from monarch_nb._wire.process import machine_id, start_time
@@ -194,13 +195,13 @@ def test_what_lies_at_a_claims_place_is_named(runtime: Path) -> None:
     path = connection_file.claim_path(str(runtime / "monarch_nb-x.json"))
     os.mkfifo(path)
     with pytest.raises(FileExistsError, match=r"no plain file; remove it.*monarch_nb-x\.claim"):
-        Claim.acquire(path, {})
+        Claim.acquire(path)
     assert connection_file.claimant(str(runtime / "monarch_nb-x.json")) is None
 
 
 def test_a_dead_ones_file_is_not_removed_under_whoever_starts_that_name(runtime: Path) -> None:
     path = write(runtime, "again", pid=2**22 - 3, start_time=5)
-    claim = Claim.acquire(connection_file.claim_path(str(path)), {"state": "starting", "who": "a test"})
+    claim = Claim.acquire(connection_file.claim_path(str(path)), ClaimNote(who="a test").as_json())
     assert claim is not None
     assert names() == []
     assert path.exists(), "it may have been written just now"

@@ -17,9 +17,10 @@ import stat
 import struct
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from monarch_nb._host.config import HostConfig
+from monarch_nb._protocol.warm import Requirements, WarmFacts
 from monarch_nb._wire.claim import Claim
 
 if TYPE_CHECKING:
@@ -68,18 +69,14 @@ def socket_path(directory: str) -> str:
     return os.path.join(directory, "handover")
 
 
-def read_facts(directory: str) -> dict[str, Any]:
-    """Return what a warm controller says of itself: `path`, the module path that it has imported from;
-    `modules`, what was imported, by directory; `requirements`, what programs must have in common with it.
+def read_facts(directory: str) -> WarmFacts:
+    """Return what a warm controller says of itself.
 
     Raises:
-        OSError, ValueError: if it has gone.
+        OSError, ValueError: if it has gone, or says something else.
     """
-    with open(os.path.join(directory, _FACTS)) as file:
-        found = json.load(file)
-    if not isinstance(found, dict):
-        raise ValueError("this isn't what a warm controller says of itself")
-    return found
+    with open(os.path.join(directory, _FACTS), "rb") as file:
+        return WarmFacts.of_json(file.read())
 
 
 class Handover:
@@ -143,10 +140,10 @@ class Handover:
         that programs may come.
         """
         config = self._controller.config
-        facts = {"path": config.sys_path, "modules": modules, "requirements": config.requirements}
+        facts = WarmFacts(config.sys_path, modules, Requirements.of_json(config.requirements.encode()))
         path = os.path.join(self._controller.directory, _FACTS)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(facts, file)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(facts.as_json())
         self._tell_keeper(WARM)
 
     def _offer(self, guest: socket.socket, fd: int) -> None:
@@ -210,7 +207,7 @@ class Handover:
         """
         if self._is_free:
             with suppress(OSError):
-                claim = Claim.acquire(self._claim_path, {})
+                claim = Claim.acquire(self._claim_path)
                 if claim is not None:
                     claim.release()
 

@@ -7,8 +7,9 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from monarch_nb._protocol.claims import ClaimNote
 from monarch_nb._protocol.programs import ClaimName
 from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._protocol.states import ClaimState
@@ -77,9 +78,9 @@ class MeshName:
         """Whether this controller has the right to a name."""
         return self._claim is not None
 
-    def _note(self, state: ClaimState) -> dict[str, Any]:
+    def _note(self, state: ClaimState) -> bytes:
         """Return what others may know who want the same name."""
-        return {"state": state, "pid": os.getpid(), "who": self._who}
+        return ClaimNote(state, os.getpid(), self._who).as_json()
 
     def show(self, connection_path: str) -> None:
         """Let programs find this mesh."""

@@ -1,0 +1,51 @@
+"""The notes in claim files (`_wire/claim`): what the process that holds one says of itself, as JSON."""
+
+from __future__ import annotations
+
+from monarch_nb._protocol.kept import Kept
+from monarch_nb._protocol.states import ClaimState
+
+__all__ = ["ClaimNote", "KeeperNote"]
+
+
+class ClaimNote(Kept, frozen=True):
+    """The note of the controller, or relay, that has the name of a mesh.
+
+    Attributes:
+        pid: of that process; 0: it hasn't said so yet.
+        who: the program that has started it; empty: not said yet.
+    """
+
+    state: ClaimState = ClaimState.STARTING
+    pid: int = 0
+    who: str = ""
+
+    @classmethod
+    def read(cls, data: bytes) -> ClaimNote:
+        """Return what a claim file says; the default, if it says nothing (yet) or isn't such a note.
+
+        >>> ClaimNote.read(b'{"state": "ending", "pid": 7, "who": "a.ipynb"}').pid, ClaimNote.read(b"").who
+        (7, '')
+        """
+        try:
+            return cls.of_json(data)
+        except ValueError:
+            return cls()
+
+
+class KeeperNote(Kept, frozen=True, omit_defaults=True):
+    """The note of a keeper: the process that keeps an interpreter warm for programs of one environment.
+
+    Attributes:
+        start_time: of the keeper, in ticks since boot.
+        python: the interpreter's executable.
+        until: when the keeper ends, in seconds since the epoch.
+        home: pid, start time and directory of the controller that is warm; None: none is.
+    """
+
+    machine: str
+    pid: int
+    start_time: int | None
+    python: str
+    until: float
+    home: tuple[int, int | None, str] | None = None

@@ -1,0 +1,50 @@
+"""The base of what lies in files as JSON, where processes of other versions read it, too."""
+
+from __future__ import annotations
+
+from json import dumps as to_json  # by name: a cell may put something else into the modules
+from json import loads as from_json
+from typing import Any, Self
+
+import msgspec
+from msgspec import convert, to_builtins
+
+__all__ = ["Kept"]
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A type that is kept as JSON; fields of later versions are passed over.
+
+    `json` writes it, for `msgspec.json` refuses what users may give: NaN, and text with lone surrogates (file
+    names that are no UTF-8).
+    """
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as plain data, as its JSON has it."""
+        found: dict[str, Any] = to_builtins(self)
+        return found
+
+    @classmethod
+    def of(cls, found: Any) -> Self:
+        """Make it of what `plain` has returned.
+
+        Raises:
+            ValueError: if it's something else.
+        """
+        return convert(found, cls, str_keys=True)
+
+    def as_json(self) -> bytes:
+        """Return it as JSON."""
+        return to_json(self.plain()).encode()
+
+    @classmethod
+    def of_json(cls, data: bytes | memoryview) -> Self:
+        """Read what `as_json` has returned.
+
+        Raises:
+            ValueError: if it's something else.
+        """
+        try:
+            return cls.of(from_json(bytes(data)))
+        except RecursionError:
+            raise ValueError("JSON that is nested too deeply") from None
