@@ -7,12 +7,13 @@ is more than the second can't be.
 
 from __future__ import annotations
 
-import os
 import resource
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
+from monarch_nb._wire.granted import granted_cores, own_groups
 from monarch_nb.units import size_text
 
 RANK_BYTES = 32 << 20
@@ -28,9 +29,9 @@ FILES_PER_RANK = 6
 """Descriptors that the host process has open for a rank."""
 MOST_RANKS = 1 << 16
 
-_GROUP = "/sys/fs/cgroup"
-_LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
-_PIDS = (("pids.max", "pids.current"), ("pids/pids.max", "pids/pids.current"))
+_MEMORY = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+_PIDS = (("pids.max", "pids.current"),)
+"""Files of a control group: a limit, and what is used of it, as each version names them."""
 
 
 class Bound(NamedTuple):
@@ -76,7 +77,7 @@ def _soft() -> Iterator[tuple[int, str]]:
         free // RANK_BYTES,
         f"{size_text(free)} of memory are free, and each takes {size_text(RANK_BYTES)} at least",
     )
-    cores = len(os.sched_getaffinity(0))
+    cores = granted_cores()
     yield max(FEW_RANKS, RANKS_PER_CORE * cores), f"{cores} cores"
 
 
@@ -95,23 +96,24 @@ def _free_memory() -> int:
     with open("/proc/meminfo") as file:
         known = {line.split(":")[0]: int(line.split()[1]) << 10 for line in file}
     free = known.get("MemAvailable", known.get("MemFree", 0)) + known.get("SwapFree", 0)
-    return min([free, *_left(_LIMITS)])
+    return min([free, *_left("memory", _MEMORY)])
 
 
 def _free_threads() -> int:
     most = min(_number("/proc/sys/kernel/pid_max"), _number("/proc/sys/kernel/threads-max"))
     with open("/proc/loadavg") as file:
         running = int(file.read().split()[3].split("/")[1])
-    return min([max(0, most - running), *_left(_PIDS)])
+    return min([max(0, most - running), *_left("pids", _PIDS)])
 
 
-def _left(files: tuple[tuple[str, str], ...]) -> Iterator[int]:
-    """Yield what is left of a cgroup's limits."""
-    for limit, used in files:
-        with suppress(OSError, ValueError):  # there's none, or no number ("max") in it
-            yield max(0, _number(f"{_GROUP}/{limit}") - _number(f"{_GROUP}/{used}"))
+def _left(controller: str, files: tuple[tuple[str, str], ...]) -> Iterator[int]:
+    """Yield what is left of the limits of this process' control group, and of those that enclose it."""
+    for group in own_groups(controller):
+        for limit, used in files:
+            with suppress(OSError, ValueError):  # there's none, or no number ("max") in it
+                yield max(0, _number(group / limit) - _number(group / used))
 
 
-def _number(path: str) -> int:
+def _number(path: str | Path) -> int:
     with open(path) as file:
         return int(file.read())

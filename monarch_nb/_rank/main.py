@@ -36,6 +36,7 @@ from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.activity_page import ActivityPage
 from monarch_nb._wire.dump import DumpFile
+from monarch_nb._wire.granted import granted_cores
 from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb.cells import Namespace
 
@@ -255,11 +256,7 @@ def _limit_threads(spec: RankSpec) -> None:
     """Give this rank its share of the cores, unless the user has said otherwise."""
     given = os.environ.get("OMP_NUM_THREADS")
     if given is None:
-        num = (
-            len(os.sched_getaffinity(0))
-            if spec.group.bind
-            else max(1, (os.cpu_count() or 1) // spec.place.local_world_size)
-        )
+        num = granted_cores() if spec.group.bind else max(1, granted_cores() // spec.place.local_world_size)
         os.environ["OMP_NUM_THREADS"] = str(num)
     else:
         outermost = given.split(",")[0].strip()  # OpenMP takes a number for each level of nesting

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from monarch_nb import mesh as meshes
-from monarch_nb._host.agent.process import count_gpus
+from monarch_nb._host.agent.process import visible_gpus
+from monarch_nb._wire.granted import granted_cores
 from monarch_nb.commands.parser import Namespace
 from monarch_nb.commands.script import prepared
 from monarch_nb.display import CellView, LiveDisplay, ViewWatcher
@@ -59,10 +60,10 @@ def _own_mesh(wanted: str) -> Mesh:
 def _num_ranks(wanted: str) -> int:
     if wanted.isdigit():
         return int(wanted)
-    num_gpus = 0 if wanted == "cpu" else count_gpus()
+    num_gpus = 0 if wanted == "cpu" else len(visible_gpus())
     if wanted == "gpu" and not num_gpus:
         raise MeshUsageError("--nproc-per-node gpu: this machine has no GPU; give a number, auto or cpu")
-    return num_gpus or len(os.sched_getaffinity(0))
+    return num_gpus or granted_cores()
 
 
 def _run_on(mesh: Mesh, arguments: Namespace, say: Callable[[str], None]) -> int:

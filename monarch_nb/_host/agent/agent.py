@@ -46,6 +46,7 @@ from monarch_nb._protocol.resources import MonitoredHost
 from monarch_nb._protocol.work import Work
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
+from monarch_nb._wire.granted import granted_cores
 from monarch_nb._wire.marks import Piece
 from monarch_nb._wire.message import Message
 from monarch_nb._wire.pieces import cut, join
@@ -80,7 +81,7 @@ class HostAgent(HostProcess):
         self._last_beat = self.loop.clock() + LOST_AFTER_S
         self._limit_s = LOST_AFTER_S
         joined = HostJoined(
-            self.hostname, os.getpid(), machine_id(), len(os.sched_getaffinity(0)), len(visible_gpus())
+            self.hostname, os.getpid(), machine_id(), granted_cores(), len(visible_gpus())
         )
         self.event(address.CONTROLLER, joined)
         self._is_told = False

@@ -375,7 +375,7 @@ class HostProcess:
             self.loop.call_later(0.01, lambda: self._leave_when_empty(limit))
 
 
-def count_gpus() -> int:
+def _count_gpus() -> int:
     """Return the number of NVIDIA GPUs of this machine, as the driver lists them; torch isn't asked."""
     try:
         return len(os.listdir("/proc/driver/nvidia/gpus"))
@@ -388,4 +388,4 @@ def visible_gpus() -> list[str]:
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return [d.strip() for d in given.split(",") if d.strip()]
-    return [str(i) for i in range(count_gpus())]
+    return [str(i) for i in range(_count_gpus())]

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from monarch_nb._host.agent.process import HostProcess, count_gpus
+from monarch_nb._host.agent.process import HostProcess, visible_gpus
 from monarch_nb._host.agent.resource_monitor import Rows
 from monarch_nb._host.agent.supervisor import Rank
 from monarch_nb._host.config import HostConfig
@@ -67,6 +67,7 @@ from monarch_nb._protocol.resources import MonitoredHost
 from monarch_nb._protocol.states import HostState, ProcState
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
+from monarch_nb._wire.granted import granted_cores
 from monarch_nb._wire.marks import Piece
 from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb._wire.message import Message
@@ -136,7 +137,7 @@ class ControllerProcess(HostProcess):
     def _enter_own_host(self) -> None:
         own = self.registry.new_host(self.hostname)
         own.state, own.hostname, own.pid = HostState.UP, self.hostname, os.getpid()
-        own.num_cores, own.num_gpus = os.cpu_count() or 1, count_gpus()
+        own.num_cores, own.num_gpus = granted_cores(), len(visible_gpus())
 
     # --- sending
 
