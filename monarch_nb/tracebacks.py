@@ -98,7 +98,7 @@ def _chain(error: traceback.TracebackException) -> Iterator[traceback.TracebackE
         each = left.pop()
         if each is not None:
             yield each
-            left += [each.__cause__, each.__context__, *(each.exceptions or ())]
+            left += [_before(each), *(each.exceptions or ())]  # not what `from None` keeps from sight
 
 
 def _shorten_chain(error: traceback.TracebackException) -> None:

@@ -27,7 +27,7 @@ import pickle
 import struct
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -331,6 +331,27 @@ def find_unpicklable(value: object, path: str, depth: int = 6, above: tuple[int,
             if found:
                 return found
     return path
+
+
+def name_culprit(error: CannotPickle, parts: Mapping[str, object]) -> CannotPickle:
+    """Return an error that names which of `parts` can't be pickled, by its key and the path from there.
+
+    Args:
+        error: what `encode` has raised about all of them together.
+
+    Example:
+        >>> error = CannotPickle("value, item 0: cannot pickle 'generator' object")
+        >>> name_culprit(error, {"f, argument `x`": [1, 2], "f, argument `y`": [(x for x in "ab")]})
+        CannotPickle("f, argument `y`, item 0: cannot pickle 'generator' object")
+    """
+    reason = str(error).rpartition(": ")[2]
+    for name, value in parts.items():
+        path = find_unpicklable(value, name)
+        if path:
+            found = CannotPickle(f"{path}: {reason}")
+            found.__cause__ = error.__cause__
+            return found
+    return error
 
 
 def _can_pickle(value: object) -> bool:

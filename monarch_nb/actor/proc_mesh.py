@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import secrets
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -132,7 +133,10 @@ class ProcMesh(MeshHandle):
         what = f"execute({getattr(function, '__name__', 'function')})"
         if self._transport.ends:
             refuse_dead(self._transport, self._placement.procs, what)
-        return self._work(Work.EXECUTE, (function, args, kwargs), what)
+        try:
+            return self._work(Work.EXECUTE, (function, args, kwargs), what)
+        except codec.CannotPickle as error:
+            raise codec.name_culprit(error, _parts_of_call(what, function, args, kwargs)) from error.__cause__
 
     def _work(self, name: str, fields: object, what: str, *, origin: int | None = None) -> Future[Any]:
         """Have all main threads do something; a future of the values."""
@@ -448,6 +452,17 @@ class ProcMesh(MeshHandle):
 
     def __repr__(self) -> str:
         return f"<ProcMesh {self._placement.group}: {self.extent}>"
+
+
+def _parts_of_call(
+    what: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, object]:
+    """Return what a call sends, by what an error calls each part."""
+    try:
+        named = inspect.signature(function).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # it doesn't fit, or says of itself nothing
+        named = {**{str(number): value for number, value in enumerate(args, 1)}, **kwargs}
+    return {what: function, **{f"{what}, argument `{name}`": value for name, value in named.items()}}
 
 
 def _unpickle(

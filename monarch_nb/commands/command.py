@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +102,7 @@ class Command:
         status: the exit status of a terminal's command that has had a result.
         loss: what it would cost without `--force`; "" if nothing. The user is asked first.
         observes: whether a terminal's program only looks, and isn't counted as a client.
+        instead: flags that people know of another tool, and what to type here instead.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Command:
     status: Callable[[Any], int] = lambda _result: 0
     loss: Callable[[Mesh, Namespace], str] = lambda _mesh, _arguments: ""
     observes: bool = False
+    instead: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def description(self) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NoReturn
 
 from monarch_nb.exceptions import MeshUsageError
@@ -19,7 +20,13 @@ class Helped(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that raises instead of leaving the kernel."""
+    """argparse that raises instead of leaving the kernel.
+
+    Attributes:
+        instead: flags that people know of another tool, and what to type here instead.
+    """
+
+    instead: Mapping[str, str] = MappingProxyType({})
 
     def error(self, message: str) -> NoReturn:
         raise MeshUsageError(f"{self.prog}: {message}. {self.hint(message)}Usage: {self.one_line_usage()}")
@@ -38,6 +45,9 @@ class Parser(argparse.ArgumentParser):
         if sizes and "--dims" in self._option_string_actions:
             return f"Did you mean --dims {','.join(sizes)}? "
         wrong = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
+        known = self.instead.get(wrong.replace("_", "-"))
+        if known is not None:
+            return f"{known}. "
         return did_you_mean(wrong, self._option_string_actions)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:

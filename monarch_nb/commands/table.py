@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from monarch_nb.commands import actions
+from monarch_nb.commands import actions, torchrun
 from monarch_nb.commands.arguments import (
     ALL_DIFFERENCES,
     ASYNC,
@@ -468,6 +468,7 @@ _CODE = (
         (RANKS.at(NOTEBOOK), TIMEOUT.at(NOTEBOOK), NAME_FLAG, ASYNC, GROUP, *TORCHRUN, *SCRIPT),
         "Ranks of a mesh stay warm for the next. In a terminal: on a mesh of its own, or with --name on one "
         "that runs.",
+        instead=torchrun.IN_NOTEBOOKS,
     ),
     Command(
         "push",

@@ -1,4 +1,4 @@
-"""Flags of torchrun that have nothing to say here."""
+"""Flags of torchrun that have nothing to say here, or in a notebook are said otherwise."""
 
 from __future__ import annotations
 
@@ -21,6 +21,15 @@ _NAMES = (
     "role",
 )
 """They say where torchrun's agents meet, and what becomes of their files."""
+_RANKS = "A script runs on all ranks of the mesh; --ranks 0-1 chooses some"
+_HOSTS = "The mesh has its hosts already: %mesh start --help says how to start one on several"
+IN_NOTEBOOKS = dict.fromkeys((f"--{name}" for name in _NAMES), WHY_NOT[0].upper() + WHY_NOT[1:]) | {
+    "--nproc-per-node": _RANKS,
+    "--nnodes": _HOSTS,
+    "--standalone": "Leave it out: it's always so",
+    "--max-restarts": "Type %mesh on-failure heal --max-restarts N once, before it",
+}
+"""What a notebook says of each flag of torchrun."""
 
 
 class _Meaningless(argparse.Action):

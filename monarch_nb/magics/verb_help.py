@@ -31,6 +31,7 @@ def cell_parser() -> Parser:
 
 def _parser(prog: str, command: Command) -> Parser:
     parser = Parser(prog=prog, description=command.description)
+    parser.instead = command.instead
     command.add_to(parser, Place.NOTEBOOK)
     return parser
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch_nb.actor.proc_mesh import check_alive
+from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.mesh.tasks.executor import MeshExecutor
 from monarch_nb.mesh.tasks.mapping import MapRun
 
@@ -43,11 +45,16 @@ class Tasks:
                 is given up.
             progress: show a bar in a notebook, if it takes more than two seconds.
 
+        Raises:
+            MeshUsageError: if `function` can't be called, or `items` can't be iterated.
+            CannotPickle: (a TypeError) if the function can't be sent. Of items that can't, the run tells.
+
         Example:
             >>> mesh.map(lambda x: x * x, range(4)).get()            # doctest: +SKIP
             [0, 1, 4, 9]
         """
         check_alive(self._mesh, "map")
+        _check(function, items)
         return MapRun(
             self._mesh, function, items, self._mesh.select(ranks),
             ordered=ordered, retries=retries, return_exceptions=return_exceptions, progress=progress,
@@ -62,3 +69,18 @@ class Tasks:
         """
         check_alive(self._mesh, "executor")
         return MeshExecutor(self._mesh, self._mesh.select(ranks), retries=retries)
+
+
+def _check(function: object, items: object) -> None:
+    usage = "as in mesh.map(f, range(100))"
+    if not callable(function):
+        raise MeshUsageError(f"mesh.map takes a function first, not {_quoted(function)}: {usage}")
+    # Not by `iter`: a DataLoader would start its workers.
+    if not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
+        raise MeshUsageError(f"mesh.map takes items that can be iterated, not {_quoted(items)}: {usage}")
+
+
+def _quoted(value: object) -> str:
+    """Return what was given, as an error quotes it: by its type, a number or a text also by itself."""
+    kind = f"of type {type(value).__name__}"
+    return f"{reprlib.repr(value)}, {kind}" if isinstance(value, int | float | str) else f"one {kind}"

@@ -15,6 +15,7 @@ from monarch_nb.display.count_bar import Counted, show_count
 from monarch_nb.exceptions import MeshError
 from monarch_nb.mesh.tasks.pool import Task, TaskFunction, TaskPool
 from monarch_nb.mesh.tasks.unread import say_unread
+from monarch_nb.tracebacks import shown_frames
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
@@ -77,10 +78,12 @@ class MapRun(Generic[R]):
 
     def _value_of(self, future: Any) -> Any:
         __tracebackhide__ = True
-        if not self._returns_exceptions:
-            return future.result()
         error = future.exception()
-        return future.result() if error is None else error
+        if error is None:
+            return future.result()
+        if self._returns_exceptions:
+            return error
+        raise error  # by us, not by the future: the reader sees no frames of its module
 
     def get(self) -> list[R]:
         """Wait for all results that haven't been read.
@@ -157,7 +160,8 @@ class _MapWork(Generic[R]):
         try:
             number, item = next(self._items)
         except BaseException as error:  # the end, or what the user's generator raises
-            self._error = None if isinstance(error, StopIteration) else error
+            if not isinstance(error, StopIteration):
+                self._error = error.with_traceback(shown_frames(error.__traceback__))
             self._is_exhausted = True
             self._check_end()
             return None

@@ -186,7 +186,7 @@ class TaskPool:
         except SupervisionError as error:  # it has just died, or the mesh has ended
             self._died(rank, task, error)
         except Exception as error:  # it can't be sent
-            _settle(task, error=error)
+            _settle(task, error=_unsendable(error, task))
             self._events.put(None)  # the rank is still free
         else:
             self._running[rank] = task, future
@@ -237,6 +237,18 @@ def _of_task(error: DeviceMeshError, task: Task, rank: int) -> DeviceMeshError:
         told = f"the rank that was at it has died, {len(task.ends)} times in all"
         return SupervisionError(what + told, failures)
     return type(error)(f"{what}failed on rank {rank}", failures)
+
+
+def _unsendable(error: Exception, task: Task) -> Exception:
+    """Return the error of a task that can't be sent, as one that names the item or the argument."""
+    if not isinstance(error, codec.CannotPickle):
+        return error
+    where = f"{task.function.name}, {task.label}"
+    values = {**{str(number): value for number, value in enumerate(task.args, 1)}, **task.kwargs}
+    is_alone = len(values) == 1
+    return codec.name_culprit(
+        error, {where if is_alone else f"{where}, argument {key}": value for key, value in values.items()}
+    )
 
 
 def _settle(task: Task, value: Any = None, error: BaseException | None = None) -> None:

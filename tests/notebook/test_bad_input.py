@@ -1,0 +1,115 @@
+"""What goes wrong when people run scripts and map functions, typed into cells: one clear error each, a red
+cell, and a mesh that goes on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from kernels import ANSI, Notebook, shown
+
+SCRIPTS = {
+    "syntax.py": "import os\ndef f(:\n    pass\n",
+    "arguments.py": (
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--lr', type=float, required=True)\nparser.parse_args()\n"
+    ),
+    "exits.py": "import os, sys\nsys.exit(3 if os.environ['RANK'] == '2' else 0)\n",
+    "runs.py": "import os\nprint('rank', os.environ['RANK'])\n",
+}
+DEFINITIONS = """
+import threading
+lock = threading.Lock()
+def double(x): return 2 * x
+def broken():
+    yield from (1, 2)
+    raise OSError('the disk is gone')
+"""
+CASES = {
+    "%mesh run nowhere.py": (
+        r"ranks 0-2: FileNotFoundError: there's no script 'nowhere\.py' in \S+ Name a file that is there on "
+        r"the ranks' machine; a module is run by %mesh run -m NAME"
+    ),
+    "%mesh run -m no_such.train": (
+        r"ranks 0-2: ModuleNotFoundError: .*No module named 'no_such'.*: %mesh run -m takes a module that "
+        r"`python -m` in \S+ would find"
+    ),
+    "%mesh run syntax.py": r"ranks 0-2: SyntaxError: invalid syntax \(syntax\.py, line 2\)\n.*syntax\.py:2\n",
+    "%mesh run arguments.py": (
+        r"\[0-2\] arguments\.py: error: the following arguments are required: --lr\n"
+        r"(?s:.*)ranks 0-2: ScriptExit: the script has exited with code 2"
+    ),
+    "%mesh run arguments.py --lr high": (
+        r"\[0-2\] arguments\.py: error: argument --lr: invalid float value: 'high'\n"
+        r"(?s:.*)ranks 0-2: ScriptExit: the script has exited with code 2"
+    ),
+    "%mesh run exits.py": (
+        r"the cell failed on 1 of 3 ranks\nrank 2: ScriptExit: the script has exited with code 3"
+    ),
+    "%mesh run --gpu 3 runs.py": (
+        r"MeshUsageError: %mesh run: unrecognized arguments: --gpu\..* Usage: %mesh run .*SCRIPT"
+    ),
+    "%mesh run --nproc_per_node=3 runs.py": (
+        r"unrecognized arguments: --nproc_per_node=3\. A script runs on all ranks of the mesh; --ranks 0-1 "
+        r"chooses some\. Usage: %mesh run"
+    ),
+    "%mesh run --rdzv-endpoint h:1 runs.py": (
+        r"unrecognized arguments: --rdzv-endpoint\. Ranks of a run meet at a store of their own"
+    ),
+    "mesh.map(double, broken()).get()": r"----> 4 .*raise OSError|OSError: the disk is gone",
+    "mesh.map(double, [1, lock, 3]).get()": r"CannotPickle: double, item 1: cannot pickle '_thread\.lock'",
+    "mesh.map(lambda x: lock, [1])": r"CannotPickle: <lambda>, global `lock`: cannot pickle '_thread\.lock'",
+    "mesh.map(double, 5)": (
+        r"MeshUsageError: mesh\.map takes items that can be iterated, not 5, of type int: as in mesh\.map\("
+    ),
+    "mesh.map('double', [1])": (
+        r"MeshUsageError: mesh\.map takes a function first, not 'double', of type str: as in mesh\.map\("
+    ),
+    "mesh.execute(double, [lock])": (
+        r"CannotPickle: execute\(double\), argument `x`, item 0: cannot pickle '_thread\.lock'"
+    ),
+    "mesh.push({'kept': {'by': lock}})": (
+        r"CannotPickle: push of kept, key 'kept', key 'by': cannot pickle '_thread\.lock'"
+    ),
+}
+"""What is typed, and what is said of it."""
+OUR_FRAMES = re.compile(r"/monarch_nb/[a-z_]+(/[a-z_]+)*\.py|concurrent/futures")
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    folder = tmp_path_factory.mktemp("bad")
+    for name, source in SCRIPTS.items():
+        (folder / name).write_text(source)
+    opened = Notebook()
+    opened.run("%load_ext monarch_nb")
+    opened.run("%mesh start bad --procs 3")
+    opened.run(f"%cd -q {folder}")
+    opened.run(DEFINITIONS)
+    yield opened
+    opened.run("%mesh stop bad")
+    opened.close()
+
+
+@pytest.mark.parametrize("source", CASES)
+def test_it_is_one_clear_error_in_a_red_cell(notebook: Notebook, source: str) -> None:
+    outputs = notebook.run(source)
+    errors = [output for output in outputs if output.output_type == "error"]
+    assert len(errors) == 1, shown(outputs)
+    text = shown(outputs)
+    assert re.search(CASES[source], text), text
+    assert not OUR_FRAMES.search(text), text
+    told = ANSI.sub("", errors[0].evalue).splitlines()[-1]
+    assert told and text.count(told) <= 2, text
+    # The mesh is as it was, for all that may be asked of it next.
+    assert notebook.text("%%mesh\nrank") == "[0] 0\n[1] 1\n[2] 2"
+    assert "[0] rank 0\n[1] rank 1\n[2] rank 2" in notebook.text("%mesh run runs.py")
+    assert notebook.text("mesh.map(double, [3, 4]).get()") == "[6, 8]"
+
+
+def test_what_a_generator_gave_before_it_raised_is_there(notebook: Notebook) -> None:
+    text = notebook.text("for found in mesh.map(double, broken()): print('found', found)")
+    assert text.startswith("found 2\nfound 4\nERROR") and text.endswith("OSError: the disk is gone")
+    assert not OUR_FRAMES.search(text), text
