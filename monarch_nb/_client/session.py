@@ -49,12 +49,12 @@ from monarch_nb._protocol.events import (
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.failure import ActorFailed
 from monarch_nb._protocol.healing import Report
-from monarch_nb._protocol.journal import Note
+from monarch_nb._protocol.journal import EndpointCalls, JournalEntry, Note
 from monarch_nb._protocol.keyboard import RefuseUser
 from monarch_nb._protocol.programs import Goodbye, Hello, SettleOutput, ShutDown
 from monarch_nb._protocol.registry import Handlers, Sender, handles
 from monarch_nb._protocol.roles import Role
-from monarch_nb._protocol.states import EntryKind
+from monarch_nb._protocol.states import CellStatus, EntryKind
 from monarch_nb._runtime.supervision import MeshFailure, call_fault_hook, has_own_hook
 from monarch_nb._shape import Extent
 from monarch_nb._transport import process_context
@@ -241,19 +241,23 @@ class Session:
         """Tell the controller something that needs no answer."""
         self.transport.ask(address.CONTROLLER, request)
 
-    def note_calls(self, source: str, began: float, **fields: Any) -> None:
+    def note_calls(
+        self, source: str, began: float, *, origin: int = 0, status: CellStatus = CellStatus.OK
+    ) -> None:
         """Have the calls since the last time entered into the journal."""
         calls, self.transport.calls = self.transport.calls, {}
         if not calls:
             return
-        rows = [endpoint.describe(times) for endpoint, times in calls.items()]
+        rows: list[EndpointCalls] = [endpoint.describe(times) for endpoint, times in calls.items()]
         seconds: dict[int, float] = {}
         for row in rows:
-            for rank, each in row["seconds"].items():
+            for rank, each in row.seconds.items():
                 seconds[rank] = seconds.get(rank, 0.0) + each
-        ranks = ", ".join(sorted({row["ranks"] for row in rows}))
-        entry = {"source": source, "calls": rows, "when": began, "ranks": ranks, "seconds": seconds, **fields}
-        self.tell(Note(EntryKind.CALLS, entry))
+        entry = JournalEntry(
+            EntryKind.CALLS, source=source, when=began, ranks=", ".join(sorted({row.ranks for row in rows})),
+            seconds=seconds, calls=rows, origin=origin, status=status,
+        )  # fmt: skip
+        self.tell(Note(entry))
 
     # --- actors of this program
 

@@ -16,16 +16,22 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+
+from msgspec import to_builtins
+from msgspec.structs import asdict, replace
 
 from monarch_nb._journal.secrets import mask_all
+from monarch_nb._protocol.base import Plain
+from monarch_nb._protocol.journal import JournalEntry
+from monarch_nb._protocol.states import EntryKind
 
 FILE = "journal.jsonl"
 MAX_ENTRIES = 10_000
 """Beyond this, the older half is dropped, with an entry that says so."""
 
-Entry = dict[str, Any]
-_encode = json.JSONEncoder(default=str).encode
+Line = dict[str, Plain]
+"""A line of the file: an entry, or some fields of one."""
+_encode = json.dumps
 
 
 class EntryLog:
@@ -39,7 +45,7 @@ class EntryLog:
     def __init__(self, directory: str, max_entries: int = MAX_ENTRIES) -> None:
         self._path = os.path.join(directory, FILE)
         self._max_entries = max_entries
-        self.entries: dict[int, Entry] = {}
+        self.entries: dict[int, JournalEntry] = {}
         self.when_dirty: Callable[[], None] | None = None
         """Called when lines wait to be written; who sets it calls `flush` soon. Without it they're written
         at once.
@@ -48,7 +54,7 @@ class EntryLog:
         """Whether nothing is written just now."""
         self.when_broken: Callable[[OSError], None] = lambda _error: None
         """Told why nothing is written any more."""
-        self._unwritten: list[Entry] = []
+        self._unwritten: list[Line] = []
         self._next = 1
         self._size = 0
         self._fd = -1
@@ -69,29 +75,37 @@ class EntryLog:
         """Where the file is."""
         return os.path.dirname(self._path)
 
-    def begin_entry(self, kind: str, **fields: Any) -> Entry:
-        """Enter something new; return it with its number `n`."""
-        entry: Entry = {"n": self._next, "kind": kind, **fields}
-        self._next += 1
-        self.entries[entry["n"]] = entry
-        self._append(entry)
+    def begin_entry(self, entry: JournalEntry) -> JournalEntry:
+        """Enter something new; return it with its number."""
+        entry = self._number(entry)
         if len(self.entries) > self._max_entries:
             self._drop_older_half()
         return entry
 
-    def add(self, n: int, **fields: Any) -> None:
-        """Add to an entry: how it ended, that it was seen."""
-        entry = self.entries.get(n)
-        if entry is not None:
-            entry.update(fields)
-            self._append({"n": n, **fields})
+    def _number(self, entry: JournalEntry) -> JournalEntry:
+        entry = replace(entry, n=self._next)
+        self._next += 1
+        self.entries[entry.n] = entry
+        self._append(entry.plain())
+        return entry
 
-    def _append(self, fields: Entry) -> None:
+    def change(self, entry: JournalEntry) -> None:
+        """Put an entry in the place of the one of its number, if that's still there: it says how it ended,
+        that it was seen. The file gets what is new.
+        """
+        before = self.entries.get(entry.n)
+        if before is not None:
+            self.entries[entry.n] = entry
+            known, now = asdict(before), asdict(entry)
+            changed = {name: value for name, value in now.items() if known[name] != value}
+            self._append({"n": entry.n, **to_builtins(changed)})
+
+    def _append(self, fields: Line) -> None:
         if self.is_paused:
             return
         if not self._unwritten and self.when_dirty is not None:
             self.when_dirty()
-        self._unwritten.append(dict(fields))
+        self._unwritten.append(fields)
         if self.when_dirty is None:
             self.flush()
 
@@ -141,7 +155,7 @@ class EntryLog:
         temporary = self._path + ".new"
         try:
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                file.writelines(_encode(mask_all(entry)) + "\n" for entry in self.entries.values())
+                file.writelines(_encode(mask_all(entry.plain())) + "\n" for entry in self.entries.values())
             os.replace(temporary, self._path)
         except OSError:
             with suppress(OSError):
@@ -152,7 +166,7 @@ class EntryLog:
 
     def drop_before(self, when: float) -> None:
         """Drop what had ended before then."""
-        old = [n for n, entry in self.entries.items() if entry.get("ended", when) < when]
+        old = [n for n, each in self.entries.items() if each.ended is not None and each.ended < when]
         for n in old:
             del self.entries[n]
         if old and not self.is_paused:
@@ -164,7 +178,7 @@ class EntryLog:
     def _drop_older_half(self) -> None:
         numbers = sorted(self.entries)
         self.flush()
-        dropped = [n for n in numbers[: len(numbers) // 2] if "ended" in self.entries[n]]
+        dropped = [n for n in numbers[: len(numbers) // 2] if self.entries[n].ended is not None]
         for n in dropped:
             del self.entries[n]
         if not self.is_paused:
@@ -173,10 +187,7 @@ class EntryLog:
             except OSError as error:
                 self._break(error)
         text = f"{len(dropped)} older entries were dropped: the journal keeps {self._max_entries}"
-        note: Entry = {"n": self._next, "kind": "note", "text": text}
-        self._next += 1
-        self.entries[note["n"]] = note
-        self._append(note)
+        self._number(JournalEntry(EntryKind.NOTE, text=text))
 
     def close(self) -> None:
         """Close the file."""
@@ -205,33 +216,34 @@ class EntryLog:
             os.unlink(before)
 
 
-def read(directory: str) -> list[Entry]:
+def read(directory: str) -> list[JournalEntry]:
     """Return the entries in a journal's directory, oldest first; a last line that was cut off is left out.
 
     Raises:
         FileNotFoundError: if there is no journal.
     """
     with open(os.path.join(directory, FILE), errors="replace") as file:
-        return merge(_parsed(file))
+        found = map(JournalEntry.read, merge(_parsed(file)))
+        return [entry for entry in found if entry is not None]
 
 
-def _parsed(lines: Iterable[str]) -> Iterable[Entry]:
+def _parsed(lines: Iterable[str]) -> Iterable[Line]:
     for line in lines:
         try:
-            entry = json.loads(line)
+            found = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(entry, dict) and isinstance(entry.get("n"), int):
-            yield entry
+        if isinstance(found, dict) and isinstance(found.get("n"), int):
+            yield found
 
 
-def merge(lines: Iterable[Entry]) -> list[Entry]:
+def merge(lines: Iterable[Line]) -> list[Line]:
     """Return each entry once, with what later lines add to it.
 
     >>> merge([{"n": 1, "kind": "cell"}, {"n": 1, "status": "ok"}])
     [{'n': 1, 'kind': 'cell', 'status': 'ok'}]
     """
-    found: dict[int, Entry] = {}
+    found: dict[int, Line] = {}
     for line in lines:
         found.setdefault(line["n"], {}).update(line)
     return list(found.values())

@@ -109,10 +109,10 @@ def is_unlogged(source: str) -> bool:
     return _NOLOG.match(source) is not None
 
 
-def logged_source(source: str) -> dict[str, Any]:
+def logged_source(source: str) -> str:
     """Return what an entry has of a cell's source.
 
-    >>> logged_source("# nolog\\nlogin()")
-    {'source': '# nolog', 'nolog': True}
+    >>> logged_source("# nolog\\nlogin()"), logged_source("login()")
+    ('# nolog', 'login()')
     """
-    return {"source": "# nolog", "nolog": True} if is_unlogged(source) else {"source": source}
+    return "# nolog" if is_unlogged(source) else source

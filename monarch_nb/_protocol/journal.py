@@ -1,13 +1,175 @@
-"""The journal: what was done by whom. An entry is what stands in its file: JSON, described in
-`_journal.entries`.
+"""The journal: what was done by whom. An entry is one JSON object of its file, which `_journal.entries`
+writes and reads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
 from msgspec import UNSET, UnsetType
 
-from monarch_nb._protocol.base import Plain, Record, Request
-from monarch_nb._protocol.states import EntryKind
+from monarch_nb._protocol.base import Record, Request
+from monarch_nb._protocol.cells import CellFailure, CellOver
+from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.hang import RankStacks
+from monarch_nb._protocol.healing import Report
+from monarch_nb._protocol.kept import Kept
+from monarch_nb._protocol.states import CellStatus
+
+
+class CallRecord(Kept, frozen=True):
+    """A call to an endpoint, or several as one.
+
+    Attributes:
+        when: it began, in seconds since the epoch.
+        num_failed: on how many ranks.
+        seconds: until each rank had answered.
+    """
+
+    when: float
+    num_failed: int
+    seconds: dict[int, float]
+
+
+class EndpointCalls(CallRecord, frozen=True):
+    """The calls of a program to one endpoint, as `actor.method`, since its last entry.
+
+    Attributes:
+        num: how many.
+        each: the last ones, each by itself.
+    """
+
+    endpoint: str
+    ranks: str
+    num: int
+    each: list[CallRecord] = []
+
+
+class Environment(Kept, frozen=True):
+    """What a mesh was started with.
+
+    Attributes:
+        id: short, and equal for equal environments.
+        packages: versions by name; empty: it isn't installed.
+        host: of the controller.
+        variables: that it was given.
+    """
+
+    id: str
+    python: str
+    packages: dict[str, str]
+    host: str
+    variables: dict[str, str]
+
+
+class JournalEntry(Kept, frozen=True, omit_defaults=True):
+    """An entry of the journal; which fields it has depends on its kind.
+
+    Attributes:
+        kind: an `EntryKind`; of a journal of another version perhaps another word.
+        n: its number; of a cell also the origin of what that prints; 0: it isn't entered yet.
+        who: has done it, in words.
+        when, ended: in seconds since the epoch; None: it runs, or its mesh was killed.
+        status: a `CellStatus`.
+        source: of a cell; else a line that says what was done.
+        text: of an event that no program has asked for.
+        ranks: as text.
+        env: id of the mesh's environment.
+        seconds: run times, by rank.
+        number: of the notebook's cell; 0: it has none.
+        position, end_position: of a cell's output in the journal.
+        nolog: `source` isn't kept.
+        script, always: whether the cell is a script; whether new ranks run it, too.
+        rerun_of, replay_of: entries that the cell repeats; 0: none.
+        seen: somebody has seen how the cell ended.
+        reason, unfinished, failures, stopped, said: as in `CellOver`.
+        missing: why output of the cell may be missing.
+        calls: of a program, by endpoint; `origin`: the program's cell that has made them.
+        names, values: variables that were pushed or pulled; literals of those pushed that have one.
+        dims, environment: what the mesh was started with.
+        end: how a rank was lost.
+        report: of a heal.
+    """
+
+    kind: str
+    n: int = 0
+    who: str = ""
+    when: float = 0.0
+    ended: float | None = None
+    status: str = CellStatus.RUNNING
+    source: str = ""
+    text: str = ""
+    ranks: str = ""
+    group: str = ""
+    env: str = ""
+    seconds: dict[int, float] = {}
+    number: int = 0
+    position: int = 0
+    end_position: int = 0
+    nolog: bool = False
+    script: bool = False
+    always: bool = False
+    rerun_of: int = 0
+    replay_of: int = 0
+    seen: bool = False
+    reason: str = ""
+    unfinished: dict[int, RankStacks] = {}
+    failures: list[CellFailure] = []
+    stopped: list[int] = []
+    said: list[str] = []
+    missing: str = ""
+    calls: list[EndpointCalls] = []
+    origin: int = 0
+    names: list[str] = []
+    values: dict[str, str] | None = None
+    dims: dict[str, int] = {}
+    environment: Environment | None = None
+    end: RankExit | None = None
+    report: Report | None = None
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> JournalEntry | None:
+        """Return an entry of a file, without fields that another version has written otherwise; None if it
+        is none.
+
+        >>> JournalEntry.read({"n": 3, "kind": "cell", "ranks": 7, "number": 2}).number
+        2
+        """
+        with suppress(ValueError):
+            return cls.of(found)
+        with suppress(ValueError):
+            return cls.of({name: value for name, value in found.items() if cls._fits(name, value)})
+        return None
+
+    @classmethod
+    def _fits(cls, name: str, value: Any) -> bool:
+        with suppress(ValueError):
+            cls.of({"kind": "", name: value})
+            return True
+        return False
+
+    def row(self) -> EntryRow:
+        """Return it as a front end shows it."""
+        return EntryRow(
+            self.n,
+            self.kind,
+            self.who,
+            self.when,
+            UNSET if self.ended is None else self.ended,
+            UNSET if self.status == CellStatus.RUNNING else self.status,
+            self.ranks or UNSET,
+            self.source or UNSET,
+            self.text or UNSET,
+        )
+
+    def over(self) -> CellOver:
+        """Return how the cell of this entry has ended, as those who watch it are told."""
+        return CellOver(
+            CellStatus(self.status), self.reason, self.unfinished, self.failures, self.stopped, self.said,
+            self.seconds,
+        )  # fmt: skip
 
 
 class JournalSettings(Record, frozen=True):
@@ -27,16 +189,15 @@ class SetJournal(Request[JournalSettings], frozen=True):
 
 
 class Note(Request[None], frozen=True):
-    """Enter what a program has done without the controller: calls, pushes. `fields` are the entry's."""
+    """Enter what a program has done without the controller: calls, pushes. The controller says who."""
 
-    kind: EntryKind
-    fields: dict[str, Plain]
+    entry: JournalEntry
 
 
 class JournalPart(Record, frozen=True):
     """Entries, oldest first; how much output was dropped; why nothing is kept, if that's so."""
 
-    entries: list[dict[str, Plain]]
+    entries: list[JournalEntry]
     num_dropped_bytes: int
     trouble: str
     keep_s: float
@@ -48,7 +209,7 @@ class GetHistory(Request[JournalPart], frozen=True):
     limit: int
 
 
-class GetEntry(Request[dict[str, Plain] | None], frozen=True):
+class GetEntry(Request[JournalEntry | None], frozen=True):
     """Return one entry, or None."""
 
     n: int
@@ -57,7 +218,7 @@ class GetEntry(Request[dict[str, Plain] | None], frozen=True):
 class Unseen(Record, frozen=True):
     """Cells that nobody has seen end, and from where in the journal on nobody has seen other output."""
 
-    cells: list[dict[str, Plain]]
+    cells: list[JournalEntry]
     position: int | None
 
 

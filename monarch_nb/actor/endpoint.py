@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from monarch_nb._client.actor_states import ActorState
+from monarch_nb._protocol.journal import CallRecord, EndpointCalls
 from monarch_nb._shape import Point, Shape, format_ranks
 from monarch_nb._transport.call import call, call_each, call_one
 from monarch_nb._transport.origin import origin_in
@@ -355,23 +356,19 @@ class Endpoint(Generic[P, R]):
             receivers = [receivers[self._callees.load_of(len(receivers)).next()]]
         self._post(body, flags, 0 if port is None else port.ref, receivers)
 
-    def describe(self, times: CallTimes) -> dict[str, Any]:
-        """Return what the journal says of calls to this endpoint: actor and method, how often, the ranks
-        and their times.
-        """
+    def describe(self, times: CallTimes) -> EndpointCalls:
+        """Return what the journal says of calls to this endpoint."""
         ranks = self.shape.ranks
 
-        def by_rank(each: CallTime) -> dict[str, Any]:
+        def by_rank(each: CallTime) -> CallRecord:
             seconds = {ranks[slot]: round(seconds, 6) for slot, seconds in sorted(each.seconds.items())}
-            return {"when": round(each.when, 6), "num_failed": each.num_failed, "seconds": seconds}
+            return CallRecord(round(each.when, 6), each.num_failed, seconds)
 
-        return {
-            "endpoint": self.what,
-            "ranks": format_ranks(ranks),
-            "num": times.num,
-            **by_rank(times),
-            "each": [by_rank(each) for each in times.each],
-        }
+        total = by_rank(times)
+        return EndpointCalls(
+            total.when, total.num_failed, total.seconds, self.what, format_ranks(ranks), times.num,
+            each=[by_rank(each) for each in times.each],
+        )  # fmt: skip
 
     # --- sending
 

@@ -35,10 +35,10 @@ def rerun(state: State, arguments: Namespace) -> None:
             f"#{entry.n} of the journal is no cell but {entry.kind}; only cells can be run again: see "
             "%mesh history"
         )
-    if entry.details.get("nolog"):
+    if entry.record.nolog:
         raise MeshUsageError(f"#{entry.n} of the journal can't be run again: its source isn't kept (# nolog)")
     ranks = mesh.select(arguments.ranks or entry.ranks)
-    if entry.details.get("script"):
+    if entry.record.script:
         rerun_script(mesh, entry, ranks)
         return
     show_cell(mesh, entry.source, ranks, number=entry.number, rerun_of=entry.n)

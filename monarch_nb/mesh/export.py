@@ -86,7 +86,7 @@ def export(path: str | Path, mesh: Mesh, entries: Sequence[Entry]) -> Exported:
     kept = [
         e
         for e in entries
-        if _is_push(e) or (e.kind == "cell" and not (e.details.get("rerun_of") or e.details.get("replay_of")))
+        if _is_push(e) or (e.kind == "cell" and not (e.record.rerun_of or e.record.replay_of))
     ]
     try:
         write(path, mesh, kept)
@@ -101,22 +101,23 @@ def export(path: str | Path, mesh: Mesh, entries: Sequence[Entry]) -> Exported:
 
 
 def _is_push(entry: Entry) -> bool:
-    return entry.kind == "variables" and "values" in entry.details
+    return entry.kind == "variables" and entry.record.values is not None
 
 
 def _missing(entry: Entry) -> list[str]:
     """Return the names of what was pushed and isn't in the journal."""
-    return [name for name in entry.details["names"] if name not in entry.details["values"]]
+    values = entry.record.values or {}
+    return [name for name in entry.record.names if name not in values]
 
 
 def _pushed(entry: Entry) -> str:
     """Return the source that defines what was pushed; a comment where it isn't known."""
-    values = entry.details["values"]
+    values = entry.record.values or {}
     return "\n".join(
         f"{name} = {values[name]}"
         if name in values
         else f"# {name}: pushed from the notebook; define it here, its value isn't in the journal"
-        for name in entry.details["names"]
+        for name in entry.record.names
     )
 
 
@@ -205,7 +206,7 @@ def _notebook_cell(mesh: Mesh, entry: Entry) -> dict[str, Any]:
 
 def _with_magic(mesh: Mesh, entry: Entry, source: str) -> str:
     ranks = "" if len(mesh.select(entry.ranks)) == len(mesh) else f" --ranks {entry.ranks}"
-    if entry.details.get("script"):
+    if entry.record.script:
         return source.replace("%mesh run", f"%mesh run{ranks}", 1)
     return f"%%mesh{ranks}\n{source.rstrip()}"
 

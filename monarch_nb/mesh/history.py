@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._client.feed import Feed, Watcher
 from monarch_nb._protocol.cells import Unwatch, WatchCell, WatchOutput
 from monarch_nb._protocol.journal import (
+    CallRecord,
     EntryRow,
     GetEntry,
     GetHistory,
     GetMissed,
+    JournalEntry,
     JournalSettings,
     SetJournal,
 )
@@ -51,7 +53,7 @@ class Entry:
             true.
         seconds: run time of a cell by rank.
         env: id of the environment that the mesh was started with.
-        details: all that is known, as on disk.
+        record: all that is known.
     """
 
     n: int
@@ -65,25 +67,30 @@ class Entry:
     status: str = CellStatus.RUNNING
     seconds: Mapping[int, float] = field(default_factory=dict)
     env: str = ""
-    details: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    record: JournalEntry = field(kw_only=True, repr=False)
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Entry:
-        """Make an entry of what is on disk."""
+    def of(cls, record: JournalEntry) -> Entry:
+        """Make an entry of what the journal has."""
         return cls(
-            n=row["n"],
-            kind=row["kind"],
-            who=row.get("who", ""),
-            when=row.get("when", 0.0),
-            source=row.get("source") or row.get("text") or "",
-            ranks=row.get("ranks", ""),
-            number=row.get("number", 0),
-            ended=row.get("ended"),
-            status=row.get("status", CellStatus.RUNNING),
-            seconds={int(r): s for r, s in row.get("seconds", {}).items()},
-            env=row.get("env", ""),
-            details=row,
+            n=record.n,
+            kind=record.kind,
+            who=record.who,
+            when=record.when,
+            source=record.source or record.text,
+            ranks=record.ranks,
+            number=record.number,
+            ended=record.ended,
+            status=record.status,
+            seconds=record.seconds,
+            env=record.env,
+            record=record,
         )
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """All that is known, as on disk: fields that say nothing aren't there."""
+        return self.record.plain()
 
     def columns(self) -> tuple[str, ...]:
         """Return it in columns: number, time, what, ranks, status, how long, source, who."""
@@ -98,7 +105,7 @@ class Entry:
         more = self.source.count("\n", 0, len(self.source.rstrip()))
         extra = f" (+{more} lines)" if more else ""
         if self.kind == "calls":
-            calls = ", ".join(f"{c['endpoint']} x{c['num']}" for c in self.details.get("calls", ()))
+            calls = ", ".join(f"{each.endpoint} x{each.num}" for each in self.record.calls)
             shown = f"{calls}  |  {shown}"
         return (
             f"#{self.n}",
@@ -122,13 +129,11 @@ class Entry:
         parts = [self.line(), *(f"    {line}" for line in self.source.splitlines())]
         if self.seconds and self.kind != EntryKind.CALLS:
             parts.append(f"seconds: {_by_rank(self.seconds)}")
-        for call in self.details.get("calls", ()):
-            parts.append(f"{call['endpoint']} x{call['num']} on ranks {call['ranks']}")
-            parts += [f"    {_call_line(each)}" for each in call.get("each", ())]
-        failures = self.details.get("failures") or ()
-        alike = fold_alike(
-            [RankFailure((f["rank"],), f["type"], f["message"], first=i == 0) for i, f in enumerate(failures)]
-        )
+        for call in self.record.calls:
+            parts.append(f"{call.endpoint} x{call.num} on ranks {call.ranks}")
+            parts += [f"    {_call_line(each)}" for each in call.each]
+        failures = enumerate(self.record.failures)
+        alike = fold_alike([RankFailure((f.rank,), f.type, f.message, first=i == 0) for i, f in failures])
         parts += [failure.headline() for failure in alike]
         return "\n".join(parts)
 
@@ -161,10 +166,10 @@ def _by_rank(seconds: Mapping[Any, float]) -> str:
     return ", ".join(f"[{rank}] {each:.3g}" for rank, each in seconds.items()) or "unanswered"
 
 
-def _call_line(each: Mapping[str, Any]) -> str:
-    clock = time.strftime("%H:%M:%S", time.localtime(each["when"])) + f"{each['when'] % 1:.3f}"[1:]
-    failed = f", {each['num_failed']} failed" if each["num_failed"] else ""
-    return f"{clock} seconds: {_by_rank(each['seconds'])}{failed}"
+def _call_line(each: CallRecord) -> str:
+    clock = time.strftime("%H:%M:%S", time.localtime(each.when)) + f"{each.when % 1:.3f}"[1:]
+    failed = f", {each.num_failed} failed" if each.num_failed else ""
+    return f"{clock} seconds: {_by_rank(each.seconds)}{failed}"
 
 
 class Entries(list[Entry]):
@@ -213,9 +218,6 @@ class Missed:
         return "; ".join(parts)
 
 
-_SHOWN = EntryRow.__struct_fields__
-
-
 class History:
     """The journal of a mesh, as its clients read it."""
 
@@ -257,7 +259,7 @@ class History:
     def rows(self, limit: int = 1000) -> list[EntryRow]:
         """Return the last entries as front ends show them, oldest first."""
         found = session_of(self._mesh).request(GetHistory(limit))
-        return [EntryRow(**{name: row[name] for name in _SHOWN if name in row}) for row in found.entries]
+        return [entry.row() for entry in found.entries]
 
     def entry(self, n: int) -> Entry:
         """Return an entry by its number.
@@ -276,7 +278,7 @@ class History:
         """Return what nobody has seen so far."""
         found = session_of(self._mesh).request(GetMissed())
         return Missed(
-            tuple(Entry.of(row) for row in found.cells if row["group"] == placement_of(self._mesh).group),
+            tuple(Entry.of(row) for row in found.cells if row.group == placement_of(self._mesh).group),
             found.position,
         )
 
@@ -284,7 +286,7 @@ class History:
         """Show a cell from its beginning: what it has printed so far at once, the rest as it comes."""
         ranks = self._mesh.select(entry.ranks)
         run = CellRun(self._mesh, ranks, watcher)
-        run.result.reason = str(entry.details.get("reason", ""))
+        run.result.reason = entry.record.reason
         return run.start(WatchCell(entry.n))
 
     def output(

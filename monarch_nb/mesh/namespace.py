@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._protocol.journal import Note
+from monarch_nb._protocol.journal import JournalEntry, Note
 from monarch_nb._protocol.states import EntryKind
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks
@@ -103,11 +103,15 @@ class Namespace:
         return find_difference(self._mesh, name, self._mesh.select(ranks))
 
 
-def _note(mesh: Mesh, kind: str, names: Sequence[str], ranks: tuple[int, ...], **fields: Any) -> None:
+def _note(
+    mesh: Mesh, kind: str, names: Sequence[str], ranks: tuple[int, ...], values: dict[str, str] | None = None
+) -> None:
     """Put it into the journal."""
     source = f"%mesh {kind} {', '.join(names)}"
-    entry = {"source": source, "ranks": format_ranks(ranks), "names": list(names), **fields}
-    session_of(mesh).tell(Note(EntryKind.VARIABLES, entry))
+    entry = JournalEntry(
+        EntryKind.VARIABLES, source=source, ranks=format_ranks(ranks), names=list(names), values=values
+    )
+    session_of(mesh).tell(Note(entry))
 
 
 def _host_broadcast() -> Any:

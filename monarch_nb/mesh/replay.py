@@ -61,7 +61,7 @@ def replay(mesh: Mesh, ranks: Sequence[int]) -> list[str]:
         chosen = sorted(set(ranks) & set(mesh.select(entry.ranks))) if defines_state(entry) else []
         if not chosen:
             continue
-        reason = "it isn't kept: # nolog" if entry.details.get("nolog") else _cannot(entry.source)
+        reason = "it isn't kept: # nolog" if entry.record.nolog else _cannot(entry.source)
         if reason:
             messages.append(f"cell #{entry.n} was not replayed: {reason}")
             continue
@@ -101,11 +101,11 @@ def _cannot(source: str) -> str:
 
 def defines_state(entry: Entry) -> bool:
     """Say whether an entry is a cell that ended well and did more than show something."""
-    if entry.kind != EntryKind.CELL or entry.status != CellStatus.OK or entry.details.get("replay_of"):
+    if entry.kind != EntryKind.CELL or entry.status != CellStatus.OK or entry.record.replay_of:
         return False
-    if entry.details.get("script") or entry.details.get("always"):
+    if entry.record.script or entry.record.always:
         return False  # its state ended with it; new ranks have run it
-    if entry.details.get("nolog"):
+    if entry.record.nolog:
         return True  # it may have: nobody knows
     try:
         body = ast.parse(entry.source).body

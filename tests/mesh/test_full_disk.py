@@ -117,7 +117,7 @@ def test_cells_go_on_without_a_journal_and_it_comes_back(disk: SmallDisk, notice
         assert not mesh.status().journal_trouble
         assert "after" in run(mesh, "print('after')")
         directory = mesh.status().journal
-        ended = {e["n"]: e.get("status") for e in journal_entries.read(directory) if e["kind"] == "cell"}
+        ended = {e.n: e.status for e in journal_entries.read(directory) if e.kind == "cell"}
         assert list(ended.values()) == ["ok", "ok", "error", "interrupted", "interrupted", "ok"], (
             "no cell's end is lost"
         )
@@ -141,7 +141,7 @@ def test_a_mesh_starts_with_a_full_disk_and_moves_there_later(disk: SmallDisk, n
         run(mesh, "print('there')")
         directory = mesh.status().journal
         assert directory.startswith(str(disk.path))
-        assert [e["kind"] for e in journal_entries.read(directory)] == ["start", "cell", "note", "cell"]
+        assert [e.kind for e in journal_entries.read(directory)] == ["start", "cell", "note", "cell"]
     assert b"there\n" in [r.data for _, r in read_all(directory)]
 
 
@@ -172,7 +172,7 @@ def test_what_a_killed_controller_leaves_on_a_full_disk_can_be_read(
     os.kill(pid, signal.SIGKILL)
     wait_for_exit(pid)
     assert {r.data.replace(b"y", b"").strip() for _, r in read_all(directory)} == {b""}
-    assert [e["kind"] for e in journal_entries.read(directory)] == ["start", "cell"]
+    assert [e.kind for e in journal_entries.read(directory)] == ["start", "cell"]
     mesh._session.close()
     sessions._current = before
 

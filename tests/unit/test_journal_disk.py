@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from small_disk import SmallDisk, small_disk
 
 from monarch_nb._journal import disk as disks
@@ -13,6 +14,7 @@ from monarch_nb._journal import entries as journal_entries
 from monarch_nb._journal import record as records
 from monarch_nb._journal.entries import EntryLog
 from monarch_nb._journal.output import OutputStore, read_all
+from monarch_nb._protocol.journal import JournalEntry
 
 
 @pytest.fixture
@@ -91,22 +93,22 @@ def test_entries_are_written_anew_when_there_is_room(disk: SmallDisk) -> None:
     log = EntryLog(str(disk.path))
     broken: list[OSError] = []
     log.when_broken = broken.append
-    first = log.begin_entry("cell", source="before")
+    first = log.begin_entry(JournalEntry("cell", source="before"))
     disk.fill()
     for i in range(30):
-        log.begin_entry("cell", source=f"{i} " + "x" * 500)
-    log.add(first["n"], status="ok")
+        log.begin_entry(JournalEntry("cell", source=f"{i} " + "x" * 500))
+    log.change(replace(first, status="ok"))
     assert len(broken) == 1
-    assert {e["source"][:6] for e in journal_entries.read(str(disk.path))} >= {"before"}
+    assert {e.source[:6] for e in journal_entries.read(str(disk.path))} >= {"before"}
     with pytest.raises(OSError, match="No space left"):
         log.resume()
     assert sorted(f.name for f in disk.path.iterdir()) == [journal_entries.FILE, "stuffing"]
     disk.free()
     log.resume()
-    log.begin_entry("cell", source="after")
+    log.begin_entry(JournalEntry("cell", source="after"))
     found = journal_entries.read(str(disk.path))
-    assert [e["n"] for e in found] == list(range(1, 33))
-    assert found[0]["status"] == "ok"
+    assert [e.n for e in found] == list(range(1, 33))
+    assert found[0].status == "ok"
     log.close()
 
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
-from msgspec import convert
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from monarch_nb._host.controller import cell_events as to_do
 from monarch_nb._host.controller import cell_results
@@ -42,11 +41,12 @@ from monarch_nb._host.controller.watch import Watch
 from monarch_nb._host.controller.workflow import run_workflow
 from monarch_nb._host.request import RequestError
 from monarch_nb._journal import record as records
-from monarch_nb._journal.secrets import logged_source
+from monarch_nb._journal.secrets import is_unlogged, logged_source
 from monarch_nb._protocol import cells as protocol
-from monarch_nb._protocol.base import Plain, encode
+from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.cells import CellOver, RunCell, WatchCell
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.journal import JournalEntry
 from monarch_nb._protocol.questions import AbortCollectives, CancelCell
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._protocol.states import CellStatus, EndReason, EntryKind
@@ -299,21 +299,24 @@ class Cells:
     def _enter(self, request: RunCell, who: str) -> int:
         """Begin a cell's entry in the journal; return its number."""
         controller = self._controller
-        entry = controller.journal.entries.begin_entry(
+        source = request.source[:MAX_SOURCE_SHOWN]
+        entry = JournalEntry(
             EntryKind.CELL,
             who=who,
             when=time.time(),
-            **logged_source(request.source[:MAX_SOURCE_SHOWN]),
+            source=logged_source(source),
+            nolog=is_unlogged(source),
             ranks=request.rank_set,
             group=request.group,
             number=request.number,
             env=controller.environment_id,
             position=controller.journal.store.end,
-            **_repeated(request),
-            **({"script": True} if request.script is not None else {}),
-            **({"always": True} if request.always else {}),
+            rerun_of=request.rerun_of,
+            replay_of=request.replay_of,
+            script=request.script is not None,
+            always=request.always,
         )
-        return int(entry["n"])
+        return controller.journal.entries.begin_entry(entry).n
 
     def _when_over(self, request: RunCell, n: int, when_over: WhenOver, over: CellOver) -> None:
         if request.always and over.status == CellStatus.OK:
@@ -397,24 +400,26 @@ class Cells:
 
     def _book(self, n: int, summary: CellOver, *, seen: bool) -> None:
         """Enter the end of a cell into the journal."""
-        kept = {
+        journal = self._controller.journal
+        entry = journal.entries.entries.get(n)
+        if entry is None:
+            return
+        ended = replace(
+            entry,
+            ended=time.time(),
+            end_position=journal.store.end,
+            seen=seen,
+            missing=self._missing(entry),
             **asdict(summary),
-            "failures": [asdict(f) for f in summary.failures],
-            **self._unkept(n, summary),
-        }
-        journal = self._controller.journal
-        journal.entries.add(n, ended=time.time(), end_position=journal.store.end, seen=seen, **kept)
+        )
+        journal.entries.change(_without_messages(ended) if entry.nolog else ended)
 
-    def _unkept(self, n: int, summary: CellOver) -> dict[str, Plain]:
-        """Return what the journal has otherwise than those who watch; they have seen it all."""
-        journal = self._controller.journal
-        if journal.is_unlogged(n):
-            failures = [{**asdict(f), "message": "(not kept)"} for f in summary.failures]
-            return {"failures": failures, "missing": "this cell's source and output are not kept: # nolog"}
-        if not journal.trouble:
-            return {}
-        text = f"what it has printed may be missing here; the journal isn't written: {journal.trouble}"
-        return {"missing": text}
+    def _missing(self, entry: JournalEntry) -> str:
+        """Return why the journal hasn't all of a cell's output; those who watch have seen it all."""
+        if entry.nolog:
+            return "this cell's source and output are not kept: # nolog"
+        trouble = self._controller.journal.trouble
+        return trouble and (f"what it has printed may be missing here; the journal isn't written: {trouble}")
 
     # --- watching
 
@@ -422,10 +427,10 @@ class Cells:
     def do_watch_cell(self, request: WatchCell, sender: Sender) -> Later | None:
         """Show a cell from its beginning."""
         entry = self._controller.journal.entries.entries.get(request.n)
-        if entry is None or entry["kind"] != EntryKind.CELL:
+        if entry is None or entry.kind != EntryKind.CELL:
             raise RequestError(f"the journal has no cell #{request.n}; see %mesh history")
         if self._states.knows(request.n):
-            self._watch_running(sender, request.n, entry["position"])
+            self._watch_running(sender, request.n, entry.position)
         else:
             self._watch_over(sender, request.n, entry)
         return LATER
@@ -437,15 +442,14 @@ class Cells:
         for message in self._states.history(n):
             watch.tell(message)
 
-    def _watch_over(self, sender: Sender, n: int, entry: Mapping[str, Plain]) -> None:
+    def _watch_over(self, sender: Sender, n: int, entry: JournalEntry) -> None:
         controller = self._controller
-        until = min(entry["end_position"] + LATE_BYTES, controller.journal.store.end)
-        watch = controller.output.watch_cell(sender.proc, sender.ref, n, entry["position"], until)
+        until = min(entry.end_position + LATE_BYTES, controller.journal.store.end)
+        watch = controller.output.watch_cell(sender.proc, sender.ref, n, entry.position, until)
         watch.tell(protocol.CellBegan(n))
-        if "missing" in entry:
-            watch.tell(protocol.CellMessage(entry["missing"]))
-        known = CellOver.__struct_fields__
-        watch.tell(convert({name: entry[name] for name in known}, CellOver))
+        if entry.missing:
+            watch.tell(protocol.CellMessage(entry.missing))
+        watch.tell(entry.over())
 
     def watchers(self, n: int) -> list[int]:
         """Return the clients that watch a cell that isn't over."""
@@ -461,7 +465,6 @@ class Cells:
         self._happens(CellNotice(proc, text))
 
 
-def _repeated(request: RunCell) -> dict[str, Plain]:
-    """Return which entries of the journal a cell repeats, for its own."""
-    found = {"rerun_of": request.rerun_of, "replay_of": request.replay_of}
-    return {name: of for name, of in found.items() if of}
+def _without_messages(entry: JournalEntry) -> JournalEntry:
+    """Return a cell's entry without what its errors say."""
+    return replace(entry, failures=[replace(each, message="(not kept)") for each in entry.failures])

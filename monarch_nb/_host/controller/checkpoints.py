@@ -22,6 +22,7 @@ from monarch_nb._host.controller.workflow import run_workflow
 from monarch_nb._journal.disk import why
 from monarch_nb._protocol.events import CheckpointEpoch, HostPreempted, Leave, Notice
 from monarch_nb._protocol.healing import CheckpointFailed, CheckpointGather, Gathered
+from monarch_nb._protocol.journal import JournalEntry
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._protocol.states import CheckpointPhase, EntryKind
 from monarch_nb._shape import name_ranks
@@ -335,7 +336,7 @@ class CheckpointService:
                 go_on()
 
         if specs:
-            controller.journal.note(0, EntryKind.NOTE, text=why)
+            controller.journal.note(0, JournalEntry(EntryKind.NOTE, text=why))
             controller.loop.call_later(deadline_s, once)
         run_workflow(controller.healing.save(specs, deadline_s), once)
 

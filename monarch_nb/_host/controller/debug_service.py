@@ -36,6 +36,7 @@ from monarch_nb._protocol.debugging import (
     WatchDebug,
 )
 from monarch_nb._protocol.events import DebugHold, DebugSettingsChanged, RankStopped
+from monarch_nb._protocol.journal import JournalEntry
 from monarch_nb._protocol.names import GroupRecord
 from monarch_nb._protocol.questions import SetBreak
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
@@ -388,7 +389,7 @@ class DebugService:
             f"nobody has been there to debug {name_ranks(ranks)} for {self.abandoned_s:g} s: "
             f"{'it runs' if len(ranks) == 1 else 'they run'} on"
         )
-        self._controller.journal.note(0, EntryKind.NOTE, text=text)
+        self._controller.journal.note(0, JournalEntry(EntryKind.NOTE, text=text))
         for stop in list(self._stops.values()):
             self._send(stop, 0, wire.RUN_ON)
             self._controller.cells.say_on(stop.proc, text)

@@ -7,23 +7,23 @@ import json
 import platform
 from collections.abc import Mapping
 from importlib import metadata
-from typing import Any
 
+from monarch_nb._protocol.journal import Environment
 from monarch_nb._version import __version__
 
 _PACKAGES = ("monarch_nb", "torch", "numpy", "ipython", "pyzmq", "cloudpickle")
 
 
-def describe_environment(hostname: str, variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return versions, the host and the variables; "id" is short and equal for equal environments."""
-    found: dict[str, Any] = {
+def describe_environment(hostname: str, variables: Mapping[str, str]) -> Environment:
+    """Return versions, the host and the variables."""
+    found = {
         "python": platform.python_version(),
         "packages": {name: version for name in _PACKAGES if (version := _version(name))},
         "host": hostname,
         "variables": dict(variables),
     }
     text = json.dumps(found, sort_keys=True)
-    return {"id": hashlib.sha256(text.encode()).hexdigest()[:8], **found}
+    return Environment.of({"id": hashlib.sha256(text.encode()).hexdigest()[:8], **found})
 
 
 def _version(package: str) -> str:

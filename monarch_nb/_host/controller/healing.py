@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, assert_never
 
-from msgspec import to_builtins
 from msgspec.structs import replace
 
 from monarch_nb._host.controller import reshaping
@@ -44,6 +43,7 @@ from monarch_nb._protocol.events import ActorsHealed, Notice
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.failure import ActorFailed, Failure
 from monarch_nb._protocol.healing import ActorStopped, Heal, Report, Resize, Respawn, Resume, SetPolicy
+from monarch_nb._protocol.journal import JournalEntry
 from monarch_nb._protocol.questions import AbortCollectives, CheckpointVersions, LivingActors, WhereNow
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._protocol.states import CellStatus, CheckpointKind, EntryKind, OnFailure
@@ -229,10 +229,12 @@ class Healing:
     def _note(self, group: str, report: Report, client: int) -> None:
         if report.ranks or report.actors or report.problems:
             text = f"healed {name_ranks(report.ranks)}" if report.ranks else "healed"
-            self._controller.journal.note(
-                client, EntryKind.HEAL, text=text, group=group, ranks=format_ranks(report.ranks),
-                status=CellStatus.ERROR if report.problems else CellStatus.OK, report=to_builtins(report),
+            status = CellStatus.ERROR if report.problems else CellStatus.OK
+            entry = JournalEntry(
+                EntryKind.HEAL, text=text, group=group, ranks=format_ranks(report.ranks), status=status,
+                report=report,
             )  # fmt: skip
+            self._controller.journal.note(client, entry)
 
     # --- by itself
 

@@ -6,6 +6,7 @@ import signal
 from functools import partial
 from typing import TYPE_CHECKING
 
+from monarch_nb._protocol.journal import JournalEntry
 from monarch_nb._protocol.questions import AbortCollectives
 from monarch_nb._protocol.ranks import AbortCall, Interrupt, InterruptCell
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
@@ -43,7 +44,8 @@ class InterruptService:
         cells, procs = self._cells, set(request.procs)
         cells.interrupt_procs(procs)
         self._ranks.signal([p for p in procs if not cells.is_busy(p)], int(signal.SIGINT))
-        self._journal.note(sender.proc, EntryKind.COMMAND, source="%mesh interrupt", ranks=request.rank_set)
+        entry = JournalEntry(EntryKind.COMMAND, source="%mesh interrupt", ranks=request.rank_set)
+        self._journal.note(sender.proc, entry)
 
     @handles(AbortCall)
     def do_abort_call(self, request: AbortCall, sender: Sender) -> dict[int, int] | Later:

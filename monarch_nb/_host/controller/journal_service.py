@@ -9,21 +9,23 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
 
 from monarch_nb._host.controller.exits import Exited
 from monarch_nb._journal.disk import check_room, why
 from monarch_nb._journal.entries import EntryLog
 from monarch_nb._journal.output import OutputStore
 from monarch_nb._journal.retention import KEEP_S, set_keep_s
-from monarch_nb._journal.secrets import logged_source
-from monarch_nb._protocol.base import Plain
+from monarch_nb._journal.secrets import is_unlogged, logged_source
 from monarch_nb._protocol.events import Notice
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.journal import (
     GetEntry,
     GetHistory,
     GetMissed,
+    JournalEntry,
     JournalPart,
     JournalSettings,
     Note,
@@ -156,7 +158,7 @@ class JournalService:
             self._controller.loop.call_later(self._retry_s, self._try_again)
             return
         self.trouble, self._back_at = "", time.monotonic()
-        self.note(0, EntryKind.NOTE, text=missing)
+        self.note(0, JournalEntry(EntryKind.NOTE, text=missing))
         if self.store.max_age_s != KEEP_S:
             self._keep_for(self.store.max_age_s)
         self._tell(f"the journal of mesh {self._controller.name!r} is written again; {missing}")
@@ -166,7 +168,7 @@ class JournalService:
     def is_unlogged(self, n: int) -> bool:
         """Say whether a cell is one that isn't to be kept."""
         entry = self.entries.entries.get(n)
-        return entry is not None and "nolog" in entry
+        return entry is not None and entry.nolog
 
     @handles(SetJournal)
     def do_set_journal(self, request: SetJournal, sender: Sender) -> JournalSettings:
@@ -220,23 +222,32 @@ class JournalService:
         if self._missed_from is None:
             self._missed_from = self.store.end
 
-    def note(self, client: int, kind: EntryKind, **fields: Any) -> None:
-        """Enter a command, or an event, that is over already; `client` 0: nobody has asked for it."""
+    def note(self, client: int, entry: JournalEntry) -> None:
+        """Enter a command, or an event, that is over already; `client` 0: nobody has asked for it. What the
+        entry doesn't say: it's just now, and all is well.
+        """
         now = time.time()
-        if "source" in fields:
-            fields |= logged_source(fields["source"])
-        who = self._controller.clients.who(client) if client else "the host process"
         self.entries.begin_entry(
-            kind, who=who, **{"when": now, "ended": now, "status": CellStatus.OK, **fields}
+            replace(
+                entry,
+                who=self._controller.clients.who(client) if client else "the host process",
+                when=entry.when or now,
+                ended=now,
+                status=CellStatus.OK if entry.status == CellStatus.RUNNING else entry.status,
+                source=logged_source(entry.source),
+                nolog=is_unlogged(entry.source),
+            )
         )
 
     def rank_exited(self, exited: Exited) -> None:
         """Enter a loss; what was wanted isn't one."""
         if exited.is_loss:
             end = exited.end
-            known = {k: v for k, v in end.plain().items() if k != "last_lines"}
-            ranks = format_ranks([end.rank])
-            self.note(0, EntryKind.LOST, text=self._loss(end), ranks=ranks, status=CellStatus.LOST, end=known)
+            entry = JournalEntry(
+                EntryKind.LOST, text=self._loss(end), ranks=format_ranks([end.rank]), status=CellStatus.LOST,
+                end=replace(end, last_lines=""),
+            )  # fmt: skip
+            self.note(0, entry)
 
     def _loss(self, end: RankExit) -> str:
         """Return who was lost, and how, in one line."""
@@ -248,18 +259,18 @@ class JournalService:
     @handles(Note)
     def do_note(self, request: Note, sender: Sender) -> None:
         """Enter what a client has done without the controller: calls, pushes."""
-        self.note(sender.proc, request.kind, env=self._controller.environment_id, **request.fields)
+        self.note(sender.proc, replace(request.entry, env=self._controller.environment_id))
 
     @handles(GetHistory)
     def do_history(self, request: GetHistory, sender: Sender) -> JournalPart:
         """Return the last entries, oldest first, how much output was dropped, and why nothing is kept, if
         that's so.
         """
-        entries = sorted(self.entries.entries.values(), key=lambda e: int(e["n"]))
+        entries = sorted(self.entries.entries.values(), key=lambda entry: entry.n)
         return JournalPart(entries[-request.limit :], self.store.start, self.trouble, self.store.max_age_s)
 
     @handles(GetEntry)
-    def do_entry(self, request: GetEntry, sender: Sender) -> dict[str, Plain] | None:
+    def do_entry(self, request: GetEntry, sender: Sender) -> JournalEntry | None:
         """Return one entry, or None."""
         return self.entries.entries.get(request.n)
 
@@ -267,11 +278,9 @@ class JournalService:
     def do_missed(self, request: GetMissed, sender: Sender) -> Unseen:
         """Return what nobody has seen: cells, and from where in the journal on other output."""
         cells = [
-            dict(e)
-            for e in self.entries.entries.values()
-            if e["kind"] == EntryKind.CELL
-            and not e.get("seen")
-            and not self._controller.cells.is_watched(e["n"])
+            each
+            for each in self.entries.entries.values()
+            if each.kind == EntryKind.CELL and not each.seen and not self._controller.cells.is_watched(each.n)
         ]
         return Unseen(cells, self._missed_from)
 
@@ -279,7 +288,9 @@ class JournalService:
     def do_seen(self, request: Seen, sender: Sender) -> None:
         """Note that a client has shown how cells ended, or what else was missed."""
         for n in request.cells:
-            self.entries.add(n, seen=True)
+            entry = self.entries.entries.get(n)
+            if entry is not None:
+                self.entries.change(replace(entry, seen=True))
         if request.others:
             self._missed_from = None
 

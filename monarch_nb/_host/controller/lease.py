@@ -14,6 +14,7 @@ from monarch_nb._host.controller.lease_state import LeaseState
 from monarch_nb._host.controller.sending import SendsFrames
 from monarch_nb._host.request import RequestError
 from monarch_nb._protocol.events import MeshNamed
+from monarch_nb._protocol.journal import JournalEntry
 from monarch_nb._protocol.programs import Adopt, SetLease, SetOwner
 from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._protocol.states import EntryKind
@@ -110,16 +111,16 @@ class Lease:
         if request.journal:
             controller.journal.move(request.journal)
         environment = describe_environment(controller.hostname, request.env)
-        controller.environment_id = environment["id"]
-        controller.versions = {"python": environment["python"], **environment["packages"]}
-        controller.journal.note(
-            sender.proc,
+        controller.environment_id = environment.id
+        controller.versions = {"python": environment.python, **environment.packages}
+        entry = JournalEntry(
             EntryKind.START,
             when=controller.registry.started,
             ranks=request.rank_set,
             dims=request.dims,
             environment=environment,
         )
+        controller.journal.note(sender.proc, entry)
         controller.mesh_name.show(request.connection_file)
         self._forget_owner()  # last: what goes wrong before leaves no controller that nobody can find
         if request.owner_pid:
@@ -168,7 +169,7 @@ class Lease:
         self.begin_anew()
         self._look_later()
         self._controller.journal.note(
-            sender.proc, EntryKind.COMMAND, source=f"%mesh lease {request.idle_timeout_s:g}s"
+            sender.proc, JournalEntry(EntryKind.COMMAND, source=f"%mesh lease {request.idle_timeout_s:g}s")
         )
 
     @handles(SetOwner)
@@ -184,8 +185,5 @@ class Lease:
         self._forget_owner()
         if pid is not None:
             self._watch_owner(int(pid))
-        self._controller.journal.note(
-            sender.proc,
-            EntryKind.COMMAND,
-            source=f"%mesh start {self._controller.name} {'--keep' if pid is None else '--with-kernel'}",
-        )
+        line = f"%mesh start {self._controller.name} {'--keep' if pid is None else '--with-kernel'}"
+        self._controller.journal.note(sender.proc, JournalEntry(EntryKind.COMMAND, source=line))

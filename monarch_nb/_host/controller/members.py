@@ -426,7 +426,7 @@ def _detail(name: str, message: Message) -> str:
     if name != RunCell.wire_name:
         return ""
     try:
-        source = str(logged_source(decode(RunCell, message.payload).source)["source"])
+        source = logged_source(decode(RunCell, message.payload).source)
     except Malformed:
         return ""
     return next(iter(mask(source.encode()).decode().strip().splitlines()), "")

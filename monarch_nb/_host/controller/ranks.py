@@ -16,6 +16,7 @@ from monarch_nb._host.controller.sending import SendsFrames
 from monarch_nb._host.starting import PROCESS_JOB
 from monarch_nb._protocol.events import RankEnded, RankHeartbeat, RankIsUp, RanksEnded, RanksRevived
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.journal import JournalEntry
 from monarch_nb._protocol.rank_spec import GroupPlace, RankPlace
 from monarch_nb._protocol.ranks import (
     Restart,
@@ -178,7 +179,7 @@ class RankService:
         self._controller.definitions.restarting(request.procs)
         self.restart(request.procs)
         self._controller.journal.note(
-            sender.proc, EntryKind.COMMAND, source=f"%mesh restart --ranks {request.rank_set}"
+            sender.proc, JournalEntry(EntryKind.COMMAND, source=f"%mesh restart --ranks {request.rank_set}")
         )
         return self._controller.waits.answer_when(sender, set(request.procs), restarted=True)
 

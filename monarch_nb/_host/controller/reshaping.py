@@ -19,6 +19,7 @@ from monarch_nb._host.controller.workflow import Workflow
 from monarch_nb._host.starting import PROCESS_JOB
 from monarch_nb._protocol.events import Renumbered, Reshaped
 from monarch_nb._protocol.healing import Report
+from monarch_nb._protocol.journal import JournalEntry
 from monarch_nb._protocol.states import CheckpointKind, EntryKind, HostState, ProcState
 from monarch_nb._shape import Extent, elastic_numbers, format_ranks
 from monarch_nb._wire import address
@@ -262,12 +263,12 @@ class Reshaping:
         registry = self._controller.registry
         if registry.mesh is not None and registry.mesh.group == group.name:
             registry.mesh = group.record(registry.mesh.env)
-        self._controller.journal.note(
-            self._client,
+        entry = JournalEntry(
             EntryKind.RESIZE,
             text=f"the mesh is now {group.extent}",
             group=group.name,
             ranks=format_ranks(range(len(group.procs))),
         )
+        self._controller.journal.note(self._client, entry)
         for to in self._controller.everybody():
             self._controller.event(to, event)

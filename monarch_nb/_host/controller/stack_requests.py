@@ -170,8 +170,8 @@ class StackRequests:
 
     def _cell_line(self, number: int, digest: str, line: int) -> str:
         for entry in reversed(list(self._controller.journal.entries.entries.values())):
-            if entry["kind"] == EntryKind.CELL and entry.get("number") in (0, number):
-                source = str(entry.get("source", ""))
+            if entry.kind == EntryKind.CELL and entry.number in (0, number):
+                source = entry.source
                 if hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest().startswith(digest):
                     lines = source.splitlines()
                     return lines[line - 1].strip() if line <= len(lines) else ""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from monarch_nb._host.controller.time_limit_state import Step, TimeLimitState
 from monarch_nb._protocol.events import Notice
+from monarch_nb._protocol.journal import JournalEntry
 from monarch_nb._protocol.programs import Limit, SetNotice, SetTimeLimit
 from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._protocol.states import EntryKind
@@ -102,7 +103,7 @@ class TimeLimit:
         left = duration(round((self.ends_at or 0.0) - time.time()))
         hosts = f"the hosts of mesh {controller.name!r}"
         text = f"{self._job} ends in {left}, and {hosts} with it. More time: %mesh extend 1h"
-        controller.journal.note(0, EntryKind.NOTE, text=text)
+        controller.journal.note(0, JournalEntry(EntryKind.NOTE, text=text))
         controller.clients.tell_listeners(Notice("", text))
 
     def _save(self) -> None:
