@@ -108,10 +108,6 @@ class Shape:
             self._known(name)
         return math.prod(self.extent[n] for n in names)
 
-    def index_of(self, base_rank: int) -> int:
-        """Return where in this view a rank of the base grid stands."""
-        return self.ranks.index(base_rank)
-
     def point(self, index: int) -> Point:
         """Return the place with this index in the view."""
         return Point(index, self.extent)

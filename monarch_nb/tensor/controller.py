@@ -134,7 +134,7 @@ class Engine:
         self._next_plan = itertools.count(FIRST_PLAN)
         self._propagation = Propagation(is_tensor)
         self._adopted.clear()
-        self.num_hits = self.num_misses = 0
+        self.num_misses = 0
         try:
             address = self.control_of(0).open_store.call_one().get(START_S)
             self.stream = Stream(self._worker, self.slots)
@@ -243,7 +243,6 @@ class Engine:
         plan = self._plans.get(tuple(key))
         if plan is None:
             return self._new(Operation(func, args, kwargs or {}, tensors, scalars), tuple(key))
-        self.num_hits += 1
         return self._command(plan, tensors, scalars)
 
     def _gather(

@@ -85,7 +85,6 @@ class Activity:
     doing: str = ""
     operation: Operation | None = None
     kind: str = ""
-    blocked_on: str = ""
     calls: tuple[Call, ...] = ()
     moved: bool = False
 
@@ -169,7 +168,6 @@ def _activity(row: RankStatus, thread: ThreadFacts, members: Members, procs: Map
         doing=thread.doing,
         operation=_operation(row, thread.operation, members),
         kind="" if blocked is None else blocked.kind,
-        blocked_on="" if blocked is None else blocked.text,
         calls=tuple(
             Call(c.what, c.ref, tuple(procs[p] for p in c.procs if p in procs)) for c in thread.calls
         ),

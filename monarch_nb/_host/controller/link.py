@@ -106,8 +106,6 @@ class HostLink:
         """Identity, descriptor and address of the connection of each member, by its index."""
         self._heard: dict[int, float] = {}
         """When a host has spoken last, by the loop's clock."""
-        self.num_refused = 0
-        """Messages of hosts that spoke as another one."""
         self._directories: list[str] = []
         """Of host processes that we have started: they end with us, and have no time to tidy up."""
 
@@ -253,10 +251,7 @@ class HostLink:
         self._controller.loop.call_later(BACK_S, judge)
 
     def _refuse(self, frame: zmq.Frame, index: int) -> None:
-        """Count and log a message by which a host that has a key speaks as another one: its words count for
-        nothing.
-        """
-        self.num_refused += 1
+        """Log a message by which a host that has a key speaks as another one: its words count for nothing."""
         by = frame.get("Peer-Address")
         print(
             (

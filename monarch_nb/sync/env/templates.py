@@ -35,11 +35,6 @@ class TemplateError(EnvironmentSyncError):
     """A file can't be made for another prefix."""
 
 
-def mentions(content: bytes, roots: Mapping[str, str]) -> bool:
-    """Say whether a layer's path stands in a file."""
-    return any(root.encode("utf-8", "surrogateescape") in content for root in roots.values())
-
-
 def cut_text(content: bytes, roots: Mapping[str, str]) -> bytes | None:
     """Return the template of a text; None if it has no layer's path in it.
 
