@@ -257,7 +257,20 @@ def sync(arguments: argparse.Namespace) -> int:
     """
     if arguments.gc or arguments.export:
         return _keep_store(arguments)
+    if arguments.to and arguments.env:
+        return _send_to(arguments)
     return _run_shared(COMMANDS["sync"], arguments)
+
+
+def _send_to(arguments: argparse.Namespace) -> int:
+    """Make this environment on other machines; no mesh is needed for that."""
+    from monarch_nb.mesh import shipping
+
+    done = shipping.send_to(
+        arguments.to, same_path=arguments.same_path, dry_run=arguments.dry_run, verify=arguments.verify
+    )
+    _say(arguments, str(done))
+    return 0 if done.is_done or done.is_dry else 1
 
 
 def _keep_store(arguments: argparse.Namespace) -> int:

@@ -199,6 +199,7 @@ def sync(mesh: Mesh, arguments: Namespace) -> SyncReceipt:
         env=arguments.env,
         verify=arguments.verify,
         copy=arguments.copy,
+        to=arguments.to,
     )
 
 

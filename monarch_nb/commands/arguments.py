@@ -174,6 +174,12 @@ SYNC = (
         "--copy", about="with --env: a copy also for hosts that see the notebook's files", action="store_true"
     ),
     argument(
+        "--to",
+        about="with --env: this machine gets it, too, whether it has a Python or not: a name for ssh, or a "
+        "command that runs a shell there",
+        action="append", default=[], metavar="MACHINE",
+    ),
+    argument(
         "--watch", "-w", about="from now on before each cell and each call of an actor", only=NOTEBOOK,
         action="store_true",
     ),

@@ -12,6 +12,7 @@ from monarch_nb.commands import actions
 from monarch_nb.commands.parser import Namespace
 from monarch_nb.exceptions import MeshError
 from monarch_nb.magics.state import State
+from monarch_nb.mesh import shipping
 from monarch_nb.mesh.sync import before_cell
 from monarch_nb.sync import known_workspaces
 
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
 
 
 def sync(state: State, arguments: Namespace) -> Any:
-    """Send the workspace, now or from now on."""
+    """Send the workspace, now or from now on; with `--to`, a mesh isn't needed: its hosts may start there."""
+    if arguments.to and arguments.env and state.current is None and not arguments.name:
+        return shipping.send_to(
+            arguments.to, same_path=arguments.same_path, dry_run=arguments.dry_run, verify=arguments.verify
+        )
     mesh = state.mesh(arguments.name)
     if arguments.stop:
         mesh.sync_mode = SyncMode.WARN

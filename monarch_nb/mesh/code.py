@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from monarch_nb._reload import SyncMode
+from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.mesh.sync import SYNC_S, EnvironmentChoice, SyncRequest, set_sync_mode, sync, sync_mode
 from monarch_nb.sync import SyncOptions, SyncReceipt
 
@@ -32,6 +33,7 @@ class Code:
         env: bool = False,
         verify: bool = False,
         copy: bool = False,
+        to: Sequence[str] = (),
         timeout_s: float = SYNC_S,
     ) -> SyncReceipt:
         """Bring the workspace to all other hosts; then have this program and all ranks run what the files of
@@ -59,11 +61,14 @@ class Code:
             verify: with `env`: read every file here, whatever its package's record says.
             copy: with `env`: make a copy also for hosts that see this program's files, so that what is
                 installed here later changes nothing there.
+            to: with `env`: other machines that get the environment, too, so that hosts can be started there:
+                names for ssh, or commands that run a shell, as `docker exec -i box`. They need `sh` and
+                `tar`, no Python. With `same_path`, a link is made there at the environment's own path.
             timeout_s: so long a rank that is busy is waited for; it reloads when it's done, and the receipt
                 says so.
 
         Raises:
-            MeshUsageError: if a path doesn't exist, or the workspace can't be meant.
+            MeshUsageError: if a path doesn't exist, the workspace can't be meant, or `to` is without `env`.
 
         Example:
             >>> print(mesh.sync())                        # doctest: +SKIP
@@ -72,7 +77,9 @@ class Code:
             [0-7] reloaded model.py (class Net, 2 functions)
         """
         options = SyncOptions(tuple(include), tuple(exclude), dry_run, same_path, force)
-        environment = EnvironmentChoice(verify, copy) if env else None
+        if to and not env:
+            raise MeshUsageError("sync: to= (--to) is where the environment goes: env=True (--env) with it")
+        environment = EnvironmentChoice(verify, copy, tuple(to), same_path) if env else None
         return sync(self._mesh, SyncRequest(paths, timeout_s, reload, environment), options)
 
     @property

@@ -45,10 +45,14 @@ class EnvironmentChoice(msgspec.Struct, frozen=True):
     Attributes:
         verify: whether every file here is read.
         copies: whether hosts that see this program's files get a copy, too.
+        machines: others than the mesh's hosts, which need `sh` and `tar` only: names for ssh, or commands.
+        same_path: whether these get a link to it at the environment's own path.
     """
 
     verify: bool = False
     copies: bool = False
+    machines: tuple[str, ...] = ()
+    same_path: bool = False
 
 
 class SyncRequest(msgspec.Struct, frozen=True):
@@ -78,7 +82,7 @@ def sync(mesh: Mesh, request: SyncRequest, options: SyncOptions) -> SyncReceipt:
     spaces = workspaces_of(session)
     parts: tuple[Part, ...] = spaces.bring(remote, names, options) if remote else ()
     if request.environment is not None:
-        parts += (_environment(mesh, request.environment, is_dry=options.is_dry),)
+        parts += _environment(mesh, request.environment, is_dry=options.is_dry)
     elsewhere = {index: spaces.pairs(index) for index in remote}
     paths = (names or None) if request.reload else ()
     program = _reload.reload_changed(ReloadRequest(paths, options.is_dry))
@@ -94,15 +98,25 @@ def sync(mesh: Mesh, request: SyncRequest, options: SyncOptions) -> SyncReceipt:
     return SyncReceipt(ranks, program, busy, lost, time.monotonic() - start, options.is_dry, parts)
 
 
-def _environment(mesh: Mesh, choice: EnvironmentChoice, *, is_dry: bool) -> Part:
-    """Bring the environment of this program to all hosts that run ranks."""
+def _environment(mesh: Mesh, choice: EnvironmentChoice, *, is_dry: bool) -> tuple[Part, ...]:
+    """Bring the environment of this program to all hosts that run ranks, and to machines that are named."""
     progress = shipping.Progress()
     over = show_until_over(progress, BAR_AFTER_S)
+    hosts = mesh.living().host_indices
+    others: tuple[Part, ...] = ()
     try:
-        scanned = shipping.scan_here(verify=choice.verify)
-        hosts = mesh.living().host_indices
-        part = shipping.send_environment(
-            session_of(mesh), hosts, scanned, copies=choice.copies, dry_run=is_dry, progress=progress
+        if choice.machines:
+            others = (
+                shipping.send_to(
+                    choice.machines, same_path=choice.same_path, dry_run=is_dry, verify=choice.verify,
+                    progress=progress,
+                ),
+            )  # fmt: skip
+        part = shipping.with_scan(
+            lambda scanned: shipping.send_environment(
+                session_of(mesh), hosts, scanned, copies=choice.copies, dry_run=is_dry, progress=progress
+            ),
+            verify=choice.verify,
         )
         progress.step(f"{progress.sent_text()} in {elapsed_text(part.seconds)}")
     finally:
@@ -110,7 +124,7 @@ def _environment(mesh: Mesh, choice: EnvironmentChoice, *, is_dry: bool) -> Part
     changed = {host for host, each in part.hosts.items() if each.has_changed}
     living = mesh.living_ranks()
     old = tuple(rank for rank in living if mesh.part([rank]).host_indices[0] in changed)
-    return replace(part, old_ranks=old)
+    return (replace(part, old_ranks=old), *others)
 
 
 def remote_hosts(mesh: Mesh) -> list[int]:

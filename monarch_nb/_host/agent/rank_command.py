@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monarch_nb._host.starting import HUGE_PAGES, PACKAGE_ROOT, RANK_VARIABLE
@@ -45,6 +46,18 @@ def rank_command(spec: RankSpec, spec_fd: int) -> RankCommand:
         return RankCommand(command.program, argv, env, is_users=True)
     python = group.python or sys.executable
     return RankCommand(python, [python, "-c", _CODE], env, is_users=False)
+
+
+def module_path(theirs: Sequence[str], ours: Sequence[str]) -> list[str]:
+    """Return the module path of a rank: the spawning program's; where its interpreter isn't on this host, the
+    host process' own behind it, or not even the standard library would be found.
+
+    >>> module_path(["/no/such/lib/python3.11", "/home/me/proj"], ["/usr/lib/python3.11"])
+    ['/no/such/lib/python3.11', '/home/me/proj', '/usr/lib/python3.11']
+    """
+    if any(os.path.isdir(os.path.join(entry, "encodings")) for entry in theirs):
+        return list(theirs)
+    return list(dict.fromkeys([*theirs, *ours]))
 
 
 def _environment(command: StartCommand | None) -> dict[str, str]:

@@ -24,7 +24,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from monarch_nb._host.agent.output import OutputReader
-from monarch_nb._host.agent.rank_command import rank_command
+from monarch_nb._host.agent.rank_command import module_path, rank_command
 from monarch_nb._host.agent.zygote_switch import ZygoteSwitch
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.starting import RANKS_PER_REQUEST
@@ -209,6 +209,9 @@ class Supervisor:
             workspaces = [there for there, _ in spec.place.elsewhere]
             path = self._environment.translated_path(spec.group.sys_path, workspaces)
             spec = replace(spec, group=replace(spec.group, sys_path=path, python=spec.group.python or python))
+        elif not spec.group.python:
+            path = module_path(spec.group.sys_path, self._sys_path)
+            spec = replace(spec, group=replace(spec.group, sys_path=path))
         specs = [RankSpec(spec, OwnSpec(place, secrets.token_hex(4))) for place in ranks]
         for one in specs:
             place = one.place

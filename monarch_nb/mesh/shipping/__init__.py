@@ -7,6 +7,8 @@ comparing   which packages hosts have otherwise
 agent       a process on each host, in a group of its own: it has the host's store
 spreading   a pack from the notebook's machine to all agents, from agent to agent
 sending     the whole: survey, what is missing, packs, prefixes, other zygotes
+channel     a command that runs a shell on another machine, as a channel for bytes
+bootstrap   the environment to machines that have no Python: an interpreter first, then what receives the rest
 progress    how far it is, and which hosts are behind
 plan        for a dry run: bytes, source and reason of each part
 report      what was done, as data and as text
@@ -23,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from monarch_nb.mesh.shipping.comparing import HostsDifference, compare_hosts
     from monarch_nb.mesh.shipping.progress import Progress
-    from monarch_nb.mesh.shipping.sending import scan_here, send_environment
-    from monarch_nb.mesh.shipping.upkeep import clean_here, export_here
+    from monarch_nb.mesh.shipping.sending import scan_here, send_environment, with_scan
+    from monarch_nb.mesh.shipping.upkeep import clean_here, export_here, send_to
 
 _WHERE = {
     "HostsDifference": "comparing",
@@ -34,6 +36,8 @@ _WHERE = {
     "export_here": "upkeep",
     "scan_here": "sending",
     "send_environment": "sending",
+    "send_to": "upkeep",
+    "with_scan": "sending",
 }
 
 __all__ = [
@@ -44,6 +48,8 @@ __all__ = [
     "export_here",
     "scan_here",
     "send_environment",
+    "send_to",
+    "with_scan",
 ]
 
 

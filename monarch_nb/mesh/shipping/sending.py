@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeVar
 
 from monarch_nb._client.session import Session
 from monarch_nb._protocol.environment import GetEnvironments, RankEnvironment, UseEnvironments
@@ -27,7 +28,7 @@ from monarch_nb.rdma import RDMABuffer, empty
 from monarch_nb.sync.env.cache import HashCache
 from monarch_nb.sync.env.interpreter import this_interpreter
 from monarch_nb.sync.env.layers import find_layers
-from monarch_nb.sync.env.local import changed
+from monarch_nb.sync.env.local import FileChanged, changed
 from monarch_nb.sync.env.mounts import identity_of
 from monarch_nb.sync.env.place import Prefix
 from monarch_nb.sync.env.scan import Scanned, scan
@@ -40,6 +41,10 @@ PLACE_S = 900.0
 SWITCH_S = 150.0
 _TRIED = ("zmq", "cloudpickle", "monarch_nb._protocol.base")
 
+LOOKS = 4
+"""So often an environment is looked at whose files change while they're sent."""
+
+_Done = TypeVar("_Done")
 _Room = Mapping[int, Sequence[RDMABuffer]]
 """Buffers of agents, by host."""
 
@@ -296,4 +301,17 @@ def scan_here(*, verify: bool = False) -> Scanned:
     return scan(find_layers(this_interpreter()), cache, verify=verify)
 
 
-__all__ = ["scan_here", "send_environment", "tried_modules"]
+def with_scan(do: Callable[[Scanned], _Done], *, verify: bool = False) -> _Done:
+    """Do something with the environment of this program: once more, with what it is then, if a file has
+    changed meanwhile; what was sent isn't sent again.
+
+    Raises:
+        EnvironmentSyncError: if files change each time, or what is done raises it.
+    """
+    for _ in range(LOOKS - 1):
+        with suppress(FileChanged):
+            return do(scan_here(verify=verify))
+    return do(scan_here(verify=verify))
+
+
+__all__ = ["scan_here", "send_environment", "tried_modules", "with_scan"]

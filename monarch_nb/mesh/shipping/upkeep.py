@@ -1,10 +1,13 @@
-"""This machine's store of environments: cleaned, or made anew in another place."""
+"""This machine's store of environments: cleaned, or made anew in another place; and on another machine."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
-from monarch_nb.mesh.shipping.sending import scan_here, tried_modules
+from monarch_nb.mesh.shipping.bootstrap import ArrivedPart, place_on
+from monarch_nb.mesh.shipping.progress import Progress
+from monarch_nb.mesh.shipping.sending import scan_here, tried_modules, with_scan
 from monarch_nb.sync.env.clean import clean
 from monarch_nb.sync.env.local import export
 from monarch_nb.sync.env.store import default_store
@@ -35,3 +38,31 @@ def export_here(folder: str, *, verify: bool = False) -> str:
     """
     prefix = export(os.path.abspath(os.path.expanduser(folder)), scan_here(verify=verify), tried_modules())
     return f"environment {prefix.id[:12]} is at {prefix.root}: {prefix.python}"
+
+
+def send_to(
+    machines: Sequence[str],
+    *,
+    same_path: bool = False,
+    dry_run: bool = False,
+    verify: bool = False,
+    progress: Progress | None = None,
+) -> ArrivedPart:
+    """Make the environment of this program on machines that need `sh` and `tar` only; no mesh is needed.
+
+    Args:
+        machines: names of hosts for ssh, or commands that run a shell.
+        same_path: make a link at the environment's own path on each machine.
+        dry_run: only say what would be sent at most.
+        verify: read every file here.
+
+    Raises:
+        MeshUsageError: if no command can be made of a machine's name.
+        EnvironmentSyncError: if the environment can't be sent.
+    """
+    return with_scan(
+        lambda scanned: place_on(
+            machines, scanned, tried_modules(), same_path=same_path, dry_run=dry_run, progress=progress
+        ),
+        verify=verify,
+    )

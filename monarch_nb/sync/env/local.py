@@ -46,9 +46,13 @@ def export(root: str, scanned: Scanned, modules: Sequence[str] = ()) -> Prefix:
         store.close()
 
 
-def changed(file: str) -> EnvironmentSyncError:
+class FileChanged(EnvironmentSyncError):
+    """A file isn't what it was when the environment was looked at."""
+
+
+def changed(file: str) -> FileChanged:
     """Return what to raise for a file that isn't what its record or the cache says."""
-    return EnvironmentSyncError(
+    return FileChanged(
         f"{file} has changed meanwhile, or isn't what its package's record says: "
         "once more, or with --verify, which reads every file"
     )
