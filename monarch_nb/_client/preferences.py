@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Preferences:
-    """Of this process.
+    """The settings of this process for all its meshes.
 
     Attributes:
         shows_output: whether what ranks print is shown here.

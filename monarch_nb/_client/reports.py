@@ -28,9 +28,11 @@ SILENCE_S = 60.0
 """How long a dropped failure that was said isn't said again."""
 
 
-class Reports:
-    """Of one session. `actor_failed` and `dropped` are quick and may be called in any thread; the background
-    reader says it."""
+class FailureReports:
+    """The failures of one session that no exception brings, until they're reported.
+
+    `actor_failed` and `dropped` are quick and may be called in any thread; the background reader reports.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session

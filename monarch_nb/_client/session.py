@@ -27,7 +27,7 @@ from monarch_nb._client.heal_report import HealReport
 from monarch_nb._client.notebook import PROGRAM_NUMBER, NotebookHooks
 from monarch_nb._client.output import OutputHub
 from monarch_nb._client.preferences import preferences
-from monarch_nb._client.reports import Reports
+from monarch_nb._client.reports import FailureReports
 from monarch_nb._client.sessions import by_transport
 from monarch_nb._client.state import StatusFeed
 from monarch_nb._client.stop_notices import StopNotices
@@ -123,7 +123,7 @@ class Session:
         """Handles that take on new sizes, told what the controller says of a group that has got some."""
         self.fault_handlers: dict[str, Callable[[Any], None]] = {}
         """What this program does about a death, by group."""
-        self.reports = Reports(self)
+        self.reports = FailureReports(self)
         transport.on_dropped = self.reports.dropped
         self.stop_notices = StopNotices(self)
 

@@ -26,7 +26,8 @@ WINDOW_S = 0.2
 
 
 class StopNotices:
-    """Of one session. `stopped` is called in the reading thread, `_print_stops` by the background reader."""
+    """Prints the stops at breakpoints of one session's mesh. `stopped` is called in the reading thread,
+    `_print_stops` by the background reader."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

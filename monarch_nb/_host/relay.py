@@ -52,7 +52,7 @@ class RelayError(Exception):
 
 
 class Relay:
-    """Owned by the loop thread.
+    """Passes messages between programs of this machine and another user's mesh. Owned by the loop thread.
 
     Args:
         config: `host` (the index that programs here have), `directory`, `controller` (address),

@@ -79,7 +79,8 @@ class WatchOutput(Request[None], frozen=True):
 
 
 class Taken(Request[None], frozen=True):
-    """So many bytes of what is watched (`watch`: its ref; 0: one's own calls) were taken."""
+    """Take note that a watcher has taken so many bytes, and may be sent more; `watch`: the ref of what is
+    watched, or 0: the program's own calls."""
 
     watch: int
     bytes: int
@@ -143,7 +144,7 @@ class RankDone(Record, frozen=True, tag=True):
 
 
 class CellMessage(Record, frozen=True, tag=True):
-    """The controller has something to say about the cell."""
+    """Words of the controller about the cell."""
 
     text: str
 
@@ -155,7 +156,7 @@ class CellWaits(Record, frozen=True, tag=True):
 
 
 class CellFailure(Record, frozen=True):
-    """The cell has failed on a rank; `type`: the exception's class, or "lost"."""
+    """The failure of a cell on one rank; `type`: the exception's class, or "lost"."""
 
     rank: int
     type: str

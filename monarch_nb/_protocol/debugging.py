@@ -59,7 +59,7 @@ class Stop(Record, frozen=True):
 
 
 class DebugStopped(Request[None], frozen=True):
-    """A thread of a rank stands at a breakpoint, or has answered a line there.
+    """Take note that a thread of a rank stands at a breakpoint, or has answered a line there.
 
     Attributes:
         key: its number in its process.
@@ -75,13 +75,13 @@ class DebugStopped(Request[None], frozen=True):
 
 
 class DebugRunning(Request[None], frozen=True):
-    """A thread steps on, and will come back."""
+    """Take note that a stopped thread steps on, and will come back."""
 
     key: int
 
 
 class DebugLeft(Request[None], frozen=True):
-    """A thread runs on; `text` answers line `n`."""
+    """Take note that a stopped thread runs on; `text` answers line `n`."""
 
     key: int
     n: int
@@ -100,7 +100,7 @@ class DebugLine(Record, frozen=True):
 
 
 class DebugStops(Request[list[Stop]], frozen=True):
-    """Return who stands where."""
+    """Return the threads of a group that stand in the debugger."""
 
     group: str
 
@@ -165,12 +165,12 @@ class DebugSet(Request[DebugSettings], frozen=True):
 
 
 class WatchDebug(Request[None], frozen=True):
-    """Tell who stands where, now and whenever that changes."""
+    """Send the sender the stops of a group, now and whenever they change, as answers to this request."""
 
     group: str
 
 
 class UnwatchDebug(Request[None], frozen=True):
-    """Tell no longer."""
+    """Send them no longer; `watch`: the ref of `WatchDebug`."""
 
     watch: int

@@ -14,45 +14,45 @@ from monarch_nb._protocol.resources import MonitoredHost, MonitoredRank
 
 
 class RankIsUp(Event, frozen=True):
-    """A rank answers; sent by itself."""
+    """Tells the controller that a rank has started and answers; the rank itself sends it."""
 
     pid: int
 
 
 class RankPrinted(Event, frozen=True):
-    """A rank of another host has printed something: the fields of its `Piece`."""
+    """Passes what a rank of another host has printed to the controller: the fields of its `Piece`."""
 
     rank: int
     piece: tuple[str, int, str, bytes]
 
 
 class RankEnded(Event, frozen=True):
-    """A rank of another host has ended."""
+    """Tells the controller that a rank of another host has ended."""
 
     end: RankExit
 
 
 class RankHeartbeat(Event, frozen=True):
-    """A rank of another host doesn't react, or (no trouble) does again."""
+    """Tells the controller that a rank of another host doesn't react, or (no trouble) does again."""
 
     proc: int
     trouble: str
 
 
 class RanksEnded(Event, frozen=True):
-    """Ranks have ended somewhere; the controller tells everybody."""
+    """Tells everybody that ranks have ended somewhere; the controller sends it."""
 
     ends: tuple[RankExit, ...]
 
 
 class RanksRevived(Event, frozen=True):
-    """Ranks are being started again, under their proc ids."""
+    """Tells everybody that ranks are being started again, under their proc ids."""
 
     procs: tuple[int, ...]
 
 
 class Renumbered(Event, frozen=True):
-    """The rank that is told has another place: the mesh has been given other sizes.
+    """Tells a rank its new place: the mesh has been given other sizes.
 
     Attributes:
         extent: of the mesh, encoded.
@@ -78,7 +78,7 @@ class CheckpointEpoch(Event, frozen=True):
 
 
 class HostJoined(Event, frozen=True):
-    """A host process has dialled the controller."""
+    """Tells the controller that a host process has dialled it."""
 
     hostname: str
     pid: int
@@ -88,19 +88,19 @@ class HostJoined(Event, frozen=True):
 
 
 class Beat(Event, frozen=True):
-    """Whoever sends it lives: a host, or the controller."""
+    """Tells that the sender lives: a host, or the controller."""
 
 
 class HostLeaving(Event, frozen=True):
-    """A host process is about to end, on purpose."""
+    """Tells the controller that a host process is about to end, on purpose."""
 
 
 class HostLeft(Event, frozen=True):
-    """A host process says its last word."""
+    """Tells the controller that a host process has done everything that it had to: its last message."""
 
 
 class HostPreempted(Event, frozen=True):
-    """A machine is about to be taken away.
+    """Tells the controller that the sender's machine is about to be taken away by the engine that gave it.
 
     Attributes:
         job: what has given it: `slurm job 4711`; empty if that isn't known.
@@ -117,13 +117,13 @@ class ResourcesSeen(Event, frozen=True):
 
 
 class HostLooked(Event, frozen=True):
-    """A host has looked at everything, as it was told under `ref`."""
+    """Tells the controller that a host has taken all its readings anew, as `LookNow` of that `ref` wanted."""
 
     ref: int
 
 
 class StacksTaken(Event, frozen=True):
-    """Stacks of ranks, by proc, as they were wanted under `ref`."""
+    """Brings the controller the stacks of ranks, by proc, that `TakeStacks` of that `ref` wanted."""
 
     ref: int
     found: dict[int, RankStacks]
@@ -133,19 +133,19 @@ class StacksTaken(Event, frozen=True):
 
 
 class WatchResources(Event, frozen=True):
-    """Somebody watches the state of the mesh, or nobody does any more."""
+    """Tells hosts that somebody watches the state of the mesh, or that nobody does any more."""
 
     on: bool
 
 
 class LookNow(Event, frozen=True):
-    """The controller wants to know how everything is now."""
+    """Has hosts take all their readings now; each answers with `HostLooked`."""
 
     ref: int
 
 
 class TakeStacks(Event, frozen=True):
-    """The controller wants the stacks of ranks that don't answer."""
+    """Has a host take the stacks of ranks that don't answer; it answers with `StacksTaken`."""
 
     ref: int
     procs: tuple[int, ...]
@@ -153,11 +153,11 @@ class TakeStacks(Event, frozen=True):
 
 
 class Leave(Event, frozen=True):
-    """The host isn't needed any more."""
+    """Tells a host to end: it isn't needed any more."""
 
 
 class TakePlace(Event, frozen=True):
-    """Another host is lost: the one that is told begins anew in its place."""
+    """Tells a host to begin anew in the place of another one, which is lost."""
 
     ticket: Ticket
 
@@ -166,13 +166,14 @@ class TakePlace(Event, frozen=True):
 
 
 class MeshNamed(Event, frozen=True):
-    """The mesh has got a name."""
+    """Tells everybody the name that the mesh has got."""
 
     name: str
 
 
 class Reshaped(Event, frozen=True):
-    """A group of ranks has other sizes; `actors`: the procs of those that are on all of it."""
+    """Tells everybody that a group of ranks has other sizes; `actors`: the procs of those that are on all
+    of it."""
 
     group: str
     procs: tuple[int, ...]
@@ -183,14 +184,14 @@ class Reshaped(Event, frozen=True):
 
 
 class ActorsHealed(Event, frozen=True):
-    """Actors of a group have been made again: handles on them are good."""
+    """Tells everybody that actors of a group have been made again: handles on them are good."""
 
     group: str
     actor_ids: tuple[int, ...]
 
 
 class MeshEnding(Event, frozen=True):
-    """The mesh is about to end; `how`, as in: mesh 'dev' was stopped by ..."""
+    """Tells programs that the mesh is about to end; `how`, as in: mesh 'dev' was stopped by ..."""
 
     how: str
 
@@ -199,7 +200,8 @@ class MeshEnding(Event, frozen=True):
 
 
 class DebugHold(Event, frozen=True):
-    """A peer stands at a breakpoint: hold the time-outs of process groups; or none does any more."""
+    """Tells ranks to hold the time-outs of process groups while a peer stands at a breakpoint, or (not
+    `on`) to let them count again."""
 
     on: bool
 
@@ -215,13 +217,13 @@ class DebugSettingsChanged(Event, frozen=True):
 
 
 class GroupsKnown(Event, frozen=True):
-    """Numbers of groups of ranks in output records, by name."""
+    """Tells programs all numbers by which records of output name groups of ranks: number by group."""
 
     groups: dict[str, int]
 
 
 class RankStopped(Event, frozen=True):
-    """A rank stands at a breakpoint; `where`: as in `DebugStopped`."""
+    """Tells programs that a rank stands at a breakpoint; `where`: as in `DebugStopped`."""
 
     group: str
     rank: int
@@ -229,17 +231,17 @@ class RankStopped(Event, frozen=True):
 
 
 class UserAsked(Event, frozen=True):
-    """A rank wants something typed: see `UserQuestions`."""
+    """Tells a program that a rank wants something typed there; `UserQuestions` returns what."""
 
 
 class AskedNoMore(Event, frozen=True):
-    """Ranks don't wait for answers to these questions any more."""
+    """Tells a program that ranks don't wait for answers to these questions any more."""
 
     ids: tuple[int, ...]
 
 
 class Notice(Event, frozen=True):
-    """Something that people should see: a sentence, or what was healed without being asked."""
+    """Tells programs what people should see: a sentence, or what was healed without being asked."""
 
     group: str
     what: str | Report

@@ -104,7 +104,7 @@ class Gathered(Record, frozen=True):
 
 
 class CheckpointGather(Request[Gathered], frozen=True):
-    """A rank that saves has got to a phase; answered once all have.
+    """Wait with a rank that saves until all members have got to the same phase.
 
     Attributes:
         version: after how many calls.

@@ -227,7 +227,7 @@ class GetMissed(Request[Unseen], frozen=True):
 
 
 class Seen(Request[None], frozen=True):
-    """A program has shown how cells ended, or what else was missed."""
+    """Take note that a program has shown how cells ended, or what else was missed."""
 
     cells: list[int] = []
     others: bool = False

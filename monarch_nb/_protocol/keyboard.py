@@ -13,7 +13,7 @@ class Typed(Record, frozen=True):
 
 
 class AskUser(Request[Typed], frozen=True):
-    """A rank waits for a line.
+    """Have whoever sits at the keyboard type a line, for which a rank waits.
 
     Attributes:
         origin: the cell or call that it belongs to.
@@ -26,13 +26,13 @@ class AskUser(Request[Typed], frozen=True):
 
 
 class AskNoMore(Request[None], frozen=True):
-    """A rank doesn't wait for an answer any more."""
+    """Drop a rank's question: it doesn't wait for an answer any more. `ref`: of its `AskUser`."""
 
     ref: int
 
 
 class QuestionRow(Record, frozen=True):
-    """A rank that waits for a line."""
+    """A question of a rank that waits for a line."""
 
     id: int
     rank: int
@@ -41,17 +41,20 @@ class QuestionRow(Record, frozen=True):
 
 
 class UserQuestions(Request[list[QuestionRow]], frozen=True):
-    """Return what the program that asks is asked, by rank."""
+    """Return the questions of ranks that this program has to show, by rank."""
 
 
 class AnswerUser(Request[bool], frozen=True):
-    """Somebody has typed; answers whether the rank still waited for it."""
+    """Give a rank the line that somebody has typed; answers whether the rank still waited for it."""
 
     id: int
     text: str
 
 
 class RefuseUser(Request[None], frozen=True):
-    """Nobody can type where the program is."""
+    """Refuse all questions that this program was given, for nobody can type where it runs.
+
+    `input` on the ranks raises then, with `reason`.
+    """
 
     reason: str

@@ -27,7 +27,7 @@ class Welcome(Record, frozen=True):
 
 
 class Hello(Request[Welcome], frozen=True):
-    """A program comes.
+    """Let a program in that has just connected.
 
     Attributes:
         what: what people know it by.
@@ -46,19 +46,19 @@ class Hello(Request[Welcome], frozen=True):
 
 
 class Leaving(Request[None], frozen=True):
-    """The program is about to go, and shows nothing any more."""
+    """Take note that the program is about to go, and shows nothing any more."""
 
 
 class InUse(Request[None], frozen=True):
-    """A notebook uses this mesh from now on, of those that it's connected to."""
+    """Take note that a notebook uses this mesh from now on, of those that it's connected to."""
 
 
 class Goodbye(Request[None], frozen=True):
-    """The program goes."""
+    """Take note that the program goes."""
 
 
 class ShutDown(Request[None], frozen=True):
-    """Stop everything."""
+    """Stop the mesh: its ranks, its hosts, the controller."""
 
 
 class SettleOutput(Request[None], frozen=True):
@@ -103,7 +103,7 @@ class ProgramRow(Record, frozen=True):
 
 
 class MeshRecord(Record, frozen=True):
-    """All that the controller has entered.
+    """All that the controller's registry has of its mesh.
 
     Attributes:
         healing: groups that are being healed or resized.
@@ -193,6 +193,6 @@ class SetNotice(Request[Limit], frozen=True):
 
 
 class SetOwner(Request[None], frozen=True):
-    """End with a process, or (None) with none."""
+    """End the mesh with a process, or (None) with none."""
 
     owner_pid: int | None

@@ -12,7 +12,7 @@ from monarch_nb._protocol.resources import Standing
 
 
 class Ping(Request[None], frozen=True):
-    """Answer."""
+    """Answer, to show that the reading thread reacts."""
 
 
 class StopActor(Request[None], frozen=True):

@@ -32,13 +32,13 @@ class SetProcEnvironment(Request[None], frozen=True):
 
 
 class WaitProcs(Request[None], frozen=True):
-    """Answered once ranks are up or have ended."""
+    """Wait until ranks are up or have ended."""
 
     procs: list[int]
 
 
 class WaitHosts(Request[None], frozen=True):
-    """Answered once hosts have joined."""
+    """Wait until hosts have joined."""
 
     hosts: list[int]
 

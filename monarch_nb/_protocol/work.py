@@ -12,7 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Work(StrEnum):
-    """Its word stands in the message."""
+    """The kind of a piece of work. Its word stands in the message."""
 
     RUN = "run"
     """A cell, or a script."""

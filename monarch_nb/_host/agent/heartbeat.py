@@ -23,7 +23,7 @@ PING_REF = 1 << 50
 
 
 class Heartbeat:
-    """Owned by the loop thread.
+    """Asks the ranks of this machine in turn whether they react. Owned by the loop thread.
 
     Args:
         me: proc id of this host process.

@@ -56,7 +56,7 @@ OnChange = Callable[[Rows, MonitoredHost | None], None]
 
 
 class ResourceMonitor:
-    """Owned by the loop thread.
+    """Reads what ranks do and use, as often as somebody watches. Owned by the loop thread.
 
     Args:
         me: proc id of this host process.

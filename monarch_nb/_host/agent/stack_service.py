@@ -46,7 +46,8 @@ class _Target(NamedTuple):
 
 
 class StackService:
-    """Owned by the loop thread; `take` may be called while it's at work.
+    """Takes stacks of ranks that can't be asked. Owned by the loop thread; `take` may be called while it's
+    at work.
 
     Args:
         directory: of the host process.

@@ -84,7 +84,7 @@ _TAKEN = "this host is about to be taken away: states are saved"
 
 
 class CheckpointService:
-    """Owned by the loop thread."""
+    """Lets members that save together meet, and knows which checkpoints count. Owned by the loop thread."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

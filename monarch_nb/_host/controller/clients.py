@@ -65,7 +65,7 @@ class Parts(Sends, Protocol):
 
 
 class ClientService:
-    """Owned by the loop thread."""
+    """Lets programs in, notices that they have gone, tells all of them things. Owned by the loop thread."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

@@ -102,7 +102,7 @@ class Command:
 
 @dataclass(frozen=True)
 class DebugWatch:
-    """Somebody who wants to know."""
+    """A client that is told, under `ref`, of the stops of a group whenever they change."""
 
     client: int
     ref: int
@@ -110,7 +110,7 @@ class DebugWatch:
 
 
 class DebugService:
-    """Owned by the loop thread."""
+    """Knows the threads that stand at breakpoints, and passes lines to them. Owned by the loop thread."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

@@ -25,7 +25,7 @@ CELL_S = 60.0
 
 
 class Definitions:
-    """Owned by the loop thread."""
+    """Keeps the cells that every new rank of a group runs first. Owned by the loop thread."""
 
     def __init__(self, registry: Registry, cells: Cells) -> None:
         self._registry, self._runs = registry, cells

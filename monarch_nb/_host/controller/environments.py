@@ -43,7 +43,7 @@ class _Switch:
 
 
 class EnvironmentService:
-    """Owned by the loop thread."""
+    """Knows the environment of each host, and has hosts switch to others. Owned by the loop thread."""
 
     def __init__(self, hosts: HostService, status: StatusPublisher, loop: Loop, sends: Sends) -> None:
         self._hosts, self._status, self._loop, self._sends = hosts, status, loop, sends

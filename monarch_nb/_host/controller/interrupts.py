@@ -24,7 +24,8 @@ _ABORT_S = 1.0
 
 
 class InterruptService:
-    """Owned by the loop thread. How a cell is made to end is the `escalation`'s business."""
+    """Passes interrupts on to ranks. Owned by the loop thread. How a cell is made to end is decided by
+    `escalation`."""
 
     def __init__(
         self, registry: Registry, cells: Cells, ranks: RankService, journal: JournalService, asking: Asking,

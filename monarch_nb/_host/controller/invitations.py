@@ -53,7 +53,7 @@ class _Open:
 
 
 class Invitations:
-    """Owned by the loop thread."""
+    """The invitations of this mesh, and the hosts that come by them. Owned by the loop thread."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

@@ -69,7 +69,7 @@ class Parts(Protocol):
 
 
 class JournalService:
-    """Owned by the loop thread.
+    """Keeps the journal, or says why it can't. Owned by the loop thread.
 
     Attributes:
         store: what was printed.

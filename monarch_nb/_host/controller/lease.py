@@ -49,7 +49,7 @@ class Parts(SendsFrames, Protocol):
 
 
 class Lease:
-    """Owned by the loop thread."""
+    """Ends the mesh with its owner, or when its lease is over. Owned by the loop thread."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

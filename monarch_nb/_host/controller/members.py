@@ -115,7 +115,7 @@ class Member:
 
 
 class Members:
-    """Owned by the loop thread."""
+    """Lets programs of other users in, and checks what each may ask. Owned by the loop thread."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

@@ -53,9 +53,8 @@ def write_connection(path: str, content: Mapping[str, object]) -> None:
 
 
 class MeshName:
-    """Owned by the loop thread. The claim is held until this process has ended: by itself, or by whatever
-    kills it.
-    """
+    """Holds the right to a name, and the connection file. Owned by the loop thread. The claim is held until
+    this process has ended: by itself, or by whatever kills it."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

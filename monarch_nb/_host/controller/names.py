@@ -9,7 +9,7 @@ from monarch_nb._protocol.registry import Sender, handles
 
 
 class NameService:
-    """Owned by the loop thread."""
+    """Keeps values by their names. Owned by the loop thread."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry

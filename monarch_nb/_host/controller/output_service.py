@@ -36,7 +36,7 @@ class Parts(SendsFrames, Protocol):
 
 
 class OutputService:
-    """Owned by the loop thread."""
+    """Puts output into the journal and sends it to watchers. Owned by the loop thread."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

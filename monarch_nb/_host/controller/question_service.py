@@ -52,7 +52,7 @@ class Question:
 
 
 class QuestionService:
-    """Owned by the loop thread."""
+    """Keeps the questions of ranks until somebody has answered or refused them. Owned by the loop thread."""
 
     def __init__(self, registry: Registry, cells: Cells, sends: Sends) -> None:
         self._registry, self._cells, self._sends = registry, cells, sends

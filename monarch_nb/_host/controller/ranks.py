@@ -82,7 +82,7 @@ class Parts(SendsFrames, Protocol):
 
 
 class RankService:
-    """Owned by the loop thread."""
+    """Has hosts start and stop ranks, and tells other services of their ends. Owned by the loop thread."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

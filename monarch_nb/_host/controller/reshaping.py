@@ -55,7 +55,8 @@ class Parts(SendsFrames, Protocol):
 
 
 class Reshaping:
-    """Owned by the loop thread; its workflows run one at a time, like heals (see `Healing`)."""
+    """Gives groups other sizes. Owned by the loop thread; its workflows run one at a time, like heals (see
+    `Healing`)."""
 
     def __init__(self, controller: Parts, client: int = 0) -> None:
         self._controller = controller

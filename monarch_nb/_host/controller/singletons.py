@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SingletonService:
-    """Owned by the loop thread.
+    """Says in which process each named singleton lives. Owned by the loop thread.
 
     A controller lives in the program that uses the mesh: the one that asks, or, if a rank asks, the one that
     has been there longest. Without a program, and if whoever asks wants it to outlive programs, it's in a

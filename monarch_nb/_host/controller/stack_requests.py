@@ -66,7 +66,7 @@ class _Take:
 
 
 class StackRequests:
-    """Owned by the loop thread."""
+    """Collects the stacks of ranks, and what they wait for. Owned by the loop thread."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

@@ -76,7 +76,7 @@ class Parts(SendsFrames, Protocol):
 
 @dataclass
 class StatusWatch:
-    """Somebody who watches a group's state.
+    """A client that is told of the state of a group, and what it knows of it.
 
     Attributes:
         seen: number of the last change that it was sent; -1: nothing yet.
@@ -91,7 +91,7 @@ class StatusWatch:
 
 
 class StatusPublisher:
-    """Owned by the loop thread."""
+    """Sends the state of the mesh to those who watch it, then what changes. Owned by the loop thread."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

@@ -39,7 +39,7 @@ class Parts(Protocol):
 
 
 class TimeLimit:
-    """Owned by the loop thread."""
+    """Tells programs before their hosts' time is over, and has states saved. Owned by the loop thread."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

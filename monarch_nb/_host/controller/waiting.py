@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class WaitingService:
-    """Owned by the loop thread."""
+    """Answers requests that wait once ranks or hosts are up, or have ended. Owned by the loop thread."""
 
     def __init__(self, registry: Registry, hosts: HostService, sends: Sends) -> None:
         self._registry, self._hosts, self._sends = registry, hosts, sends
