@@ -99,6 +99,9 @@ bench: env
 	$(PY) tests/benchmarks/run.py
 	$(PY) tests/benchmarks/bench_rdma.py
 	$(PY) tests/benchmarks/bench_rdma_tcp.py
+	$(PY) tests/benchmarks/bench_training.py
+	$(PY) tests/benchmarks/bench_map.py
+	$(PY) tests/benchmarks/bench_data.py
 
 # Sets nothing up: whoever has a GPU has a torch that fits it, and needs no more than `pip install .`
 GPU_PYTHON ?= $(if $(wildcard $(PY)),$(PY),$(PYTHON))

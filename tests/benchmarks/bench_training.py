@@ -1,91 +1,150 @@
-"""DDP by `mesh.run_script` beside torchrun on the same cores, with torchrun beside itself (A/A):
-`python tests/benchmarks/bench_training.py [ROUNDS]`.
+"""DDP, and TorchTitan's trainer where it's installed, by `mesh.run_script` beside torchrun on the same cores,
+with torchrun beside itself (A/A): `python tests/benchmarks/bench_training.py [ROUNDS]`.
 
-The aim is a ratio of 1.03 at most. The script measures its own steps, after some to warm up: the least of a
-run is taken, and CPU seconds of the steps. Starts aren't counted; ours are warm.
+The aim is a ratio of 1.03 at most. Each way runs in turn, and which comes first changes from round to round.
+The scripts take the clocks of their own steps, after some to warm up; starts aren't counted, for ours are
+warm. Said are the medians over the rounds, as ratios to torchrun's: of a run's quickest step, of its median
+step, and of the CPU time that all ranks took for a step, which other programs on the machine disturb least.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from monarch_nb import mesh as meshes
+from monarch_nb.mesh import Mesh
 
-NUM_RANKS = 2
-SCRIPT = """
-import json, os, sys, time
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
+
+from titan_files import write_titan_files
+
+NUM_RANKS, NUM_WARM = 2, 10
+OURS, THEIRS, AGAIN = "mesh.run_script", "torchrun", "torchrun again"
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+DDP = """
+import json, os, time
 import torch
 import torch.distributed as dist
 dist.init_process_group("gloo")
-torch.set_num_threads(1)
 torch.manual_seed(0)
 layers = [layer for _ in range(4) for layer in (torch.nn.Linear(512, 512), torch.nn.ReLU())]
 net = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
 batch = torch.randn(64, 512)
-def step():
+steps = []
+for number in range(110):
     optimizer.zero_grad()
-    net(batch).square().mean().backward()
+    loss = net(batch).square().mean()
+    loss.backward()
     optimizer.step()
-for _ in range(10):
-    step()
-times, cpu = [], time.process_time()
-for _ in range(100):
-    began = time.perf_counter()
-    step()
-    times.append(time.perf_counter() - began)
-cpu = time.process_time() - cpu
-if dist.get_rank() == 0:
-    with open(sys.argv[1], "w") as file:
-        json.dump([min(times), sorted(times)[50], cpu / 100], file)
+    steps.append([number, loss.item(), time.perf_counter(), time.process_time()])
+with open(os.environ["STEPS"] + os.environ["RANK"], "w") as file:
+    json.dump(steps, file)
 dist.destroy_process_group()
 """
+TITAN = ("exact.py", "--module", "small_llama", "--config", "small", "--training.steps", "40")
 
 
-def torchrun(folder: Path) -> None:
-    """Run the script as torchrun does."""
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_RANKS)]
-    subprocess.run(
-        [sys.executable, *words, "train.py", "out.json"],
-        cwd=folder, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+class Steps(NamedTuple):
+    """What one run's steps took, in milliseconds: the quickest and the median one, and CPU time of all ranks
+    for one.
+    """
+
+    least_ms: float
+    median_ms: float
+    cpu_ms: float
+
+
+def read_steps(folder: Path) -> Steps:
+    """Return what the last run's steps took, and take its files away."""
+    wall: list[float] = []
+    cpu_s = 0.0
+    for rank in range(NUM_RANKS):
+        file = folder / f"steps{rank}"
+        clocks = [step[-2:] for step in json.loads(file.read_text())][NUM_WARM:]
+        file.unlink()
+        wall += [later[0] - earlier[0] for earlier, later in itertools.pairwise(clocks)]
+        cpu_s += (clocks[-1][1] - clocks[0][1]) / (len(clocks) - 1)
+    return Steps(min(wall) * 1e3, statistics.median(wall) * 1e3, cpu_s * 1e3)
+
+
+def torchrun(words: tuple[str, ...], environment: dict[str, str]) -> None:
+    """Run a script as torchrun does."""
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+    ran = subprocess.run(
+        [*launcher, str(NUM_RANKS), *words], env={**os.environ, **environment},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
+    if ran.returncode:
+        sys.exit(f"torchrun {' '.join(words)} has failed:\n{ran.stderr[-2000:]}")
+
+
+def compare(mesh: Mesh, folder: Path, what: str, words: tuple[str, ...], rounds: int) -> None:
+    """Run a script each way, in turn, and say how long its steps took."""
+    environment = {**ONE_THREAD, "STEPS": "steps", "HF_HOME": str(folder / "cache")}
+
+    def ours() -> None:
+        mesh.run_script(words[0], *words[1:], env=environment, quiet=True)
+
+    def theirs() -> None:
+        torchrun(words, environment)
+
+    ways: dict[str, Callable[[], object]] = {THEIRS: theirs, OURS: ours, AGAIN: theirs}
+    found: dict[str, list[Steps]] = {way: [] for way in ways}
+    orders = itertools.cycle([*itertools.permutations(ways)])
+    for order in itertools.islice(orders, 0, rounds * 2, 2):
+        for way in order:
+            ways[way]()
+            found[way].append(read_steps(folder))
+    floor = _medians(found[THEIRS])
+    for way, runs in found.items():
+        mine = _medians(runs)
+        said = (
+            f"{name} {ms:.2f} ms ({ms / base:.3f})"
+            for name, ms, base in zip(("quickest", "median", "CPU"), mine, floor, strict=True)
+        )
+        print(f"{what:<12} {way:<16} a step: {', '.join(said)}", flush=True)
+
+
+def _medians(runs: list[Steps]) -> Steps:
+    return Steps(*(statistics.median(column) for column in zip(*runs, strict=True)))
+
+
+@contextlib.contextmanager
+def started(folder: Path) -> Iterator[Mesh]:
+    """Start a mesh whose ranks stand where the scripts are, and end it."""
+    before = Path.cwd()
+    os.chdir(folder)
+    mesh = meshes.start("bench-training", {"procs": NUM_RANKS}, with_program=True, env=ONE_THREAD)
+    try:
+        yield mesh
+    finally:
+        mesh.stop().get(30)
+        os.chdir(before)
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    with tempfile.TemporaryDirectory() as name:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 6
+    with tempfile.TemporaryDirectory() as name, started(Path(name)) as mesh:
         folder = Path(name)
-        (folder / "train.py").write_text(SCRIPT)
-        os.chdir(folder)
-        mesh = meshes.start("bench-training", {"procs": NUM_RANKS}, with_program=True)
-        ways: dict[str, Callable[[], object]] = {
-            "torchrun": lambda: torchrun(folder),
-            "mesh.run_script": lambda: mesh.run_script(
-                "train.py", "out.json", env={"OMP_NUM_THREADS": "1"}, quiet=True
-            ),
-            "torchrun again": lambda: torchrun(folder),
-        }
-        found: dict[str, list[list[float]]] = {way: [] for way in ways}
-        for _ in range(rounds):
-            for way, run in ways.items():
-                run()
-                found[way].append(json.loads((folder / "out.json").read_text()))
-        mesh.stop().get(30)
-    floor = [min(column) for column in zip(*found["torchrun"], strict=True)]
-    for way, rows in found.items():
-        least, middle, cpu = zip(*rows, strict=True)
-        print(
-            f"{way:<16} step: least {min(least) * 1e3:.2f} ms ({min(least) / floor[0]:.3f}), median "
-            f"{statistics.median(middle) * 1e3:.2f} ms, CPU {min(cpu) * 1e3:.2f} ms "
-            f"({min(cpu) / floor[2]:.3f})"
-        )
+        (folder / "ddp.py").write_text(DDP)
+        compare(mesh, folder, "DDP", ("ddp.py",), rounds)
+        if importlib.util.find_spec("torchtitan") is None:
+            print("TorchTitan left out: it isn't installed; pip install -e '.[titan]'")
+            return
+        write_titan_files(folder)
+        compare(mesh, folder, "TorchTitan", TITAN, max(2, rounds // 2))
 
 
 if __name__ == "__main__":

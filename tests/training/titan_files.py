@@ -15,7 +15,7 @@ from torchtitan.trainer import Trainer
 def small() -> Trainer.Config:
     config = llama3_debugmodel()
     del config.model_spec.model.layers[1:]
-    config.hf_assets_path, config.dataloader.dataset_path = "tokenizer", "text"
+    config.hf_assets_path, config.dataloader.dataset_path = "tokenizer", "words"
     config.training.steps, config.training.seq_len, config.training.local_batch_size = 3, 32, 1
     config.training.mixed_precision_param = "float32"
     config.parallelism.spmd_backend = "partial_dtensor"
@@ -49,16 +49,16 @@ WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "a
 
 
 def write_titan_files(folder: Path) -> None:
-    """Write `small_llama.py`, `exact.py`, `text` and `tokenizer` into a folder."""
+    """Write `small_llama.py`, `exact.py`, `words` and `tokenizer` into a folder."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     (folder / "small_llama.py").write_text(CONFIG)
     (folder / "exact.py").write_text(EXACT)
     chosen = random.Random(0)
     rows = [{"text": " ".join(chosen.choices(WORDS, k=50))} for _ in range(20)]
-    for name in ("text", "tokenizer"):
+    for name in ("words", "tokenizer"):
         (folder / name).mkdir()
-    (folder / "text" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "words" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = {word: number for number, word in enumerate(["<s>", "</s>", *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<s>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
