@@ -180,6 +180,19 @@ def full(folder: Path) -> dict[str, Any]:
     return found
 
 
+def without_links(folder: Path) -> dict[str, Any]:
+    """The store of a host is where files can't be linked: it's named, its ranks run as before, the other goes
+    on.
+    """
+    found: dict[str, Any] = {}
+    with hosts(folder, 2) as (session, meshes):
+        everywhere, scanned = indices(meshes), sending.scan_here()
+        found["before"] = prefix_of(meshes[1].spawn_procs())
+        found["first"] = told(sending.send_environment(session, everywhere, scanned, copies=True))
+        found["after"] = prefix_of(meshes[1].spawn_procs())
+    return found
+
+
 def corrupting(folder: Path) -> dict[str, Any]:
     """One of three hosts passes on what isn't right."""
     agents.SyncAgent = Corrupting  # type: ignore[misc]
@@ -190,5 +203,11 @@ def corrupting(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    scenarios = {"whole_life": whole_life, "killed": killed, "full": full, "corrupting": corrupting}
+    scenarios = {
+        "whole_life": whole_life,
+        "killed": killed,
+        "full": full,
+        "without_links": without_links,
+        "corrupting": corrupting,
+    }
     print(json.dumps(scenarios[sys.argv[1]](Path(sys.argv[2]))))

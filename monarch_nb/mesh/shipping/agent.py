@@ -22,6 +22,7 @@ from monarch_nb.sync.env.mounts import Identity, identity_of
 from monarch_nb.sync.env.packages import PackageDigest
 from monarch_nb.sync.env.place import Prefix, absent_content, find_prefix, missing_content, place
 from monarch_nb.sync.env.store import Store, default_store, read_known
+from monarch_nb.sync.env.suitable import on_network
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class SyncAgent(Actor):
         is_shared = all(there is not None and identity_of(path) == there for path, there in roots.items())
         return Survey(
             os.uname().nodename, root, prefix, unknown, is_shared,
-            refusal(found.facts, machine), tuple(warnings(found.facts, machine)),
+            on_network(root) or refusal(found.facts, machine), tuple(warnings(found.facts, machine)),
         )  # fmt: skip
 
     @endpoint

@@ -10,6 +10,9 @@ Lower modules first:
 - cache, scan: a manifest of layers, without reading what a record of an installer knows
 - packages: packages that differ between hosts (pure)
 - store, place, clean: content, prefixes made of it, and what is removed again, on a host
+- suitable: can a store be in this directory?
+- arrival: receives an environment where no Python is, run by the one that was sent ahead
+- donors: content that a host has outside its store
 - fits: can this environment run on that machine?
 - packs, agent, sending: content from here to agents on hosts
 """

@@ -33,7 +33,7 @@ MARK = b"monarch_nb-arrival "
 SHIPPED = (
     "units", "sync.env", "sync.env.arrival", "sync.env.bytecode", "sync.env.donors", "sync.env.errors",
     "sync.env.fits", "sync.env.manifest", "sync.env.mounts", "sync.env.place", "sync.env.store",
-    "sync.env.templates",
+    "sync.env.suitable", "sync.env.templates",
 )  # fmt: skip
 """Modules of this package that this one needs, and itself."""
 STANDS_FOR = {

@@ -32,8 +32,8 @@ from monarch_nb.sync.env.bytecode import PINNED_S
 from monarch_nb.sync.env.errors import EnvironmentSyncError
 from monarch_nb.sync.env.manifest import ManifestError, Part, read_part
 from monarch_nb.sync.env.mounts import file_system_of
+from monarch_nb.sync.env.suitable import STORE_VARIABLE, lacking, on_network, remove_probes
 
-STORE_VARIABLE = "MONARCH_NB_STORE"
 ID_LENGTH = 16
 """So many digits of an environment's id name its prefix."""
 MODES = {False: 0o444, True: 0o555}
@@ -67,12 +67,15 @@ class Store:
         root: its absolute directory.
 
     Raises:
-        EnvironmentSyncError: if it can't be made, or is somebody else's.
+        EnvironmentSyncError: if it can't be made, is somebody else's, or is on a file system without what it
+            needs: hard links, locks, renames.
     """
 
     def __init__(self, root: str) -> None:
         self.root = root
         self._tmp = os.path.join(root, "tmp", f"{os.getpid()}-{secrets.token_hex(4)}")
+        if problem := on_network(root):
+            raise EnvironmentSyncError(problem)
         try:
             os.makedirs(root, 0o700, exist_ok=True)
             if os.stat(root).st_uid != os.getuid():
@@ -86,11 +89,15 @@ class Store:
             self._lock = locked(os.path.join(root, "lock"), fcntl.LOCK_SH)
             self._tmp_lock = locked(self._tmp + ".lock", fcntl.LOCK_EX)
             os.mkdir(self._tmp, 0o700)  # after the lock: others remove what isn't locked
+            problem = lacking(root, self._tmp)
         except OSError as error:
             reason = f"{error.filename}: {error.strerror}"
             raise EnvironmentSyncError(
                 f"no store can be at {root} ({reason}): {STORE_VARIABLE}=DIRECTORY"
             ) from None
+        if problem:
+            self.close()
+            raise EnvironmentSyncError(problem)
         remove_leftovers(root)
 
     def close(self) -> None:
@@ -285,6 +292,7 @@ def remove_leftovers(root: str) -> None:
             with suppress(OSError):
                 fd = locked(f"{folder}/{name}", fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(f"{folder}/{name.removesuffix('.lock')}", ignore_errors=True)
+                remove_probes(root, name.removesuffix(".lock"))
                 os.unlink(f"{folder}/{name}")
                 os.close(fd)
 
