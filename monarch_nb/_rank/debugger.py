@@ -59,18 +59,18 @@ class Line:
     """A line for a stop.
 
     Attributes:
+        key: of the stop. A thread's next stop has another one: a line that comes in the moment in which the
+            program runs on isn't meant for that.
         n: number of the command, by which the controller knows the answer.
+        text: None interrupts instead: a parked thread doesn't hear of an exception that is raised in it.
     """
 
-    __slots__ = ("n", "text")
+    __slots__ = ("key", "n", "text")
 
-    def __init__(self, n: int, text: str) -> None:
+    def __init__(self, key: int, n: int, text: str | None) -> None:
+        self.key = key
         self.n = n
         self.text = text
-
-
-_INTERRUPT = Line(0, "")
-"""Comes instead of a line: a parked thread doesn't hear of an exception that is raised in it."""
 
 
 class Debugger:
@@ -175,7 +175,7 @@ class Debugger:
         """
         stop = next((stop for stop in list(self._stops.values()) if stop.thread == ident), None)
         if stop is not None:
-            self.transport.reader.notify(stop.inbox.put_message(_INTERRUPT))
+            self.transport.reader.notify(stop.inbox.put_message(Line(stop.key, 0, None)))
         return stop is not None
 
     def take_line(self, key: int, n: int, text: str) -> Any:
@@ -184,7 +184,7 @@ class Debugger:
         if stop is None:
             self.notify_controller(DebugLeft(key, n, "it runs on, and no longer stands there"))
             return None
-        return stop.inbox.put_message(Line(n, text))
+        return stop.inbox.put_message(Line(key, n, text))
 
     def notify_controller(self, request: Request[None]) -> None:
         """Tell the controller."""
@@ -311,6 +311,11 @@ class MeshPdb(pdb.Pdb):
 
     # --- lines
 
+    @property
+    def key(self) -> int:
+        """By which the controller knows the stop; 0 while the thread runs."""
+        return self._key
+
     def next_line(self) -> str:
         """Answer the last line, and wait for the next one that is pdb's business."""
         self._report()
@@ -318,7 +323,9 @@ class MeshPdb(pdb.Pdb):
             line = self.inbox.take_message(self._debugger.transport)
             if line is None:
                 return "quit\n"
-            if line is _INTERRUPT:
+            if line.key != self._key:
+                continue  # for an earlier stop, whose end has answered it
+            if line.text is None:
                 raise KeyboardInterrupt
             self._line = line
             if line.text == wire.RUN_ON:
@@ -329,7 +336,7 @@ class MeshPdb(pdb.Pdb):
                 self.message(self._special(line.text[2:].strip()))
             else:
                 self.reason = _STEPS.get(line.text.split(" ")[0], "breakpoint")
-                return str(line.text) + "\n"
+                return line.text + "\n"
             self._report()
 
     def _push(self, text: str) -> None:
@@ -422,6 +429,7 @@ class MeshPdb(pdb.Pdb):
 
     def _left(self, text: str) -> None:
         line, self._line = self._line, None
+        self._console = None  # an interrupt may have come between its lines
         self._debugger.leave(self._key)
         self._debugger.notify_controller(DebugLeft(self._key, line.n if line is not None else 0, text))
         self._key = 0

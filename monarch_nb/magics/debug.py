@@ -65,6 +65,8 @@ class CellPrompt:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self._interrupted: set[tuple[str, int]] = set()
+        """Stops that an interrupt is on its way to: nobody is asked about them again."""
 
     def __call__(self, session: Session) -> Exception | None:
         """Talk; where nobody can type, let the ranks run on, and return what is to be raised once the wait
@@ -75,7 +77,7 @@ class CellPrompt:
             return None
         try:
             answer_questions(mesh)
-            if mesh.debugger().stops():
+            if any((mesh.name, s.id) not in self._interrupted for s in mesh.debugger().stops()):
                 talk(mesh)
         except (RequestFailed, TransportClosed):
             return None  # the mesh has ended meanwhile, as what is waited for is told
@@ -83,7 +85,9 @@ class CellPrompt:
             return error
         except KeyboardInterrupt:
             if kernel.is_meant():  # else the ranks stay where they stand, for whoever comes next
-                mesh.interrupt(sorted({s.rank for s in mesh.debugger().stops()}))
+                stops = mesh.debugger().stops()
+                self._interrupted = {(mesh.name, s.id) for s in stops}
+                mesh.interrupt(sorted({s.rank for s in stops}))
         return None
 
 

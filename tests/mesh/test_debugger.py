@@ -333,6 +333,49 @@ def test_an_interrupt_ends_what_is_stopped(mesh: Mesh, debugger: MeshDebugger) -
     mesh.run("alive = 1")
 
 
+LINE_AS_IT_LEAVES = """
+from monarch_nb._rank.this_rank import this_rank
+debugger = this_rank().debugger
+leave = debugger.leave
+
+def leave_late(key):
+    debugger.leave = leave
+    debugger.take_line(key, 77, "quit")
+    leave(key)
+
+debugger.leave = leave_late
+"""
+
+
+def test_a_line_that_comes_while_a_stop_ends_does_nothing_to_the_next_one(
+    mesh: Mesh, debugger: MeshDebugger
+) -> None:
+    """Somebody types `quit` in the moment in which somebody else interrupts: the next cell stops all the
+    same.
+    """
+    assert mesh.submit(LINE_AS_IT_LEAVES).wait().failures == {}
+    run = mesh.submit("breakpoint()\nend = 1")
+    wait_for(debugger, 4)
+    run.interrupt()
+    run.wait()
+    run = mesh.submit("kept = rank\nbreakpoint()\nend = 1")
+    wait_for(debugger, 4)
+    assert talk(mesh, "p kept", "c")[1:] == ["[0] 0\n[1] 1\n[2] 2\n[3] 3", "ranks 0-3 run on"]
+    assert run.wait().failures == {}
+
+
+def test_an_interrupt_ends_the_python_prompt_of_a_stop(mesh: Mesh, debugger: MeshDebugger) -> None:
+    run = mesh.submit("breakpoint()\nend = 1")
+    stops = wait_for(debugger, 4)
+    debugger.send(stops, "interact")
+    run.interrupt()
+    run.wait()
+    run = mesh.submit("kept = rank\nbreakpoint()\nend = 1")
+    assert {s.mode for s in wait_for(debugger, 4)} == {"pdb"}
+    assert talk(mesh, "c")[1:] == ["ranks 0-3 run on"]
+    assert run.wait().failures == {}
+
+
 def test_a_rank_that_dies_at_a_breakpoint(mesh: Mesh, debugger: MeshDebugger, unhandled: list[Any]) -> None:
     run = mesh.submit(CELL)
     wait_for(debugger, 4)

@@ -126,8 +126,11 @@ def test_no_explanation_comes_while_somebody_debugs(typist: Typist) -> None:
 
 
 def test_the_stop_button_at_the_prompt_ends_the_cell(typist: Typist) -> None:
-    _, shown = typist.run("%%mesh\nbreakpoint()\nz = 1", None, first="(mesh-pdb 0-3) ")
+    prompts, shown = typist.run("%%mesh\nbreakpoint()\nz = 1", None, first="(mesh-pdb 0-3) ")
     assert "ranks 0-3 were interrupted" in shown
+    assert prompts == [
+        "(mesh-pdb 0-3) "
+    ]  # it isn't asked anew about ranks that an interrupt is on its way to
     assert "[0-3] 5" in typist.run("%%mesh\n5")[1]
 
 
