@@ -63,8 +63,8 @@ _C_METHODS = {
 }
 _WRAPPER = "<locals>.wrapper"
 _SPOKEN = {
-    "_BaseDataLoaderIter.__next__": "DataLoader.__next__", "install.<locals>.ask_line": "input()",
-    "install.<locals>.ask_password": "getpass()",
+    "_BaseDataLoaderIter.__next__": "DataLoader.__next__", "Bdb.trace_dispatch": "breakpoint()",
+    "install.<locals>.ask_line": "input()", "install.<locals>.ask_password": "getpass()",
 }  # fmt: skip
 
 

@@ -270,7 +270,7 @@ def test_a_rank_at_a_breakpoint(mesh: Mesh) -> None:
     run = mesh.submit("if rank == 2:\n    breakpoint()\nelse: dist.barrier()\ndist.barrier()", number=CELL)
     _, diagnosis = until(mesh, "breakpoint", lambda v: "ranks 0-1,3 wait in barrier" in v.text)
     assert diagnosis.ranks == (2,) and diagnosis.text.startswith(
-        "rank 2 has stopped at a breakpoint, in cell [17] line "
+        "rank 2 has stopped at a breakpoint, in cell [17] line 4; ranks 0-1,3 wait in barrier"
     )
     assert diagnosis.next == "%mesh debug"
     free(mesh, run)
