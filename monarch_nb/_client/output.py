@@ -1,8 +1,8 @@
 """Receives what ranks print outside of cells: output of actors that this program has called, and output that
 belongs to nobody in particular.
 
-It's folded by rank set and written where the cell that made the call shows its output. `take` runs in the
-reading thread and must be quick; the writing is done by the background reader.
+It's folded by rank set and written where the cell that made the call shows its output. `receive_records` runs
+in the reading thread and must be quick; the writing is done by the background reader.
 
 What a rank prints before an answer is shown before the answer is had: the answer says up to which mark in the
 rank's output that is (`Transport.owed`), and who asks for the value waits for the mark (`catch_up`). Of a

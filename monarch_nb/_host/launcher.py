@@ -70,13 +70,13 @@ believe it.
 """
 
 
-_told: list[int] = []
+_notified: list[int] = []
 """The host processes that have ended because we were told to end."""
 
 
-def was_told() -> bool:
+def was_notified() -> bool:
     """Say whether this launcher was told to end while it was a host."""
-    return bool(_told)
+    return bool(_notified)
 
 
 class LauncherError(Exception):
@@ -335,7 +335,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     """Wait for the host process' end; whoever ends us, ends it."""
 
     def pass_on(_number: int, _frame: FrameType | None) -> None:
-        _told.append(process.pid)
+        _notified.append(process.pid)
         process.terminate()
 
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):

@@ -143,7 +143,7 @@ def wait(directory: str, host: str) -> int:
     _renamed(directory, host, "new", WAITING)
     try:
         with suppress(_Terminated):
-            _end_when_told()
+            _end_when_notified()
             print(f"host {host} waits in {directory}", flush=True)
             while True:
                 _join_next(directory, host)
@@ -159,7 +159,7 @@ class _Terminated(BaseException):
     """Told to end by a signal."""
 
 
-def _end_when_told() -> None:
+def _end_when_notified() -> None:
     def end(_number: int, _frame: FrameType | None) -> None:
         raise _Terminated
 
@@ -179,9 +179,9 @@ def _join_next(directory: str, host: str) -> None:
         launcher.be_host(invitation, host)
     except (launcher.LauncherError, InvitationError, OSError) as error:
         _say(directory, host, str(error))
-    if launcher.was_told():
+    if launcher.was_notified():
         raise _Terminated
-    _end_when_told()
+    _end_when_notified()
     with suppress(FileNotFoundError):
         os.unlink(path)
     if not _renamed(directory, host, BUSY, WAITING):

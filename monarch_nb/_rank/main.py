@@ -194,10 +194,10 @@ def _is_for_host(spec: RankSpec) -> bool:
     if not spec.host.launched:
         return False
     directory = spec.host.directory
-    told, stop = address.told_path(directory), address.stop_path(directory, spec.place.proc)
+    notice, stop = address.notice_path(directory), address.stop_path(directory, spec.place.proc)
     limit = time.monotonic() + _TOLD_S
     while not os.path.exists(stop):
-        if os.path.exists(told):
+        if os.path.exists(notice):
             return True
         if time.monotonic() > limit:
             return False

@@ -65,7 +65,7 @@ def dump_path(directory: str, proc: int) -> str:
     return f"{directory}/d{local_of(proc):x}"
 
 
-def told_path(directory: str) -> str:
+def notice_path(directory: str) -> str:
     """Return the path of the file that is there once the host process was told to end."""
     return f"{directory}/told"
 

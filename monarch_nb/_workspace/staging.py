@@ -57,7 +57,7 @@ class Staging:
         """Return a content that has come with others; None if it hasn't. `at`: this folder, open."""
         return self._packs.read(at, content)
 
-    def take(self, content: str, offset: int, data: bytes, *, is_last: bool, sender: str = "") -> None:
+    def take_piece(self, content: str, offset: int, data: bytes, *, is_last: bool, sender: str = "") -> None:
         """Take a piece of a content; the pieces of each sender come in order.
 
         Raises:
@@ -133,7 +133,7 @@ class Staging:
         while True:
             data = os.read(source, COPY_BYTES)
             try:
-                self.take(content, offset, data, is_last=not data)
+                self.take_piece(content, offset, data, is_last=not data)
             except BadEntry:
                 return False
             if not data:

@@ -156,7 +156,7 @@ class Load:
         self.num = [0] * size
         self.turn = secrets.randbelow(size)
 
-    def begin(self) -> int:
+    def least_busy(self) -> int:
         """Return the slot with the fewest calls, which has one more now."""
         self.turn += 1
         n = len(self.num)
@@ -267,7 +267,7 @@ class Endpoint(Generic[P, R]):
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Call one actor of the mesh: the one with the fewest of our calls under way."""
         load = self._callees.load_of(len(self._receivers))
-        slot = load.begin()
+        slot = load.least_busy()
         future: Future[R] = self._to_one(self._receivers[slot][0], slot, args, kwargs)
         future.add_done_callback(lambda _: load.done(slot))
         return future

@@ -58,7 +58,7 @@ def _attend(meeting: Meeting, name: str, plan: Plan) -> int:
             _start(meeting, name, plan)
         return host.wait()
     except BaseException:
-        host.end()
+        host.end_host()
         raise
     finally:
         meeting.say(f"over/{meeting.rank}", str(host.code or 0))
@@ -110,7 +110,7 @@ class _Host:
         self._error: MeshError | None = None
         self._is_over = False
         for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._told)
+            signal.signal(number, self._on_signal)
         self._thread = threading.Thread(target=self._run, name="mnb-attach", daemon=True)
         self._thread.start()
 
@@ -133,10 +133,10 @@ class _Host:
             self._meeting.say(f"failed/{self._meeting.rank}", words[0])
             self._error = MeshStartError(words[0])
 
-    def _told(self, _number: int, _frame: FrameType | None) -> None:
-        self.end()
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self.end_host()
 
-    def end(self) -> None:
+    def end_host(self) -> None:
         """Take the host away."""
         self._is_over = True
         if self._process is not None:

@@ -211,7 +211,7 @@ def load_into(
             if version is None or turn.still(version):
                 break
     finally:
-        turn.end()
+        turn.end_turn()
     for target, fresh in conversions:
         target.copy_(fresh)
     _set_values(state_dict, published)

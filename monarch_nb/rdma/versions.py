@@ -172,7 +172,7 @@ class Turn:
             self._ask()
         return is_still
 
-    def end(self) -> None:
+    def end_turn(self) -> None:
         """Have writers go on, if they were asked to hold still."""
         if self._num_asked:
             with suppress(RDMAError):  # one has ended: nobody waits there
@@ -211,7 +211,7 @@ def settled(counters: Sequence[RDMABuffer], at_least: int | None, deadline: floa
     try:
         return turn.settled(at_least)
     finally:
-        turn.end()
+        turn.end_turn()
 
 
 def _late(states: Sequence[tuple[int, int]], at_least: int | None) -> str:

@@ -118,7 +118,7 @@ class Engine:
         self._lost: SupervisionError | None = None
         self.module = ""
         """The layer whose forward runs."""
-        self._told: set[str] = set()
+        self._warned_of: set[str] = set()
         self._adopted: dict[int, _Adopted] = {}
         self._begin()
 
@@ -615,9 +615,9 @@ class Engine:
 
     def _tell_of_whole(self, func: Any, tensors: Sequence[Tensor], reason: str) -> None:
         name = str(func)
-        if name in self._told:
+        if name in self._warned_of:
             return
-        self._told.add(name)
+        self._warned_of.add(name)
         size = size_text(sum(t.mesh_meta.num_bytes for t in tensors))
         warnings.warn(
             f"{name} can't be done on shards ({', '.join(repr(t.mesh_meta) for t in tensors[:3])}): "

@@ -26,7 +26,7 @@ class Slots:
         self.num_bytes = 0
         self.top = 0
 
-    def take(self) -> int:
+    def acquire(self) -> int:
         """Return a slot that nobody uses."""
         if self._free:
             return self._free.pop()
@@ -70,7 +70,7 @@ class Handle:
 
     def __init__(self, slots: Slots, seq: int, num_bytes: int = 0) -> None:
         self.slots = slots
-        self.slot = slots.take()
+        self.slot = slots.acquire()
         self.seq = seq
         self.num_bytes = num_bytes
 

@@ -90,7 +90,7 @@ def outcome(mesh: Mesh, name: str, op: Any, sample: Any, spec: list[Any]) -> str
         return monarch_nb.distribute(x.detach().clone(), mesh, spec if fits else [])
 
     engine = mesh.tensor_grid().engine
-    engine._told.clear()  # said once of each operation, and only of one that's new
+    engine._warned_of.clear()  # said once of each operation, and only of one that's new
     engine._plans.clear()
     wanted = run(op, sample, lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x)
     with warnings.catch_warnings(record=True) as seen:

@@ -62,7 +62,7 @@ def test_slots_come_back() -> None:
     handles = [Handle(slots, 0) for _ in range(5)]
     del handles[1:3]
     assert slots.num_live == 3 and sorted(slots.collect()) == [1, 2]
-    assert {Handle(slots, 0).slot, slots.take()} <= {1, 2} and slots.top == 5
+    assert {Handle(slots, 0).slot, slots.acquire()} <= {1, 2} and slots.top == 5
 
 
 def test_which_floats_travel() -> None:

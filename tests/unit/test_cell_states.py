@@ -339,7 +339,7 @@ def test_when_the_mesh_ends_all_cells_do_and_nobody_is_told_of_each(world: World
     world.submit(2)
     world.answer(0)
     world.happens(MeshEnds("was stopped"))
-    assert [effect.is_told for effect in world.of(do.Over)] == [False, False]
+    assert [effect.tells_watchers for effect in world.of(do.Over)] == [False, False]
     assert {f.message for f in world.over[1].failures} == {"the mesh was stopped"}
     world.pass_time(100)
     world.answer_all()

@@ -73,14 +73,14 @@ class AnyTurns(RuleBasedStateMachine):
     def end(self, data: st.DataObject) -> None:
         group = data.draw(st.sampled_from(sorted(self.running)))
         del self.running[group]
-        following = self.turns.end(group)
+        following = self.turns.end_turn(group)
         assert following == (self.expected[group].popleft() if self.expected[group] else None)
         if following is not None:
             self.running[group] = following
 
     def teardown(self) -> None:
         for group in list(self.running):
-            while self.turns.end(group) is not None:
+            while self.turns.end_turn(group) is not None:
                 self.expected[group].popleft()
         assert not any(self.expected.values()), "one has never had its turn"
         assert self.turns._turns == {}, "something is left"

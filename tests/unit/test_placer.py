@@ -83,7 +83,7 @@ class Home:
 
     def send(self, data: bytes | str) -> None:
         data = data.encode() if isinstance(data, str) else data
-        self.placer.staging.take(entries.digest(data), 0, data, is_last=True)
+        self.placer.staging.take_piece(entries.digest(data), 0, data, is_last=True)
 
     def holds(self) -> dict[str, str]:
         return {
@@ -274,14 +274,14 @@ def test_a_few_changes_in_one_message(home: Home) -> None:
 def test_contents_are_what_their_names_say(home: Home) -> None:
     content = entries.digest(b"right")
     with pytest.raises(BadEntry, match="isn't that"):
-        home.placer.staging.take(content, 0, b"wrong", is_last=True)
+        home.placer.staging.take_piece(content, 0, b"wrong", is_last=True)
     with pytest.raises(BadEntry, match="out of turn"):
-        home.placer.staging.take(content, 7, b"right", is_last=True)
+        home.placer.staging.take_piece(content, 7, b"right", is_last=True)
     assert not home.placer.staging.has(content)
     done = home.placer.place({"f": Entry("f", Kind.FILE, content, 5, 1)})
     assert done.refused == (("f", "its content has not arrived: sync again"),)
-    home.placer.staging.take(content, 0, b"ri", is_last=False)
-    home.placer.staging.take(content, 2, b"ght", is_last=True)
+    home.placer.staging.take_piece(content, 0, b"ri", is_last=False)
+    home.placer.staging.take_piece(content, 2, b"ght", is_last=True)
     assert not home.placer.place({"f": Entry("f", Kind.FILE, content, 5, 1)}).refused
 
 

@@ -80,11 +80,9 @@ class HostAgent(HostProcess):
         self.loop.watch_socket(self._controller_gone, self._on_disconnect)
         self._last_beat = self.loop.clock() + LOST_AFTER_S
         self._limit_s = LOST_AFTER_S
-        joined = HostJoined(
-            self.hostname, os.getpid(), machine_id(), granted_cores(), len(visible_gpus())
-        )
+        joined = HostJoined(self.hostname, os.getpid(), machine_id(), granted_cores(), len(visible_gpus()))
         self.event(address.CONTROLLER, joined)
-        self._is_told = False
+        self._is_notified = False
         self._watch_launcher(config.launcher_pid)
         self.loop.call_later(BEAT_S, self._beats)
 
@@ -178,7 +176,7 @@ class HostAgent(HostProcess):
         def taken(found: Found) -> None:
             self.event(address.CONTROLLER, StacksTaken(event.ref, found))
 
-        self.stack_service.take(event.procs, event.native, taken)
+        self.stack_service.take_stacks(event.procs, event.native, taken)
 
     @handles(Leave)
     def on_leave(self, event: Leave, sender: Sender) -> None:
@@ -195,9 +193,9 @@ class HostAgent(HostProcess):
     # --- the end
 
     def preempted(self) -> None:
-        if self._is_told:  # a scheduler tells all processes of a job, and then our launcher tells us again
+        if self._is_notified:  # a scheduler tells all processes of a job, then our launcher tells us again
             return
-        self._is_told = True
+        self._is_notified = True
         self.event(address.CONTROLLER, HostPreempted(self.config.job))
         self.loop.call_later(PREEMPT_S, self.shut_down)
 
@@ -219,7 +217,7 @@ class HostAgent(HostProcess):
     def environment_switched(self, number: int, problem: str) -> None:
         self.event(address.CONTROLLER, EnvironmentSwitched(number, problem))
 
-    def rank_pulse(self, proc: int, trouble: str) -> None:
+    def rank_heartbeat(self, proc: int, trouble: str) -> None:
         self.event(address.CONTROLLER, RankHeartbeat(proc, trouble))
 
     def resources_changed(self, rows: Rows, host: MonitoredHost | None) -> None:

@@ -84,7 +84,7 @@ class HostProcess:
             self.directory,
             zygote,
         )
-        self.heartbeat = Heartbeat(self.me, self.loop, self.supervisor, self.send_local, self.rank_pulse)
+        self.heartbeat = Heartbeat(self.me, self.loop, self.supervisor, self.send_local, self.rank_heartbeat)
         self.resource_monitor = ResourceMonitor(
             self.me,
             self.directory,
@@ -107,7 +107,7 @@ class HostProcess:
         may be told as well), and begin to leave.
         """
         with suppress(OSError):
-            os.close(os.open(address.told_path(self.directory), os.O_CREAT | os.O_WRONLY, 0o600))
+            os.close(os.open(address.notice_path(self.directory), os.O_CREAT | os.O_WRONLY, 0o600))
         self.loop.call_soon_threadsafe(self.preempted)
 
     # --- sending
@@ -315,7 +315,7 @@ class HostProcess:
         with suppress(OSError):
             os.unlink(address.socket_path(self.directory, end.proc))
 
-    def rank_pulse(self, proc: int, trouble: str) -> None:
+    def rank_heartbeat(self, proc: int, trouble: str) -> None:
         """Report that a rank here doesn't react, or does again (no trouble)."""
         raise NotImplementedError
 

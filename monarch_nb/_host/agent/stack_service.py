@@ -46,8 +46,8 @@ class _Target(NamedTuple):
 
 
 class StackService:
-    """Takes stacks of ranks that can't be asked. Owned by the loop thread; `take` may be called while it's
-    at work.
+    """Takes stacks of ranks that can't be asked. Owned by the loop thread; `take_stacks` may be called while
+    it's at work.
 
     Args:
         directory: of the host process.
@@ -59,7 +59,7 @@ class StackService:
         self._supervisor = supervisor
         self._turn = threading.Lock()
 
-    def take(self, procs: Sequence[int], native: bool, done: Callable[[Found], None]) -> None:
+    def take_stacks(self, procs: Sequence[int], native: bool, done: Callable[[Found], None]) -> None:
         """Take the stacks of ranks; `done` gets them in the loop's thread.
 
         Args:

@@ -130,7 +130,7 @@ class Supervisor:
             done("another environment is being switched to: again in a moment")
             return
         self._switch = ZygoteSwitch(self._loop, self._directory, environment, self._switched, done)
-        self._switch.begin()
+        self._switch.start_zygote()
 
     def _switched(self, switch: ZygoteSwitch) -> None:
         """Take the new zygote, if it has come up, and start what has waited."""

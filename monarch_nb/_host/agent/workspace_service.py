@@ -85,7 +85,7 @@ class WorkspaceService:
 
         def take() -> None:
             staging = self._placer(request.name).staging
-            staging.take(
+            staging.take_piece(
                 request.content,
                 request.offset,
                 request.data,

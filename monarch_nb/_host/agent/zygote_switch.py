@@ -44,7 +44,7 @@ class ZygoteSwitch:
         self._over = over
         self._done = done
 
-    def begin(self) -> None:
+    def start_zygote(self) -> None:
         """Start the zygote."""
         try:
             self._hold()

@@ -207,7 +207,7 @@ class Over(Struct, frozen=True):
 
     n: int
     summary: CellOver
-    is_told: bool = True
+    tells_watchers: bool = True
 
 
 Effect = Touch | Send | Tell | Write | After | Shortly | Interrupt | Abort | Look | Remake | Over

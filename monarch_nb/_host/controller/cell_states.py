@@ -505,7 +505,7 @@ class CellStates:
             now = self._clock()
             cell.failures += [CellFailure(r, "lost", f"the mesh {how}", now) for r in sorted(cell.left)]
             cell.over = True
-            self._effects.append(Over(cell.n, cell.summary(), is_told=False))
+            self._effects.append(Over(cell.n, cell.summary(), tells_watchers=False))
 
     # --- telling
 

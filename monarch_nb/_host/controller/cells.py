@@ -249,10 +249,10 @@ class Cells:
         Raises:
             ValueError: if a rank is stuck in a cell that was given up.
         """
-        self.begin(request, self._controller.clients.who(sender.proc), (sender.proc, sender.ref))
+        self.begin_cell(request, self._controller.clients.who(sender.proc), (sender.proc, sender.ref))
         return LATER
 
-    def begin(
+    def begin_cell(
         self,
         request: RunCell,
         who: str,
@@ -389,7 +389,7 @@ class Cells:
         self._controller.supervisor.drain()  # what its ranks have printed goes before the news of its end
         running = self._running.pop(over.n)
         self._book(over.n, over.summary, seen=bool(running.watchers))
-        if over.is_told:
+        if over.tells_watchers:
             for watch in running.watches:
                 watch.tell(over.summary, last=True)
             running.when_over(over.summary)

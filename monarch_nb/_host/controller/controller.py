@@ -197,14 +197,14 @@ class ControllerProcess(HostProcess):
     def environment_switched(self, number: int, problem: str) -> None:
         self.environments.switched(self.index, number, problem)
 
-    def rank_pulse(self, proc: int, trouble: str) -> None:
+    def rank_heartbeat(self, proc: int, trouble: str) -> None:
         self.ranks.heartbeat(proc, trouble)
 
     def rank_printed(self, rank: Rank, piece: Piece) -> None:
         self.output.printed(rank.rank, rank.proc, piece)
 
     def resources_changed(self, rows: Rows, host: MonitoredHost | None) -> None:
-        self.status_publisher.take(0, rows, host)
+        self.status_publisher.take_readings(0, rows, host)
 
     def watch_resources(self, on: bool) -> None:
         """Have all hosts look often at what ranks do, or hardly ever."""

@@ -66,7 +66,7 @@ class Definitions:
             cell.source, list(ranks), list(ranks.values()), format_ranks(ranks), group.name, cell.number,
             group.context, timeout_s=CELL_S, replay_of=cell.n,
         )  # fmt: skip
-        self._runs.begin(request, "the host process", when_over=go_on)
+        self._runs.begin_cell(request, "the host process", when_over=go_on)
 
     # --- restarts, of which nobody waits for a report
 

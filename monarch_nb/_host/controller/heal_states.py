@@ -29,9 +29,9 @@ class Turns(Generic[T]):
 
     Example:
         >>> turns = Turns[str]()
-        >>> turns.add("workers", "heal"), turns.add("workers", "resize"), turns.end("workers")
+        >>> turns.add("workers", "heal"), turns.add("workers", "resize"), turns.end_turn("workers")
         (True, False, 'resize')
-        >>> turns.end("workers"), turns.is_busy("workers")
+        >>> turns.end_turn("workers"), turns.is_busy("workers")
         (None, False)
     """
 
@@ -44,7 +44,7 @@ class Turns(Generic[T]):
         turns.append(turn)
         return len(turns) == 1
 
-    def end(self, group: str) -> T | None:
+    def end_turn(self, group: str) -> T | None:
         """End the current turn of a group; return what is to begin now, if anything waits."""
         turns = self._turns[group]
         turns.popleft()

@@ -216,7 +216,7 @@ class Healing:
 
     def _finished(self, turn: _Turn, outcome: Report | Exception) -> None:
         """Say how it went, and begin what has waited for this, whatever goes wrong in saying so."""
-        following = self._turns.end(turn.group)
+        following = self._turns.end_turn(turn.group)
         try:
             self._controller.status_publisher.touch()
             report = outcome if isinstance(outcome, Report) else Report(problems=[_problem(outcome)])

@@ -190,7 +190,8 @@ class StackRequests:
         self._takes[ref] = _Take(set(by_host), done)
         for host, theirs in by_host.items():
             if host == 0:
-                self._controller.stack_service.take(theirs, native, lambda found: self._taken(ref, found))
+                here = self._controller.stack_service
+                here.take_stacks(theirs, native, lambda found: self._taken(ref, found))
             else:
                 self._controller.event(address.host_proc(host), TakeStacks(ref, tuple(theirs), native))
         self._controller.loop.call_later((NATIVE_S if native else PY_SPY_S) + 1.0, lambda: self._end(ref))

@@ -111,14 +111,14 @@ class StatusPublisher:
     @handles(ResourcesSeen)
     def on_resources(self, event: ResourcesSeen, sender: Sender) -> None:
         """Take what another host has seen of its ranks and its machine."""
-        self.take(address.host_of(sender.proc), event.rows, event.host)
+        self.take_readings(address.host_of(sender.proc), event.rows, event.host)
 
     @property
     def watched(self) -> bool:
         """Whether somebody watches."""
         return bool(self._watches)
 
-    def take(self, host: int, rows: Rows, machine: MonitoredHost | None) -> None:
+    def take_readings(self, host: int, rows: Rows, machine: MonitoredHost | None) -> None:
         """Take what a host process has seen."""
         self._monitored.update(rows)
         if machine is not None:

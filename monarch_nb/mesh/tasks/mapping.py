@@ -48,7 +48,7 @@ class MapRun(Generic[R]):
     ) -> None:  # fmt: skip
         self._returns_exceptions = return_exceptions
         self._work: _MapWork[R] = _MapWork(mesh, function, items, ranks, ordered=ordered, retries=retries)
-        self._work.begin(progress=progress)
+        self._work.start_tasks(progress=progress)
 
     @property
     def num_items(self) -> int | None:
@@ -146,7 +146,7 @@ class _MapWork(Generic[R]):
         """The function's name."""
         return self._function.name
 
-    def begin(self, *, progress: bool) -> None:
+    def start_tasks(self, *, progress: bool) -> None:
         """Begin, with a bar in a notebook or without."""
         if progress:
             self._end_bar = show_count(Counted(lambda: (self.num_done, self.num_items)))

@@ -208,7 +208,7 @@ class Peer:
         except OSError as error:
             raise PathUnavailable(_unreachable(job, tried, str(error))) from None
         finally:
-            caller.end()
+            caller.close_others()
         self._dials_us = True
         self.round_trip_s = 1.0
         return found
@@ -231,7 +231,7 @@ class _Caller:
             self._changed.notify_all()
             over = self._over
         if over:
-            self.end()
+            self.close_others()
 
     def wait_for(self, number: int, timeout_s: float) -> Connection:
         """Return the one that is meant.
@@ -244,7 +244,7 @@ class _Caller:
                 raise Unreachable("it has hung up")
             return self._came.pop(number)
 
-    def end(self) -> None:
+    def close_others(self) -> None:
         """Close all others, and those that come later."""
         with self._changed:
             self._over = True
