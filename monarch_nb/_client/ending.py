@@ -10,7 +10,7 @@ from monarch_nb._wire.process import count_oom_kills, describe_status
 
 
 class Ending:
-    """What is known of the end of one mesh, as a program that is connected to it sees it.
+    """The known facts about the end of one mesh, as a program that is connected to it sees it.
 
     Attributes:
         name: the mesh's; empty as long as it has none.

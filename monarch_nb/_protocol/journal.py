@@ -48,7 +48,7 @@ class EndpointCalls(CallRecord, frozen=True):
 
 
 class Environment(Kept, frozen=True):
-    """What a mesh was started with.
+    """The versions and settings that a mesh was started with.
 
     Attributes:
         id: short, and equal for equal environments.

@@ -21,7 +21,7 @@ class Requirements(
         "cgroup": "control group",
     },
 ):
-    """What a program and a warm interpreter must have in common so that it serves the program as its own.
+    """The facts that must agree between a program and a warm interpreter that is to serve as its own.
 
     As JSON, each field goes by a name that people understand, and each variable is a field of its own.
 
@@ -74,7 +74,7 @@ class Requirements(
 
 
 class WarmFacts(Kept, frozen=True):
-    """What a warm controller says of itself to programs that may take it.
+    """The facts that a warm controller tells programs that may take it.
 
     Attributes:
         path: the module path that it has imported from.

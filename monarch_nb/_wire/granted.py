@@ -1,4 +1,4 @@
-"""What this process was granted of its machine: cores, and the limits of its control groups.
+"""Finds out what this process was granted of its machine: cores, and the limits of its control groups.
 
 A container, a Slurm step and a systemd unit often have fewer cores than the machine: by affinity, which the
 kernel applies to each thread, or by a quota of time in a control group, which nothing but its files tells.
