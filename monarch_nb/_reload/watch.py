@@ -86,15 +86,22 @@ class Watch:
         """By inotify's number."""
         self._identities: dict[str, tuple[int, int] | None] = {}
         """Device and inode of each directory that inotify looks after."""
+        self._below: set[str] = set()
+        """Directories that it looks after, and whose identities aren't compared."""
         self._blind: set[str] = set()
         """Directories that it can't look after."""
 
-    def add(self, directory: str) -> None:
-        """Look after the files of a directory from now on."""
-        if directory in self._identities or directory in self._blind:
+    def add(self, directory: str, *, is_below: bool = False) -> None:
+        """Look after the files of a directory from now on.
+
+        Args:
+            is_below: whether the one above it is looked after, too, so that a rename of it is an event: its
+                status isn't asked for each time then.
+        """
+        if directory in self._identities or directory in self._below or directory in self._blind:
             return
         with self._lock:
-            self._add(directory)
+            self._add(directory, is_below=is_below)
 
     def is_blind(self, directory: str) -> bool:
         """Say whether changes of a directory's files are found only by looking at each of them."""
@@ -129,7 +136,7 @@ class Watch:
 
     # --- with the lock held
 
-    def _add(self, directory: str) -> None:
+    def _add(self, directory: str, *, is_below: bool) -> None:
         if self._fd < 0:
             self._fd = _libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         number = -1
@@ -139,7 +146,10 @@ class Watch:
             self._blind.add(directory)
         else:
             self._directories[number] = directory
-            self._identities[directory] = _identity(directory)
+            if is_below:
+                self._below.add(directory)
+            else:
+                self._identities[directory] = _identity(directory)
 
     def _forget(self) -> None:
         if self._fd >= 0:
@@ -149,13 +159,17 @@ class Watch:
         self._pid = os.getpid()
         self._directories.clear()
         self._identities.clear()
+        self._below.clear()
         self._blind.clear()
 
     def _start_anew(self) -> None:
-        directories = [*self._identities, *self._blind]
+        directories, below = [*self._identities, *self._blind], list(self._below)
         self._forget()
         for directory in directories:
-            self._add(directory)
+            self._add(directory, is_below=False)
+        for directory in below:
+            if os.path.isdir(directory):
+                self._add(directory, is_below=True)
 
     def _events(self) -> Iterator[tuple[int, int, str]]:
         while True:

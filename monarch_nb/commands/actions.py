@@ -200,6 +200,7 @@ def sync(mesh: Mesh, arguments: Namespace) -> SyncReceipt:
         verify=arguments.verify,
         copy=arguments.copy,
         to=arguments.to,
+        watch=arguments.env and bool(getattr(arguments, "watch", False)),
     )
 
 

@@ -180,8 +180,9 @@ SYNC = (
         action="append", default=[], metavar="MACHINE",
     ),
     argument(
-        "--watch", "-w", about="from now on before each cell and each call of an actor", only=NOTEBOOK,
-        action="store_true",
+        "--watch", "-w",
+        about="from now on before each cell and each call of an actor; with --env, also what is installed",
+        only=NOTEBOOK, action="store_true",
     ),
     argument("--stop", about="no longer", only=NOTEBOOK, action="store_true"),
     argument(

@@ -13,7 +13,7 @@ from monarch_nb.commands.parser import Namespace
 from monarch_nb.exceptions import MeshError
 from monarch_nb.magics.state import State
 from monarch_nb.mesh import shipping
-from monarch_nb.mesh.sync import before_cell
+from monarch_nb.mesh.sync import before_cell, environment_has_changed
 from monarch_nb.sync import known_workspaces
 
 if TYPE_CHECKING:
@@ -71,8 +71,10 @@ class CodeWatch:
 
     def _send_files(self, mesh: Mesh) -> None:
         """Send what was saved to other hosts, if that's wanted: the cell may call an actor there."""
-        spaces = known_workspaces(session_of(mesh))
-        if spaces is None or not spaces.stale() or not self._watches(mesh):
+        session = session_of(mesh)
+        spaces = known_workspaces(session)
+        has_changed = environment_has_changed(session) or (spaces is not None and spaces.stale())
+        if not has_changed or not self._watches(mesh):
             return
         try:
             before_cell(mesh)

@@ -34,6 +34,7 @@ class Code:
         verify: bool = False,
         copy: bool = False,
         to: Sequence[str] = (),
+        watch: bool = False,
         timeout_s: float = SYNC_S,
     ) -> SyncReceipt:
         """Bring the workspace to all other hosts; then have this program and all ranks run what the files of
@@ -64,11 +65,14 @@ class Code:
             to: with `env`: other machines that get the environment, too, so that hosts can be started there:
                 names for ssh, or commands that run a shell, as `docker exec -i box`. They need `sh` and
                 `tar`, no Python. With `same_path`, a link is made there at the environment's own path.
+            watch: with `env`: what is installed or edited in the environment from then on goes to the hosts
+                before the next cell. `sync_mode = "warn"` ends that.
             timeout_s: so long a rank that is busy is waited for; it reloads when it's done, and the receipt
                 says so.
 
         Raises:
-            MeshUsageError: if a path doesn't exist, the workspace can't be meant, or `to` is without `env`.
+            MeshUsageError: if a path doesn't exist, the workspace can't be meant, or `to` or `watch` is
+                without `env`.
 
         Example:
             >>> print(mesh.sync())                        # doctest: +SKIP
@@ -79,7 +83,9 @@ class Code:
         options = SyncOptions(tuple(include), tuple(exclude), dry_run, same_path, force)
         if to and not env:
             raise MeshUsageError("sync: to= (--to) is where the environment goes: env=True (--env) with it")
-        environment = EnvironmentChoice(verify, copy, tuple(to), same_path) if env else None
+        if watch and not env:
+            raise MeshUsageError("sync: watch=True goes with env=True; for your modules: sync_mode = 'watch'")
+        environment = EnvironmentChoice(verify, copy, tuple(to), same_path, watch) if env else None
         return sync(self._mesh, SyncRequest(paths, timeout_s, reload, environment), options)
 
     @property

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,14 +23,17 @@ from monarch_nb.actor.handle import session_of
 from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.actor.workspace import answers
 from monarch_nb.display.transfer_bar import show_until_over
-from monarch_nb.exceptions import DeviceMeshError, MeshUsageError, RankTimeout, StaleCode
+from monarch_nb.exceptions import DeviceMeshError, MeshError, MeshUsageError, RankTimeout, StaleCode
 from monarch_nb.mesh import drift, newcomers, shipping
 from monarch_nb.sync import Followed, Part, SyncOptions, SyncReceipt, known_workspaces, workspaces_of
 from monarch_nb.units import elapsed_text
 
 if TYPE_CHECKING:
+    from monarch_nb._client.session import Session
     from monarch_nb.actor.future import Future
     from monarch_nb.mesh.core import Mesh
+    from monarch_nb.mesh.shipping.report import EnvironmentPart
+    from monarch_nb.sync.env.scan import Scanned
 
 SYNC_S = 10.0
 BAR_AFTER_S = 1.0
@@ -37,6 +41,8 @@ BAR_AFTER_S = 1.0
 MODE_S = 1.0
 """So long ranks are waited for that are to do something else from now on."""
 _NAME = "sync"
+_followed: weakref.WeakKeyDictionary[Session, shipping.FollowedEnvironment] = weakref.WeakKeyDictionary()
+"""This program's environment, where hosts of a mesh are to have it as it is."""
 
 
 class EnvironmentChoice(msgspec.Struct, frozen=True):
@@ -47,12 +53,14 @@ class EnvironmentChoice(msgspec.Struct, frozen=True):
         copies: whether hosts that see this program's files get a copy, too.
         machines: others than the mesh's hosts, which need `sh` and `tar` only: names for ssh, or commands.
         same_path: whether these get a link to it at the environment's own path.
+        watch: whether what is installed or edited from then on goes before the next cell.
     """
 
     verify: bool = False
     copies: bool = False
     machines: tuple[str, ...] = ()
     same_path: bool = False
+    watch: bool = False
 
 
 class SyncRequest(msgspec.Struct, frozen=True):
@@ -100,9 +108,9 @@ def sync(mesh: Mesh, request: SyncRequest, options: SyncOptions) -> SyncReceipt:
 
 def _environment(mesh: Mesh, choice: EnvironmentChoice, *, is_dry: bool) -> tuple[Part, ...]:
     """Bring the environment of this program to all hosts that run ranks, and to machines that are named."""
+    followed = shipping.FollowedEnvironment(copies=choice.copies) if choice.watch and not is_dry else None
     progress = shipping.Progress()
     over = show_until_over(progress, BAR_AFTER_S)
-    hosts = mesh.living().host_indices
     others: tuple[Part, ...] = ()
     try:
         if choice.machines:
@@ -113,18 +121,62 @@ def _environment(mesh: Mesh, choice: EnvironmentChoice, *, is_dry: bool) -> tupl
                 ),
             )  # fmt: skip
         part = shipping.with_scan(
-            lambda scanned: shipping.send_environment(
-                session_of(mesh), hosts, scanned, copies=choice.copies, dry_run=is_dry, progress=progress
-            ),
+            lambda scanned: _send(mesh, scanned, progress, copies=choice.copies, is_dry=is_dry),
             verify=choice.verify,
         )
         progress.step(f"{progress.sent_text()} in {elapsed_text(part.seconds)}")
+    except BaseException:
+        if followed is not None:
+            followed.close()
+        raise
     finally:
         over()
+    if followed is not None:
+        followed.sent(part)
+        _stop_following(session_of(mesh))
+        _followed[session_of(mesh)] = followed
+    return (part, *others)
+
+
+def _send(
+    mesh: Mesh, scanned: Scanned, progress: shipping.Progress, *, copies: bool, is_dry: bool = False
+) -> EnvironmentPart:
+    """Bring an environment to all hosts that run ranks; return also which ranks run another one."""
+    hosts = mesh.living().host_indices
+    part = shipping.send_environment(
+        session_of(mesh), hosts, scanned, copies=copies, dry_run=is_dry, progress=progress
+    )
     changed = {host for host, each in part.hosts.items() if each.has_changed}
     living = mesh.living_ranks()
     old = tuple(rank for rank in living if mesh.part([rank]).host_indices[0] in changed)
-    return (replace(part, old_ranks=old), *others)
+    return replace(part, old_ranks=old)
+
+
+def environment_has_changed(session: Session) -> bool:
+    """Say whether this program's environment is followed, and isn't any more what hosts were given."""
+    followed = _followed.get(session)
+    return followed is not None and followed.has_changed()
+
+
+def _bring_environment(mesh: Mesh) -> None:
+    """Bring what was installed or edited since; what can't be is said, and ranks run what they run."""
+    followed, progress = _followed[session_of(mesh)], shipping.Progress()
+    over = show_until_over(progress, BAR_AFTER_S)
+    try:
+        part = followed.bring_changes(lambda scanned: _send(mesh, scanned, progress, copies=followed.copies))
+    except MeshError as error:
+        print(f"the environment has changed, and isn't sent: {error}", file=sys.stderr)
+        return
+    finally:
+        over()
+    if part is not None:
+        print("\n".join(part.lines()), file=sys.stderr)
+
+
+def _stop_following(session: Session) -> None:
+    followed = _followed.pop(session, None)
+    if followed is not None:
+        followed.close()
 
 
 def remote_hosts(mesh: Mesh) -> list[int]:
@@ -142,6 +194,8 @@ def before_cell(mesh: Mesh) -> None:
         StaleCode: if they don't, and the cell isn't to run then.
     """
     newcomers.supply(mesh)
+    if environment_has_changed(session_of(mesh)):
+        _bring_environment(mesh)
     spaces = known_workspaces(session_of(mesh))
     stale = spaces.stale() if spaces is not None else []
     mode = sync_mode(mesh) if stale else SyncMode.OFF
@@ -203,6 +257,8 @@ def set_sync_mode(mesh: Mesh, mode: str) -> None:
     if mode not in tuple(SyncMode):
         raise MeshUsageError(f"sync_mode is one of {', '.join(SyncMode)}, not {mode!r}")
     session_of(mesh).request(SetName(_NAME, str(mode)))
+    if mode != SyncMode.WATCH:
+        _stop_following(session_of(mesh))
     with suppress(
         RankTimeout, DeviceMeshError
     ):  # those that are busy read it when they're done; those that have died, when they're started again

@@ -9,6 +9,7 @@ spreading   a pack from the notebook's machine to all agents, from agent to agen
 sending     the whole: survey, what is missing, packs, prefixes, other zygotes
 channel     a command that runs a shell on another machine, as a channel for bytes
 bootstrap   the environment to machines that have no Python: an interpreter first, then what receives the rest
+following   what is installed or edited from now on goes before the next cell
 progress    how far it is, and which hosts are behind
 plan        for a dry run: bytes, source and reason of each part
 report      what was done, as data and as text
@@ -24,11 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.shipping.comparing import HostsDifference, compare_hosts
+    from monarch_nb.mesh.shipping.following import FollowedEnvironment
     from monarch_nb.mesh.shipping.progress import Progress
     from monarch_nb.mesh.shipping.sending import scan_here, send_environment, with_scan
     from monarch_nb.mesh.shipping.upkeep import clean_here, export_here, send_to
 
 _WHERE = {
+    "FollowedEnvironment": "following",
     "HostsDifference": "comparing",
     "Progress": "progress",
     "clean_here": "upkeep",
@@ -41,6 +44,7 @@ _WHERE = {
 }
 
 __all__ = [
+    "FollowedEnvironment",
     "HostsDifference",
     "Progress",
     "clean_here",

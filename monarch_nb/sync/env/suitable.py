@@ -42,13 +42,13 @@ def lacking(root: str, tmp: str) -> str:
     try:
         with open(made, "xb"):
             pass
-        for what, do in (
-            ("rename files", lambda: os.rename(made, there)),
-            ("link files", lambda: os.link(there, link)),
-            ("make symbolic links", lambda: os.symlink(there, made)),
+        for what, do, source, target in (
+            ("rename files", os.rename, made, there),
+            ("link files", os.link, there, link),
+            ("make symbolic links", os.symlink, there, made),
         ):
             try:
-                do()
+                do(source, target)
             except OSError as error:
                 if error.errno not in _CANNOT:
                     raise

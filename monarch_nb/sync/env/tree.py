@@ -59,6 +59,26 @@ def files_of(layer: Layer) -> Iterator[Found]:
             yield found
 
 
+def folders_of(layer: Layer) -> Iterator[str]:
+    """Yield the directories of a layer in which something may be installed, its root first; no byte code's.
+
+    Raises:
+        OSError: if the layer can't be read.
+    """
+    skips = _is_of_no_use if layer.kind in (PYTHON, CONDA) else _never
+    folders, without = [("", layer.root)], frozenset(layer.without)
+    while folders:
+        below, folder = folders.pop()
+        yield folder
+        with suppress(FileNotFoundError), os.scandir(folder) as entries:
+            for entry in entries:
+                path = below + entry.name
+                if entry.name == "__pycache__" or not entry.is_dir(follow_symlinks=False):
+                    continue
+                if path not in without and not skips(path, entry.name):
+                    folders.append((path + "/", entry.path))
+
+
 def _is_of_others(layer: Layer, path: str) -> bool:
     """Say whether a file of an interpreter is of no use: what is linked statically, scripts of packages that
     don't go."""
