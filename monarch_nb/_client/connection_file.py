@@ -9,15 +9,14 @@ is removed by whoever gets the claim.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import stat
 import struct
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from monarch_nb._protocol.claims import ClaimNote
+from monarch_nb._protocol.claims import ClaimNote, ConnectionNote
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.claim import Claim, holder
@@ -54,12 +53,12 @@ def read(path: str) -> Connection | None:
     ended is removed.
     """
     content = _content(path)
-    if content is None or content.get("machine", machine_id()) != machine_id():
+    if content is None or content.machine not in ("", machine_id()):
         return None  # on a shared file system: only that machine can say whether it runs
     if not _lives(content):
         _remove(path)
         return None
-    name, pid, directory = content["name"], content["pid"], content["directory"]
+    name, pid, directory = content.name, content.pid, content.directory
     trouble = ""
     if not os.path.exists(address.socket_path(directory, address.CONTROLLER)):
         trouble = (
@@ -67,23 +66,22 @@ def read(path: str) -> Connection | None:
             f"kill {pid}"
         )
     return Connection(
-        name, pid, directory, path, content.get("wire_version", 0), content.get("start_time"), trouble,
-        content.get("host", 0),
+        name, pid, directory, path, content.wire_version, content.start_time, trouble, content.host,
     )  # fmt: skip
 
 
 def write_program(directory: str, pid: int, connection: Connection) -> str:
     """Let a program's own mesh be found under its pid; return the file's path."""
     path = os.path.join(directory, f"{PROGRAM_PREFIX}{pid}{SUFFIX}")
-    content = {
-        "name": str(pid), "pid": connection.pid, "start_time": connection.start_time, "machine": machine_id(),
-        "directory": connection.directory, "wire_version": wire.VERSION,
-    }  # fmt: skip
+    content = ConnectionNote(
+        str(pid), connection.pid, connection.directory, connection.start_time, machine_id(),
+        wire_version=wire.VERSION,
+    )  # fmt: skip
     with suppress(FileNotFoundError):
         os.unlink(path)  # of a program that had this pid before
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(fd, "w") as file:
-        json.dump({key: value for key, value in content.items() if value is not None}, file)
+    with open(fd, "wb") as file:
+        file.write(content.as_json())
     return path
 
 
@@ -95,21 +93,16 @@ def list_programs(directory: str) -> list[Connection]:
     for name in sorted(os.listdir(directory)):
         path = os.path.join(directory, name)
         content = _content(path) if name.startswith(PROGRAM_PREFIX) and name.endswith(SUFFIX) else None
-        if content is None or content.get("machine", machine_id()) != machine_id():
+        if content is None or content.machine not in ("", machine_id()):
             continue
         if not _lives(content):
             with suppress(OSError):
                 os.unlink(path)
-        elif content.get("wire_version") == wire.VERSION:
-            found.append(
-                Connection(
-                    content["name"],
-                    content["pid"],
-                    content["directory"],
-                    path,
-                    start_time=content.get("start_time"),
-                )
+        elif content.wire_version == wire.VERSION:
+            connection = Connection(
+                content.name, content.pid, content.directory, path, start_time=content.start_time
             )
+            found.append(connection)
     return found
 
 
@@ -125,7 +118,7 @@ def claim_path(path: str) -> str:
     return path.removesuffix(SUFFIX) + ".claim"
 
 
-def _content(path: str) -> dict[str, Any] | None:
+def _content(path: str) -> ConnectionNote | None:
     """Return what a connection file says, or None if it's none. Nothing that lies there makes this wait or
     fail.
     """
@@ -137,36 +130,28 @@ def _content(path: str) -> dict[str, Any] | None:
         about = os.fstat(fd)
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid() or about.st_size > _MAX_BYTES:
             return None
-        found = json.loads(os.pread(fd, _MAX_BYTES, 0))
-    except (OSError, ValueError, RecursionError):
+        found = ConnectionNote.of_json(os.pread(fd, _MAX_BYTES, 0))
+    except (OSError, ValueError):
         return None
     finally:
         os.close(fd)
     return found if _is_sound(found, path) else None
 
 
-def _is_sound(content: Any, path: str) -> bool:
-    """Say whether a connection file has what it must have, each of its type."""
-    if not isinstance(content, dict):
-        return False
-    kinds = (("name", str), ("pid", int), ("directory", str))
-    others = (("wire_version", int), ("start_time", int), ("machine", str), ("host", int))
-    if not all(type(content.get(key)) is kind for key, kind in kinds):
-        return False
-    if not all(type(content.get(key, kind())) is kind for key, kind in others):
-        return False
+def _is_sound(content: ConnectionNote, path: str) -> bool:
+    """Say whether a connection file may be believed: it goes by its mesh's name, and names a process."""
     right_name = os.path.basename(path) in (
-        f"{prefix}{content['name']}{SUFFIX}" for prefix in (PREFIX, PROGRAM_PREFIX)
+        f"{prefix}{content.name}{SUFFIX}" for prefix in (PREFIX, PROGRAM_PREFIX)
     )
-    is_host = 0 <= content.get("host", 0) < 1 << 31
-    return right_name and is_host and content["pid"] > 1 and os.path.isabs(content["directory"])
+    is_host = 0 <= content.host < 1 << 31
+    return right_name and is_host and content.pid > 1 and os.path.isabs(content.directory)
 
 
-def _lives(content: dict[str, Any]) -> bool:
-    if "start_time" in content:
-        return is_running(content["pid"], content["start_time"])
+def _lives(content: ConnectionNote) -> bool:
+    if content.start_time is not None:
+        return is_running(content.pid, content.start_time)
     # A controller of an older version: it's the one that listens at its socket.
-    return is_running(content["pid"], None) and _listener(content["directory"]) == content["pid"]
+    return is_running(content.pid, None) and _listener(content.directory) == content.pid
 
 
 def _listener(directory: str) -> int | None:

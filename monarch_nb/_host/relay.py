@@ -25,7 +25,7 @@ from monarch_nb._host.config import HostConfig
 from monarch_nb._host.controller.mesh_name import write_connection
 from monarch_nb._host.loop import Loop
 from monarch_nb._protocol.base import Event, Malformed, decode, encode
-from monarch_nb._protocol.claims import ClaimNote
+from monarch_nb._protocol.claims import ClaimNote, ConnectionNote
 from monarch_nb._protocol.events import Beat, Leave, MeshEnding
 from monarch_nb._protocol.programs import Goodbye, Hello
 from monarch_nb._protocol.states import ClaimState
@@ -118,11 +118,10 @@ class Relay:
     def _show(self) -> None:
         """Let programs of this user find the mesh."""
         pid = os.getpid()
-        content = {
-            "name": self._config.name, "pid": pid, "start_time": start_time(pid), "machine": machine_id(),
-            "directory": self._directory, "host": self._index, "wire_version": wire.VERSION,
-            "started": time.time(),
-        }  # fmt: skip
+        content = ConnectionNote(
+            self._config.name, pid, self._directory, start_time=start_time(pid), machine=machine_id(),
+            wire_version=wire.VERSION, started=time.time(), host=self._index,
+        )  # fmt: skip
         write_connection(self._config.connection_file, content)
 
     # --- from programs here

@@ -1,11 +1,13 @@
-"""The notes in claim files (`_wire/claim`): what the process that holds one says of itself, as JSON."""
+"""The notes in claim files (`_wire/claim`) and connection files: what the process says of itself that holds
+one, as JSON.
+"""
 
 from __future__ import annotations
 
 from monarch_nb._protocol.kept import Kept
 from monarch_nb._protocol.states import ClaimState
 
-__all__ = ["ClaimNote", "KeeperNote"]
+__all__ = ["ClaimNote", "ConnectionNote", "KeeperNote"]
 
 
 class ClaimNote(Kept, frozen=True):
@@ -49,3 +51,28 @@ class KeeperNote(Kept, frozen=True, omit_defaults=True):
     python: str
     until: float
     home: tuple[int, int | None, str] | None = None
+
+
+class ConnectionNote(Kept, frozen=True, omit_defaults=True):
+    """What a connection file says: where programs find a controller.
+
+    Attributes:
+        name: of the mesh; of a program's own its pid.
+        start_time: of the process `pid`, in ticks since boot; None: its version doesn't say so.
+        machine: where it runs; empty: its version doesn't say so.
+        wire_version: of the messages that it understands.
+        started: when the mesh was started, in seconds since the epoch.
+        journal: the directory of its journal.
+        host: index that programs have there; 0: on the controller's machine. Else `pid` is the relay's.
+    """
+
+    name: str
+    pid: int
+    directory: str
+    start_time: int | None = None
+    machine: str = ""
+    hostname: str = ""
+    wire_version: int = 0
+    started: float = 0.0
+    journal: str = ""
+    host: int = 0

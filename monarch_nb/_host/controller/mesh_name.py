@@ -3,13 +3,11 @@ controller."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from monarch_nb._protocol.claims import ClaimNote
+from monarch_nb._protocol.claims import ClaimNote, ConnectionNote
 from monarch_nb._protocol.programs import ClaimName
 from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._protocol.states import ClaimState
@@ -34,7 +32,7 @@ class Parts(Protocol):
     registry: Registry
 
 
-def write_connection(path: str, content: Mapping[str, object]) -> None:
+def write_connection(path: str, content: ConnectionNote) -> None:
     """Write a connection file, whole or not at all.
 
     Raises:
@@ -43,8 +41,8 @@ def write_connection(path: str, content: Mapping[str, object]) -> None:
     temporary = f"{path}.{os.getpid()}"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        with open(fd, "w") as file:
-            json.dump(content, file)
+        with open(fd, "wb") as file:
+            file.write(content.as_json())
         os.replace(temporary, path)
     except OSError:
         with suppress(OSError):
@@ -90,17 +88,17 @@ class MeshName:
 
     def _write(self) -> None:
         controller = self._controller
-        content = {
-            "name": controller.name,
-            "pid": os.getpid(),
-            "start_time": start_time(os.getpid()),
-            "machine": machine_id(),
-            "directory": controller.directory,
-            "hostname": controller.hostname,
-            "wire_version": wire.VERSION,
-            "started": controller.registry.started,
-            "journal": controller.journal.store.directory,
-        }
+        content = ConnectionNote(
+            controller.name,
+            os.getpid(),
+            controller.directory,
+            start_time=start_time(os.getpid()),
+            machine=machine_id(),
+            hostname=controller.hostname,
+            wire_version=wire.VERSION,
+            started=controller.registry.started,
+            journal=controller.journal.store.directory,
+        )
         write_connection(self._connection_path, content)
 
     def stays(self) -> bool:
