@@ -24,7 +24,7 @@ from monarch_nb._transport.context import call_context
 from monarch_nb._transport.data_plane import remote_arguments
 from monarch_nb._transport.pending import Body, CallTimes, Pending, Reply, Unread
 from monarch_nb._transport.reader import Reader
-from monarch_nb._wire import address, segment
+from monarch_nb._wire import address, mapped_bytes, segment
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
 from monarch_nb._wire.mesh_address import MeshAddress
@@ -421,6 +421,7 @@ class Transport:
 
     def settle(self) -> None:
         """Tell owners of segments dropped here, if that hasn't been done."""
+        mapped_bytes.give_back()
         if self._releases:
             self._flush_releases()
 
@@ -434,9 +435,11 @@ class Transport:
                 self.route(owner).send(wire.pack(wire.RELEASE, src=self.me, dst=owner, ref=inode))
 
     def _idle_work(self) -> float | None:
+        look_s = mapped_bytes.give_back()
         if self._releases:
             self._flush_releases()
-        return self.pool.trim() if self.pool.free_bytes else None
+        trim_s = self.pool.trim() if self.pool.free_bytes else None
+        return min((s for s in (look_s, trim_s) if s is not None), default=None)
 
     # --- the end
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, Final
 
+from monarch_nb._wire import mapped_bytes
 from monarch_nb._wire.segment import MIN_BYTES, address_of, copy_bytes
 
 _MAX_SEARCHED: Final = 128
@@ -64,8 +65,11 @@ def loads(payload: bytes | memoryview, buffers: Sequence[Any]) -> Any:
 
 
 def _rebuild(is_bytes: bool, buffer: Any) -> bytes | bytearray:
-    """Return bytes of their own, copied once, without the interpreter lock."""
+    """Return the bytes where they lie, or of their own, copied once, without the interpreter lock."""
     view = memoryview(buffer).cast("B")
+    there = mapped_bytes.bytes_over(view) if is_bytes else None
+    if there is not None:
+        return there
     make = _NEW_BYTES if is_bytes else _NEW_BYTEARRAY
     found: bytes | bytearray = make(None, view.nbytes)
     address = address_of(memoryview(found))

@@ -242,6 +242,16 @@ class Mapping(mmap.mmap):
     """A private mapping of somebody's segment; tells the owner when the last view of it is gone."""
 
     on_release: Callable[[], None] | None = None  # stays None if the mapping was refused
+    place = (0, 0, 0)
+    """Whose it is: pid, descriptor, inode."""
+
+    def open_file(self) -> int:
+        """Open the segment's file once more; return a descriptor, to be closed.
+
+        Raises:
+            SegmentError: if the owner is gone.
+        """
+        return _open_file(*self.place)
 
     def __del__(self) -> None:
         if self.on_release is not None:
@@ -257,16 +267,23 @@ def open_segment(pid: int, fd: int, inode: int, on_release: Callable[[], None]) 
     Raises:
         SegmentError: if the owner is gone or `fd` is another file by now.
     """
+    own = _open_file(pid, fd, inode)
+    try:
+        size = os.fstat(own).st_size
+        mapping = Mapping(own, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    finally:
+        os.close(own)
+    mapping.place = pid, fd, inode
+    mapping.on_release = on_release
+    return mapping
+
+
+def _open_file(pid: int, fd: int, inode: int) -> int:
     try:
         own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise SegmentError(f"a buffer of process {pid} is gone with its owner ({error.strerror})") from None
-    try:
-        found = os.fstat(own)
-        if found.st_ino != inode:
-            raise SegmentError(f"a buffer of process {pid} was dropped by its owner before it was read")
-        mapping = Mapping(own, found.st_size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-    finally:
+    if os.fstat(own).st_ino != inode:
         os.close(own)
-    mapping.on_release = on_release
-    return mapping
+        raise SegmentError(f"a buffer of process {pid} was dropped by its owner before it was read")
+    return own

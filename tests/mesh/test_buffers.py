@@ -93,6 +93,19 @@ def test_segments_are_reused_and_freed(procs: ProcMesh) -> None:
     assert segments(os.getpid()) == 0
 
 
+def test_long_bytes_are_kept_as_long_as_somebody_has_them(procs: ProcMesh) -> None:
+    transport = session.current().transport
+    tensors = procs.spawn("tensors", Tensors)
+    where = procs.spawn("where", Where)
+    tensors.keep.call(b"\1" * BIG).get(T)
+    for value in (2, 3):
+        found = where.echo.call(bytes([value]) * BIG).get(T)
+        assert [(type(v), v.count(value)) for v in found.values()] == [(bytes, BIG)] * 4
+    assert tensors.last_of_kept.call().get(T).reduce("equal") == 1
+    tensors.drop.call().get(T)
+    until(lambda: transport.pool.num_used == 0, procs)
+
+
 def test_a_killed_rank_leaks_none(doomed: ProcMesh) -> None:
     transport = session.current().transport
     tensors = doomed.spawn("tensors", Tensors)
