@@ -50,7 +50,7 @@ class ShareStorage(Question[SharedStorage], frozen=True):
 
 
 class CudaIpcPath(Path):
-    """See the module."""
+    """Opens GPU memory of another process of this machine, and copies on the GPU."""
 
     name = NAME
     reaches_gpus = True

@@ -39,7 +39,7 @@ class WriteBytes(Question[Done], frozen=True):
 
 
 class MessagePath(Path):
-    """See the module."""
+    """Moves bytes in the messages of the mesh."""
 
     name = NAME
     encrypts = True

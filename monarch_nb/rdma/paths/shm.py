@@ -125,7 +125,7 @@ class Lane(NamedTuple):
 
 
 class ShmPath(Path):
-    """See the module."""
+    """Copies between CPU memory of two processes of this machine."""
 
     name = "shm"
     fuses = True

@@ -40,7 +40,7 @@ FORGET_S = 600.0
 
 
 class TcpPath(Path):
-    """See the module. The way that is always there."""
+    """Moves bytes over TCP streams: the way that is always there."""
 
     name = NAME
 
