@@ -7,6 +7,7 @@ usage: sending_program.py SCENARIO FOLDER
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -32,6 +33,8 @@ from monarch_nb.mesh.shipping.progress import Progress
 from monarch_nb.mesh.shipping.report import EnvironmentPart
 
 T = 60
+send = functools.partial(sending.send_environment, copies=True, donors=False)
+"""These hosts see this machine's files, and would copy nearly all of them: what is shown here is sending."""
 
 
 class Where(Actor):
@@ -98,18 +101,18 @@ def whole_life(folder: Path) -> dict[str, Any]:
         found["old"] = prefix_of(old)
         scanned = sending.scan_here()
         found["uncovered"] = list(scanned.left_out)
-        found["dry"] = told(sending.send_environment(session, everywhere, scanned, copies=True, dry_run=True))
+        found["dry"] = told(send(session, everywhere, scanned, dry_run=True))
         found["written"] = [p.name for p in sorted(folder.iterdir())]
-        found["first"] = told(sending.send_environment(session, everywhere, scanned, copies=True))
+        found["first"] = told(send(session, everywhere, scanned))
         found["new"] = [prefix_of(mesh.spawn_procs()) for mesh in meshes]
         found["old after"] = old.spawn("again", Where).prefix.call_one().get(T)
         session.request(Restart(list(placement_of(old).procs)))
         found["restarted"] = prefix_of(old)
         found["spawned"] = prefix_of(meshes[0].spawn_procs(method="spawn"))
-        found["again"] = told(sending.send_environment(session, everywhere, scanned, copies=True))
+        found["again"] = told(send(session, everywhere, scanned))
         site = Path(next(p for p in sys.path if p.endswith("site-packages")))
         (site / "one_more.py").write_text("X = 1\n" * 1000)
-        found["more"] = told(sending.send_environment(session, everywhere, sending.scan_here(), copies=True))
+        found["more"] = told(send(session, everywhere, sending.scan_here()))
         found["imported"] = meshes[1].spawn_procs().spawn("w", Where).imports.call_one("one_more").get(T)
         found["in place"] = told(sending.send_environment(session, everywhere, sending.scan_here()))
         found["here again"] = prefix_of(meshes[1].spawn_procs())
@@ -145,10 +148,8 @@ def killed(folder: Path) -> dict[str, Any]:
     with hosts(folder, 2) as (session, meshes):
         everywhere, scanned = indices(meshes), sending.scan_here()
         progress = AtHalf(lambda: kill_agent(session, everywhere[1]))
-        found["first"] = told(
-            sending.send_environment(session, everywhere, scanned, copies=True, progress=progress)
-        )
-        found["second"] = told(sending.send_environment(session, everywhere, scanned, copies=True))
+        found["first"] = told(send(session, everywhere, scanned, progress=progress))
+        found["second"] = told(send(session, everywhere, scanned))
         found["new"] = [prefix_of(mesh.spawn_procs()) for mesh in meshes]
         found["left"] = [os.listdir(folder / f"host{i}" / "store" / "tmp") for i in range(2)]
     return found
@@ -170,13 +171,26 @@ def full(folder: Path) -> dict[str, Any]:
     with hosts(folder, 2) as (session, meshes):
         everywhere, scanned = indices(meshes), sending.scan_here()
         progress = AtHalf(lambda: fill(stuffing))
-        first = sending.send_environment(session, everywhere, scanned, copies=True, progress=progress)
+        first = send(session, everywhere, scanned, progress=progress)
         stuffing.unlink()
         found["first"] = told(first)
-        found["dry"] = told(sending.send_environment(session, everywhere, scanned, copies=True, dry_run=True))
-        found["second"] = told(sending.send_environment(session, everywhere, scanned, copies=True))
+        found["dry"] = told(send(session, everywhere, scanned, dry_run=True))
+        found["second"] = told(send(session, everywhere, scanned))
         found["new"] = [prefix_of(mesh.spawn_procs()) for mesh in meshes]
         found["left"] = [os.listdir(folder / f"host{i}" / "store" / "tmp") for i in range(2)]
+    return found
+
+
+def donors(folder: Path) -> dict[str, Any]:
+    """Hosts have an environment like ours, in another place: nearly nothing is sent."""
+    found: dict[str, Any] = {}
+    with hosts(folder, 1) as (session, meshes):
+        everywhere, scanned = indices(meshes), sending.scan_here()
+        for name, is_dry in (("dry", True), ("first", False)):
+            part = sending.send_environment(session, everywhere, scanned, copies=True, dry_run=is_dry)
+            found[name] = {**told(part), "found": [h.found_bytes for h in part.hosts.values()]}
+            found[f"written {name}"] = (folder / "host0" / "store").exists()
+        found["new"] = prefix_of(meshes[0].spawn_procs())
     return found
 
 
@@ -188,7 +202,7 @@ def without_links(folder: Path) -> dict[str, Any]:
     with hosts(folder, 2) as (session, meshes):
         everywhere, scanned = indices(meshes), sending.scan_here()
         found["before"] = prefix_of(meshes[1].spawn_procs())
-        found["first"] = told(sending.send_environment(session, everywhere, scanned, copies=True))
+        found["first"] = told(send(session, everywhere, scanned))
         found["after"] = prefix_of(meshes[1].spawn_procs())
     return found
 
@@ -198,7 +212,7 @@ def corrupting(folder: Path) -> dict[str, Any]:
     agents.SyncAgent = Corrupting  # type: ignore[misc]
     spreading.NOTEBOOK_FEEDS = 1  # the others read from the first that has it
     with hosts(folder, 3, CORRUPTS="1") as (session, meshes):
-        part = sending.send_environment(session, indices(meshes), sending.scan_here(), copies=True)
+        part = send(session, indices(meshes), sending.scan_here())
         return {"first": told(part), "hosts": indices(meshes)}
 
 
@@ -207,6 +221,7 @@ if __name__ == "__main__":
         "whole_life": whole_life,
         "killed": killed,
         "full": full,
+        "donors": donors,
         "without_links": without_links,
         "corrupting": corrupting,
     }

@@ -125,6 +125,17 @@ def test_a_host_that_passes_on_what_is_not_right_is_found(runtime: Made, tmp_pat
     assert found["first"]["corrupting"] == found["hosts"][:1]
 
 
+def test_what_a_host_has_in_an_environment_of_its_own_is_not_sent(runtime: Made, tmp_path: Path) -> None:
+    found = run(runtime, "donors", tmp_path / "hosts")
+    assert not found["written dry"]
+    assert found["first"]["done"], found["first"]["problems"]
+    assert found["first"]["found"][0] > 50e6
+    assert found["first"]["sent"][0] < found["first"]["found"][0] / 2
+    assert found["dry"]["sent"] == found["first"]["sent"], "a dry run has counted that in"
+    assert re.search(r"[\d.]+ MiB were there, [\d.]+ MiB sent, verified", found["first"]["lines"][0])
+    assert found["new"] == f"{found['first']['prefixes'][0]}/env"
+
+
 def sync_by(runtime: Made, folder: Path) -> dict[str, Any]:
     """Run a program with a named mesh that syncs its environment; return what it has found."""
     (folder / "repository").mkdir()

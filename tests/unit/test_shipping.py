@@ -46,9 +46,9 @@ def test_each_part_has_its_bytes_its_source_and_its_reason() -> None:
     assert plan_lines(found) == [
         "numpy 2.1.0, 18 MiB from here: 2.0.1 is there",
         "einops 0.8.1, 2 MiB from here: it isn't there",
-        "torch 2.13.0, 1 MiB of 4 MiB from here and its store: it's there, in the host's own environment",
+        "torch 2.13.0, 1 MiB of 4 MiB from here and the host: it's there, in the host's own environment",
         "rest, 5 bytes from here: it belongs to no package",
-        "1 part, 1 MiB: in its store already",
+        "1 part, 1 MiB: on the host already",
     ]
 
 

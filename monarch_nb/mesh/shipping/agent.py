@@ -4,6 +4,7 @@ receives but the test of a prefix."""
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from monarch_nb.mesh.shipping.packs import PACK_BYTES, Pack
 from monarch_nb.mesh.shipping.receiving import Receiver
 from monarch_nb.rdma import RDMABuffer, empty
 from monarch_nb.sync.env import manifest as manifests
+from monarch_nb.sync.env.donors import donor_folders, found_in, take_from
 from monarch_nb.sync.env.errors import EnvironmentSyncError
 from monarch_nb.sync.env.fits import no_room, refusal, this_machine, try_prefix, warnings
 from monarch_nb.sync.env.installed import installed
@@ -54,11 +56,13 @@ class Lack:
 
     Attributes:
         sizes: by content, its size in bytes.
+        found_bytes: that it had outside its store, and that were copied from there.
         refusal: why there's no room for it; "" if there is.
     """
 
     sizes: Mapping[str, int]
     refusal: str
+    found_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,30 +114,43 @@ class SyncAgent(Actor):
         return installed(find_layers(this_interpreter()))
 
     @endpoint
-    def lacking(self, texts: Sequence[bytes]) -> dict[str, int]:
+    def lacking(self, texts: Sequence[bytes], donors: bool) -> dict[str, int]:
         """Return what content of the environment isn't here: size by sha256; nothing is written.
 
         Args:
             texts: of parts that the host doesn't know.
+            donors: whether what other folders of the host have counts.
         """
         root = default_store()
         known = {part.id: part for part in map(manifests.read_part, texts)}
         found = self._manifest.parts if self._manifest is not None else ()
-        parts = [known.get(each.id) or read_known(root, each.id) for each in found]
-        return absent_content(root, [part for part in parts if part is not None])
+        every = [known.get(each.id) or read_known(root, each.id) for each in found]
+        parts = [part for part in every if part is not None]
+        absent = absent_content(root, parts)
+        for sha256 in found_in(parts, absent, _donors()) if donors else ():
+            del absent[sha256]
+        return absent
 
     @endpoint
-    def learn(self, texts: Sequence[bytes]) -> Lack:
-        """Remember parts; return what content of the environment isn't here."""
+    def learn(self, texts: Sequence[bytes], donors: bool) -> Lack:
+        """Remember parts; return what content of the environment isn't here.
+
+        Args:
+            donors: whether to copy what other folders of this host have to the store.
+        """
         store, found = self._opened()
         for text in texts:
             store.learn(text)
         parts = [store.part(part.id) for part in found.parts]
         manifests.check_tree(parts)
         sizes = missing_content(store, parts)
+        there = take_from(store, parts, sizes, _donors()) if donors else {}
+        for sha256 in there:
+            del sizes[sha256]
         self._receiver = Receiver(store, _modes(parts))
         num_files = sum(len(part.entries) for part in parts)
-        return Lack(sizes, no_room(sum(sizes.values()), num_files, this_machine(store.root)))
+        refused = no_room(sum(sizes.values()), num_files, this_machine(store.root))
+        return Lack(sizes, refused, sum(there.values()))
 
     @endpoint
     def make_room(self, num: int) -> list[RDMABuffer]:
@@ -176,6 +193,11 @@ class SyncAgent(Actor):
         if self._store is None:
             self._store = Store(default_store())
         return self._store, self._manifest
+
+
+def _donors() -> list[str]:
+    """Return folders of this host that may have content: the environment we run in, and caches."""
+    return donor_folders(os.environ, (sys.prefix, sys.base_prefix))
 
 
 def _modes(parts: Sequence[manifests.Part]) -> dict[str, frozenset[bool]]:

@@ -20,7 +20,7 @@ class PlannedPart:
     Attributes:
         name, version: of the package; no version: what no package has.
         num_bytes: of all of it.
-        stored_bytes: of these, what is in the host's store.
+        stored_bytes: of these, what the host has: in its store, or elsewhere.
         sent_bytes: what would go over the network with it; what several parts have goes once.
         reason: why it isn't there.
     """
@@ -34,10 +34,10 @@ class PlannedPart:
 
     @property
     def source(self) -> str:
-        """Where it would come from: "here", "its store", or both."""
+        """Where it would come from: "here", "the host", or both."""
         if self.stored_bytes == self.num_bytes:
-            return "its store"
-        return "here and its store" if self.stored_bytes else "here"
+            return "the host"
+        return "here and the host" if self.stored_bytes else "here"
 
     def text(self) -> str:
         """Return such as `numpy 2.1.0, 18 MiB from here: 2.0.1 is there`."""
@@ -54,7 +54,7 @@ def planned(
 
     Args:
         parts: that the environment consists of.
-        lacking: content that the host's store hasn't, by sha256.
+        lacking: content that the host hasn't, by sha256.
         versions: of the packages that ranks of the host are started with now.
     """
     left = dict(lacking)
@@ -86,5 +86,5 @@ def plan_lines(parts: Collection[PlannedPart]) -> list[str]:
     kept = [each for each in parts if each.stored_bytes == each.num_bytes]
     if kept and going:
         size = size_text(sum(each.num_bytes for each in kept))
-        lines.append(f"{counted(len(kept), 'part')}, {size}: in its store already")
+        lines.append(f"{counted(len(kept), 'part')}, {size}: on the host already")
     return lines

@@ -22,6 +22,7 @@ class HostEnvironment:
         is_shared: whether the host sees the notebook's files, so that nothing is sent.
         was_there: whether the prefix was there already.
         sent_bytes: that came over the network.
+        found_bytes: that it had outside its store: in other environments, in caches.
         problem: why the host doesn't have it; "" if it has.
         warnings: what won't work though it runs.
         has_changed: whether the host started ranks in another one before.
@@ -32,6 +33,7 @@ class HostEnvironment:
     is_shared: bool = False
     was_there: bool = False
     sent_bytes: int = 0
+    found_bytes: int = 0
     problem: str = ""
     warnings: tuple[str, ...] = ()
     has_changed: bool = False
@@ -95,6 +97,8 @@ class EnvironmentPart:
             there = "is there already"
         else:
             there = f"{size_text(host.sent_bytes)} {'to send' if self.is_dry else 'sent, verified'}"
+            if host.found_bytes:
+                there = f"{size_text(host.found_bytes)} were there, {there}"
         return f"{what}: {there}{self._done(host)}"
 
     def _done(self, host: HostEnvironment) -> str:

@@ -56,6 +56,7 @@ def send_environment(
     *,
     copies: bool = False,
     dry_run: bool = False,
+    donors: bool = True,
     progress: Progress | None = None,
 ) -> EnvironmentPart:
     """Have hosts start ranks in the environment of this program from now on.
@@ -65,6 +66,7 @@ def send_environment(
         scanned: the environment, as `monarch_nb.sync.env.scan` has found it.
         copies: make prefixes of their own also on hosts that see this program's files.
         dry_run: only say what would be done.
+        donors: hosts copy what they have in environments of their own, and in caches of uv and conda.
         progress: told how far it is, and shown by who waits.
 
     Raises:
@@ -79,7 +81,7 @@ def send_environment(
                 agents.trust.lose(host, survey.refusal)
         able = [host for host in surveys if host not in shared and host not in agents.trust.lost]
         wanting = [host for host in able if surveys[host].prefix is None]
-        lacks = _lacks(agents, scanned, wanting, surveys, dry_run=dry_run)
+        lacks = _lacks(agents, scanned, wanting, surveys, dry_run=dry_run, donors=donors)
         plans = _plans(agents, scanned, lacks) if dry_run else {}
         if not dry_run:
             _send(agents, scanned, lacks, progress)
@@ -114,7 +116,13 @@ def _survey(agents: Agents, scanned: Scanned) -> dict[int, Survey]:
 
 
 def _lacks(
-    agents: Agents, scanned: Scanned, hosts: Sequence[int], surveys: Mapping[int, Survey], *, dry_run: bool
+    agents: Agents,
+    scanned: Scanned,
+    hosts: Sequence[int],
+    surveys: Mapping[int, Survey],
+    *,
+    dry_run: bool,
+    donors: bool,
 ) -> dict[int, Lack]:
     """Return what hosts lack; for a dry run, nothing is written there."""
     lacks: dict[int, Lack] = {}
@@ -122,10 +130,10 @@ def _lacks(
         texts = [scanned.parts[part].text for part in unknown]
         alike = [host for host in hosts if surveys[host].unknown == unknown]
         if dry_run:
-            sizes = agents.ask(_lacking(texts), AGENT_S, alike)
+            sizes = agents.ask(_lacking(texts, donors), PLACE_S, alike)
             lacks |= {host: Lack(each, "") for host, each in sizes.items()}
         else:
-            lacks |= agents.ask(_learning(texts), AGENT_S, alike)
+            lacks |= agents.ask(_learning(texts, donors), PLACE_S, alike)
     for host, lack in list(lacks.items()):
         if lack.refusal:
             agents.trust.lose(host, lack.refusal)
@@ -133,12 +141,12 @@ def _lacks(
     return lacks
 
 
-def _learning(texts: list[bytes]) -> Callable[[SyncAgent], Future[Lack]]:
-    return lambda agent: agent.learn.call_one(texts)
+def _learning(texts: list[bytes], donors: bool) -> Callable[[SyncAgent], Future[Lack]]:
+    return lambda agent: agent.learn.call_one(texts, donors)
 
 
-def _lacking(texts: list[bytes]) -> Callable[[SyncAgent], Future[dict[str, int]]]:
-    return lambda agent: agent.lacking.call_one(texts)
+def _lacking(texts: list[bytes], donors: bool) -> Callable[[SyncAgent], Future[dict[str, int]]]:
+    return lambda agent: agent.lacking.call_one(texts, donors)
 
 
 def _plans(agents: Agents, scanned: Scanned, lacks: Mapping[int, Lack]) -> dict[int, tuple[PlannedPart, ...]]:
@@ -290,6 +298,7 @@ def _host_environment(
         prefix="" if placed is None else placed.root,
         was_there=survey is not None and survey.prefix is not None,
         sent_bytes=0 if lack is None else sum(lack.sizes.values()),
+        found_bytes=0 if lack is None else lack.found_bytes,
         problem=problem,
         warnings=() if survey is None else survey.warnings,
     )

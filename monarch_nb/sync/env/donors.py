@@ -8,14 +8,17 @@ a link would let whoever owns the file change the store, and the store's mode an
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
+from monarch_nb.sync.env import bytecode
 from monarch_nb.sync.env.manifest import EXECUTABLE, LINK, Part
-from monarch_nb.sync.env.store import Store, WrongContent, hash_file
+from monarch_nb.sync.env.store import Store, WrongContent, default_store, hash_file
 
 _BLOCK_BYTES = 1 << 20
+_BYTE_CODE = ".pyc"
 _Wanted = dict[tuple[str, int], dict[str, set[bool]]]
 """By name and size of a file: contents that may be in it, and whether they're needed as executable files."""
 
@@ -32,6 +35,7 @@ def donor_folders(environ: Mapping[str, str], prefixes: Iterable[str]) -> list[s
     uv = environ.get("UV_CACHE_DIR") or f"{cache}/uv"
     data = environ.get("XDG_DATA_HOME") or f"{home}/.local/share"
     pkgs = [each for each in environ.get("CONDA_PKGS_DIRS", "").split(",") if each]
+    store = default_store()
     found = [
         *prefixes,
         *sorted(glob.glob(f"{glob.escape(uv)}/archive-v*")),
@@ -40,7 +44,8 @@ def donor_folders(environ: Mapping[str, str], prefixes: Iterable[str]) -> list[s
         *_conda_environments(home),
     ]
     real = dict.fromkeys(os.path.realpath(each) for each in found)
-    return [each for each in real if os.path.isdir(each) and each not in ("/", "/usr", home)]
+    barred = ("/", "/usr", "/usr/local", home)
+    return [e for e in real if os.path.isdir(e) and e not in barred and not e.startswith(f"{store}/")]
 
 
 def _conda_environments(home: str) -> Iterator[str]:
@@ -67,19 +72,30 @@ def take_from(
     """
     wanted = _wanted(parts, missing)
     taken: dict[str, int] = {}
-    for folder in folders:
-        if len(taken) == len(missing):
-            break
-        for path, size in _candidates(folder, wanted):
-            contents = wanted[os.path.basename(path), size]
-            if contents.keys() <= taken.keys():
-                continue
-            with suppress(OSError, WrongContent):  # it's gone, or was changed meanwhile
-                sha256 = hash_file(path)
-                if sha256 in contents and sha256 not in taken:
-                    _copy(store, path, sha256, contents[sha256])
-                    taken[sha256] = size
+    for sha256, path in _found(wanted, missing, folders):
+        with suppress(OSError, WrongContent):  # it's gone, or was changed just now
+            _copy(store, path, sha256, wanted[os.path.basename(path), missing[sha256]][sha256])
+            taken[sha256] = missing[sha256]
     return taken
+
+
+def found_in(parts: Sequence[Part], missing: Mapping[str, int], folders: Iterable[str]) -> dict[str, int]:
+    """Return what `take_from` would take; nothing is written."""
+    return {sha256: missing[sha256] for sha256, _ in _found(_wanted(parts, missing), missing, folders)}
+
+
+def _found(wanted: _Wanted, missing: Mapping[str, int], folders: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield content that is wanted, each once, and a file that has it."""
+    left = set(missing)
+    for folder in folders:
+        for path, size in _candidates(folder, wanted) if left else ():
+            if not wanted[os.path.basename(path), size].keys() & left:
+                continue
+            with suppress(OSError):
+                sha256 = _hash(path)
+                if sha256 in left and sha256 in wanted[os.path.basename(path), size]:
+                    left.discard(sha256)
+                    yield sha256, path
 
 
 def _wanted(parts: Sequence[Part], missing: Mapping[str, int]) -> _Wanted:
@@ -109,7 +125,20 @@ def _candidates(folder: str, wanted: _Wanted) -> Iterator[tuple[str, int]]:
                             yield entry.path, size
 
 
+def _hash(path: str) -> str:
+    return hashlib.sha256(_byte_code(path)).hexdigest() if path.endswith(_BYTE_CODE) else hash_file(path)
+
+
 def _copy(store: Store, path: str, sha256: str, modes: Iterable[bool]) -> None:
     for is_executable in modes:
+        if path.endswith(_BYTE_CODE):
+            store.add(sha256, [_byte_code(path)], is_executable=is_executable)
+            continue
         with open(path, "rb") as file:
             store.add(sha256, iter(lambda: file.read(_BLOCK_BYTES), b""), is_executable=is_executable)
+
+
+def _byte_code(path: str) -> bytes:
+    """Return byte code as it's sent: with the time that all sources of a store have."""
+    with open(path, "rb") as file:
+        return bytecode.normalised(file.read())
