@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from typing import Any, TypedDict
 
 from monarch_nb._host.config import HostConfig
 
@@ -27,6 +28,41 @@ memory, not at a third of it.
 
 RANKS_PER_REQUEST = 32
 """How many ranks the zygote is asked for at once: each needs two descriptors in the request."""
+
+
+class ZygoteRequest(TypedDict, total=False):
+    """A request of a host process to its zygote: JSON with descriptors beside it. It has one field.
+
+    Attributes:
+        ranks: to fork: an `OwnSpec` each. Beside it their `SharedSpec`, then two outputs for each.
+        adopt: process groups of ranks that a zygote had forked whose place this one has taken.
+        move: take on what a program has that has taken the controller: `Belongings`, beside it.
+        retire: end; the ranks live on.
+    """
+
+    ranks: list[Any]
+    adopt: list[int]
+    move: bool
+    retire: bool
+
+
+class ZygoteAnswer(TypedDict, total=False):
+    """A message of a zygote to its host process, as JSON.
+
+    Attributes:
+        ready: it can fork.
+        warm: it has imported everything that ranks need; `modules`: what that is, by directory.
+        proc, pid: a rank that was forked.
+        groups: of the ranks that it has forked: its last words, after `retire`.
+    """
+
+    ready: bool
+    warm: bool
+    modules: dict[str, list[str]]
+    proc: int
+    pid: int
+    groups: list[int]
+
 
 _CODE = "import sys; sys.path[:0] = sys.argv[1:]; from monarch_nb._host.main import main; main()"
 

@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from monarch_nb._host.starting import HUGE_PAGES, RANKS_PER_REQUEST
+from monarch_nb._host.starting import HUGE_PAGES, RANKS_PER_REQUEST, ZygoteAnswer, ZygoteRequest
 from monarch_nb._host.warming import ONE_THREAD
 from monarch_nb._wire.process import set_process_name
 
@@ -111,7 +111,7 @@ class _Zygote:
 
     def serve(self) -> None:
         gc.disable()
-        self._tell(b'{"ready": true}')
+        self._tell({"ready": True})
         while True:
             while self._later and not select.select([self._link], [], [], 0)[0]:
                 self._load(self._later[0])
@@ -123,18 +123,16 @@ class _Zygote:
         self._tidy_up()
         os._exit(0)
 
-    def _tell(self, message: bytes) -> None:
-        with suppress(
-            OSError
-        ):  # the host process has died: what is to be done about it is done when the connection is read
-            self._link.send(message)
+    def _tell(self, answer: ZygoteAnswer) -> None:
+        with suppress(OSError):  # the host process has died: that is seen when the connection is read
+            self._link.send(json.dumps(answer).encode())
 
     def _load(self, name: str) -> None:
         """Load something that was left for later; say so when all is there."""
         self._later.remove(name)
         _preload(name)
         if not self._later:
-            self._tell(json.dumps({"warm": True, "modules": _imported()}).encode())
+            self._tell({"warm": True, "modules": _imported()})
 
     def _tidy_up(self) -> None:
         """Remove what a host process that was killed has left. One that ends by itself does so, and kills
@@ -151,7 +149,7 @@ class _Zygote:
             return False
         if not data:
             return False
-        request = json.loads(data)
+        request: ZygoteRequest = json.loads(data)
         if "retire" in request:
             self._retire()
         if "adopt" in request:
@@ -169,14 +167,14 @@ class _Zygote:
         for i, own in enumerate(ranks):
             pid = self._fork(spec, own, outputs[2 * i], outputs[2 * i + 1], fds)
             self._groups.add(pid)
-            self._tell(json.dumps({"proc": own["place"]["proc"], "pid": pid}).encode())
+            self._tell({"proc": own["place"]["proc"], "pid": pid})
         for fd in fds:
             os.close(fd)
         return True
 
     def _retire(self) -> None:
         """End, for another zygote has taken our place; the ranks live on, and are looked after by that."""
-        self._tell(json.dumps({"groups": sorted(self._groups)}).encode())
+        self._tell({"groups": sorted(self._groups)})
         os._exit(0)
 
     @staticmethod

@@ -27,7 +27,7 @@ from monarch_nb._host.agent.output import OutputReader
 from monarch_nb._host.agent.rank_command import module_path, rank_command
 from monarch_nb._host.agent.zygote_switch import ZygoteSwitch
 from monarch_nb._host.loop import Loop
-from monarch_nb._host.starting import RANKS_PER_REQUEST
+from monarch_nb._host.starting import RANKS_PER_REQUEST, ZygoteAnswer, ZygoteRequest
 from monarch_nb._host.warming import Zygote, start_zygote
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.environment import RankEnvironment
@@ -144,7 +144,7 @@ class Supervisor:
             self._use(switch.zygote)
             if old is not None:
                 with suppress(OSError):  # it has died already
-                    old.send(b'{"retire": true}')
+                    old.send(_encoded({"retire": True}))
         for ranks, spec, method in switch.waiting:
             self.start(ranks, spec, method)
 
@@ -154,7 +154,7 @@ class Supervisor:
         assert self._link is not None
         fd = _in_memory(json.dumps(belongings).encode())
         with suppress(OSError):  # it has just died; its successor inherits all that
-            socket.send_fds(self._link, [b'{"move": true}'], [fd])
+            socket.send_fds(self._link, [_encoded({"move": True})], [fd])
         os.close(fd)
 
     def _use(self, zygote: Zygote) -> None:
@@ -174,13 +174,13 @@ class Supervisor:
         except OSError:
             data = b""
         if data:
-            answer = json.loads(data)
+            answer: ZygoteAnswer = json.loads(data)
             if "ready" in answer:
                 return
             if "groups" in answer:  # of a zygote that has retired
                 with suppress(OSError):
                     if self._link is not None:
-                        self._link.send(json.dumps({"adopt": answer["groups"]}).encode())
+                        self._link.send(_encoded({"adopt": answer["groups"]}))
                 return
             if "warm" in answer:
                 self.warm = True
@@ -234,7 +234,7 @@ class Supervisor:
             self.ranks[own.place.proc].asked = self._link
             fds += self._make_pipes(self.ranks[own.place.proc])
         with suppress(OSError):  # it has just died: `_on_zygote` hears of it
-            socket.send_fds(self._link, [json.dumps({"ranks": to_builtins(ranks)}).encode()], fds)
+            socket.send_fds(self._link, [_encoded({"ranks": to_builtins(ranks)})], fds)
         for fd in fds:
             os.close(fd)
 
@@ -459,6 +459,10 @@ def kill_children(grace_s: float = STOP_GRACE_S) -> None:
 def _children() -> list[int]:
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         return [int(p) for p in file.read().split()]
+
+
+def _encoded(request: ZygoteRequest) -> bytes:
+    return json.dumps(request).encode()
 
 
 def _in_memory(data: bytes) -> int:
