@@ -54,7 +54,7 @@ class KeeperNote(Kept, frozen=True, omit_defaults=True):
 
 
 class ConnectionNote(Kept, frozen=True, omit_defaults=True):
-    """What a connection file says: where programs find a controller.
+    """The content of a connection file: where programs find a controller.
 
     Attributes:
         name: of the mesh; of a program's own its pid.
