@@ -1,14 +1,17 @@
-"""Edited code on living ranks: `python tests/benchmarks/bench_sync.py`. All rows in one run, on one machine.
+"""Edited code on living ranks, environments on hosts: `python tests/benchmarks/bench_sync.py`. All rows in
+one run, on one machine; `--help` says how sizes are chosen.
 
 Prints: what looking for changes costs before a cell, for 10 and 500 loaded modules; from a saved file to its
 new code on 8 ranks, beside a cell without an edit, and beside what `importlib.reload` takes on one of them
 (which leaves living objects with the old code); and the reload itself. Then the same for a host that doesn't
 see this machine's files (a mount namespace, for which one must be root), beside `rsync -a` of the same
-folder.
+folder. Last, an environment made for this, of `--files` and `--megabytes` besides what ranks need, to one
+host and to `--hosts` (`sync_environment`).
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import shutil
@@ -25,7 +28,10 @@ from monarch_nb import mesh as meshes
 from monarch_nb.mesh.sync import before_cell
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "env"))
 from apart_hosts import mesh_apart
+from environments import bare
+from runtime import make_runtime
 
 NUM_RANKS = 8
 NUM_EDITS = 40
@@ -180,16 +186,47 @@ def edit_on_a_second_host(folder: Path) -> None:
         )
 
 
+def environments(folder: Path, sizes: argparse.Namespace) -> None:
+    """Print what an environment takes on its way to hosts."""
+    made = make_runtime(folder / "venv")
+    each = sizes.megabytes * 1_000_000 // sizes.files
+    for n in range(sizes.files):
+        below = made.site / "payload" / f"d{n // 50}"
+        below.mkdir(parents=True, exist_ok=True)
+        (below / f"f{n}.bin").write_bytes(os.urandom(each))
+    program = Path(__file__).with_name("sync_environment.py")
+    work = folder / "environments"
+    work.mkdir()
+    env = {**bare(), "MONARCH_NB_STORE": str(work / "home" / "store")}
+    command = [made.python, program, work, str(sizes.hosts), str(sizes.edits)]
+    subprocess.run(command, check=True, env=env, cwd=work)
+
+
+def chosen() -> argparse.Namespace:
+    """Return what was asked for."""
+    parser = argparse.ArgumentParser(description="Figures of %(prog)s, beside their floors.")
+    parser.add_argument("--files", type=int, default=5000, help="of the environment, besides what ranks need")
+    parser.add_argument("--megabytes", type=int, default=400, help="that these have")
+    parser.add_argument("--hosts", type=int, default=8, help="that get it at once")
+    parser.add_argument("--edits", type=int, default=5, help="of a file in the environment")
+    parser.add_argument("--only", choices=("code", "environments"), help="one half of the rows")
+    return parser.parse_args()
+
+
 def main() -> None:
     """Print all rows."""
+    sizes = chosen()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         sys.path.insert(0, name)
         _reload.install()
-        edit_on_ranks(folder)
-        reload_here(folder)
-        look_for_changes(folder)
-        edit_on_a_second_host(folder)
+        if sizes.only != "environments":
+            edit_on_ranks(folder)
+            reload_here(folder)
+            look_for_changes(folder)
+            edit_on_a_second_host(folder)
+        if sizes.only != "code":
+            environments(folder, sizes)
 
 
 if __name__ == "__main__":
