@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from msgspec import to_builtins
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from monarch_nb._journal.secrets import mask_all
 from monarch_nb._protocol.base import Plain
@@ -31,7 +31,7 @@ MAX_ENTRIES = 10_000
 
 Line = dict[str, Plain]
 """A line of the file: an entry, or some fields of one."""
-_encode = json.dumps
+_FIELDS = JournalEntry.__struct_fields__
 
 
 class EntryLog:
@@ -54,7 +54,7 @@ class EntryLog:
         """Whether nothing is written just now."""
         self.when_broken: Callable[[OSError], None] = lambda _error: None
         """Told why nothing is written any more."""
-        self._unwritten: list[Line] = []
+        self._unwritten: list[JournalEntry | Line] = []
         self._next = 1
         self._size = 0
         self._fd = -1
@@ -86,7 +86,7 @@ class EntryLog:
         entry = replace(entry, n=self._next)
         self._next += 1
         self.entries[entry.n] = entry
-        self._append(entry.plain())
+        self._append(entry)
         return entry
 
     def change(self, entry: JournalEntry) -> None:
@@ -96,26 +96,26 @@ class EntryLog:
         before = self.entries.get(entry.n)
         if before is not None:
             self.entries[entry.n] = entry
-            known, now = asdict(before), asdict(entry)
-            changed = {name: value for name, value in now.items() if known[name] != value}
-            self._append({"n": entry.n, **to_builtins(changed)})
+            values = ((name, getattr(entry, name)) for name in _FIELDS)
+            changed = {name: value for name, value in values if value is not getattr(before, name)}
+            self._append({"n": entry.n, **changed})
 
-    def _append(self, fields: Line) -> None:
+    def _append(self, line: JournalEntry | Line) -> None:
         if self.is_paused:
             return
         if not self._unwritten and self.when_dirty is not None:
             self.when_dirty()
-        self._unwritten.append(fields)
+        self._unwritten.append(line)
         if self.when_dirty is None:
             self.flush()
 
     def flush(self) -> None:
         """Write what waits."""
-        entries, self._unwritten = self._unwritten, []
-        if not entries or self._fd < 0:
+        lines, self._unwritten = self._unwritten, []
+        if not lines or self._fd < 0:
             return
         try:
-            self._write("".join(_encode(mask_all(e)) + "\n" for e in entries).encode())
+            self._write("".join(map(_text, lines)).encode())
         except OSError as error:
             self._break(error)
 
@@ -155,7 +155,7 @@ class EntryLog:
         temporary = self._path + ".new"
         try:
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                file.writelines(_encode(mask_all(entry.plain())) + "\n" for entry in self.entries.values())
+                file.writelines(map(_text, self.entries.values()))
             os.replace(temporary, self._path)
         except OSError:
             with suppress(OSError):
@@ -214,6 +214,11 @@ class EntryLog:
         self._unwritten.clear()
         with suppress(OSError):
             os.unlink(before)
+
+
+def _text(line: JournalEntry | Line) -> str:
+    """Return a line of the file, with what looks like a secret masked."""
+    return json.dumps(mask_all(to_builtins(line))) + "\n"
 
 
 def read(directory: str) -> list[JournalEntry]:
