@@ -87,7 +87,7 @@ def torchrun(words: tuple[str, ...], environment: dict[str, str]) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if ran.returncode:
-        sys.exit(f"torchrun {' '.join(words)} has failed:\n{ran.stderr[-2000:]}")
+        sys.exit(f"torchrun {' '.join(words)} has failed:\n{ran.stderr[-8000:]}")
 
 
 def compare(mesh: Mesh, folder: Path, what: str, words: tuple[str, ...], rounds: int) -> None:
