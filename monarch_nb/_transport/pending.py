@@ -15,6 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from monarch_nb._protocol.base import Request, decode
@@ -154,6 +155,12 @@ class Unread(weakref.ref[Any]):
         transport = self.pending.transport
         if transport.unread.pop(id(self.pending), None) is not None and transport.on_dropped is not None:
             transport.on_dropped(self.pending, self.what)
+
+
+asks_quietly: ContextVar[bool] = ContextVar("monarch_nb-asks-quietly", default=False)
+"""Whether this thread keeps to itself that the mesh has ended, if that is what its requests raise: then it's
+said to the user all the same.
+"""
 
 
 class Pending:
@@ -354,11 +361,17 @@ class OneReply(Pending):
 class Reply(OneReply, Generic[T]):
     """Waits for the answer to a request."""
 
-    __slots__ = ("request",)
+    __slots__ = ("is_quiet", "request")
 
     def __init__(self, transport: Transport, procs: Sequence[int], request: Request[T]) -> None:
         super().__init__(transport, procs)
         self.request = request
+        self.is_quiet = asks_quietly.get()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether some thread or task waits for this just now, and so will say what its fault is."""
+        return not self.is_quiet and super().is_awaited
 
     def read(self) -> T:
         """Return the answer.

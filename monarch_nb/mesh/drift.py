@@ -20,7 +20,7 @@ from monarch_nb._client.session import Session
 from monarch_nb._client.waiting import wait_simply
 from monarch_nb._protocol.environment import GetPackages, HostPackages, SetDifferences
 from monarch_nb._shape import name_hosts
-from monarch_nb._transport.pending import Reply
+from monarch_nb._transport.pending import Reply, asks_quietly
 from monarch_nb._wire import address
 from monarch_nb._wire.process import files_id
 from monarch_nb.exceptions import MeshError
@@ -64,6 +64,7 @@ def _begin(session: Session, hosts: Sequence[int]) -> threading.Thread:
 
 
 def _compare(session: Session, hosts: Sequence[int]) -> None:
+    asks_quietly.set(True)
     with suppress(Exception):  # the mesh ends, or this program: nobody waits for the answer
         found, known = differences(session, hosts), _known[session]
         new = {host: text for host, text in found.items() if text != known.get(host, "")}

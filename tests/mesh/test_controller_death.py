@@ -181,9 +181,14 @@ def processes_of(mesh: Mesh) -> set[int]:
 
 
 LOOKER = """
-import sys, threading
+import os, signal, sys
 import monarch_nb
 mesh = monarch_nb.attach("doomed")
+if sys.argv[1] == "compares":  # what hosts have, in the background; the controller doesn't get to answer
+    from monarch_nb.mesh import drift
+    os.kill(mesh.status().pid, signal.SIGSTOP)
+    drift.compare_newcomers(mesh._session, [0])
+    while not any(p.waited for p in list(mesh._transport._pending.values())): pass
 print("attached", flush=True)
 if sys.argv[1] == "waits":
     try:
@@ -194,8 +199,9 @@ sys.stdin.readline()
 """
 
 
-@pytest.mark.parametrize("how", ["waits", "idle"])
+@pytest.mark.parametrize("how", ["waits", "idle", "compares"])
 def test_another_program_hears_of_it_once(doomed: Mesh, how: str) -> None:
+    pid = controller_of(doomed)
     other = subprocess.Popen(
         [sys.executable, "-c", LOOKER, how],
         stdin=subprocess.PIPE,
@@ -207,7 +213,8 @@ def test_another_program_hears_of_it_once(doomed: Mesh, how: str) -> None:
     assert other.stdout.readline() == "attached\n"
     if how == "waits":
         wait_until(lambda: all(r.state == "busy" for r in doomed.status().ranks), "the ranks are at work")
-    kill(doomed)
+    os.kill(pid, signal.SIGKILL)
+    assert wait_for_exit(pid)
     line = (other.stdout if how == "waits" else other.stderr).readline().rstrip("\n")
     assert re.fullmatch(SENTENCE, line.removeprefix("MeshEnded ")), line
     rest, error = other.communicate("\n", T)
