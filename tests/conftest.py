@@ -156,9 +156,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def _left() -> list[str]:
     """Return what of ours lives on, after it had its time to end."""
-    from monarch_nb._client import session
+    from monarch_nb._client import session, sessions
 
     session.shutdown()
+    # Where a test's named mesh took the place of this program's own, that one lives on: until a program's end.
+    for forgotten in list(sessions.by_transport.values()):
+        forgotten.close()
     deadline = time.monotonic() + PATIENCE_S
     for pid in mesh_processes():
         wait_for_exit(pid, max(0.1, deadline - time.monotonic()))
