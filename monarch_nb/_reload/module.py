@@ -8,6 +8,7 @@ old objects, which stay bound (`patch`).
 from __future__ import annotations
 
 import ast
+import gc
 import linecache
 import sys
 import traceback
@@ -290,17 +291,32 @@ _stand_ins: dict[tuple[str, str], list[weakref.ref[Any]]] = {}
 """By module and name: functions and classes that were defined by a reload, and whose code an older one has
 taken on. Somebody may hold them (a table, an instance), and they run new code, too.
 """
+COLLECT_AT = 32
+"""So many of one name, or twice as many as were held the last time, are looked through for garbage."""
+_collect_at: dict[tuple[str, str], int] = {}
 
 
 def _patch_stand_ins(plan: _Plan, name: str, old: Any, new: Any, new_node: Definition | None) -> None:
-    known = _stand_ins.setdefault((plan.module.__name__, name), [])
-    known[:] = [each for each in known if each() is not None]
+    key = (plan.module.__name__, name)
+    known = _stand_ins.setdefault(key, [])
+    _forget_collected(key, known)
     for held in [each() for each in known]:
         if held is not None and held is not old:
             with suppress(Exception):
                 patch(held, new, new_node, new_node, Same())
     with suppress(TypeError):  # of no weak references
         known.append(weakref.ref(new))
+
+
+def _forget_collected(key: tuple[str, str], known: list[weakref.ref[Any]]) -> None:
+    """Forget what nobody holds. A class is in a circle with itself: after many edits the collector is asked
+    for, or each edit would patch all that there ever were.
+    """
+    known[:] = [each for each in known if each() is not None]
+    if len(known) >= _collect_at.get(key, COLLECT_AT):
+        gc.collect()
+        known[:] = [each for each in known if each() is not None]
+        _collect_at[key] = max(COLLECT_AT, 2 * len(known))
 
 
 def _is_foreign(plan: _Plan, value: Any) -> bool:
