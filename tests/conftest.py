@@ -159,7 +159,7 @@ def _left() -> list[str]:
     from monarch_nb._client import session, sessions
 
     session.shutdown()
-    # Where a test's named mesh took the place of this program's own, that one lives on: until a program's end.
+    # Where a test's named mesh took the place of the program's own, that one lives on until its end.
     for forgotten in list(sessions.by_transport.values()):
         forgotten.close()
     deadline = time.monotonic() + PATIENCE_S

@@ -28,6 +28,12 @@ class Parser(argparse.ArgumentParser):
 
     instead: Mapping[str, str] = MappingProxyType({})
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> object:
+        # The value of `-n=--`: argparse takes it for the end of the options, and the value is an empty list.
+        if action.option_strings and arg_strings == ["--"]:
+            raise argparse.ArgumentError(action, "expected a value, not --")
+        return super()._get_values(action, arg_strings)
+
     def error(self, message: str) -> NoReturn:
         raise MeshUsageError(f"{self.prog}: {message}. {self.hint(message)}Usage: {self.one_line_usage()}")
 

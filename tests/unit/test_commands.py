@@ -15,6 +15,7 @@ from monarch_nb import cli
 from monarch_nb.commands.command import Argument, Command, Place
 from monarch_nb.commands.parser import Parser
 from monarch_nb.commands.table import CELL, COMMANDS, IN_NOTEBOOKS, IN_TERMINALS
+from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.magics.verb_help import cell_parser, verb_parsers
 from monarch_nb.magics.verbs import VERBS
 from monarch_nb.server.routes import routes
@@ -152,3 +153,14 @@ def test_the_cards_buttons_are_the_tables() -> None:
     for command in BUTTONS.values():  # they need no more than a set of ranks
         assert command.run is not None
         assert all(each.default is not None or each.dest == "name" for each in command.arguments)
+
+
+@pytest.mark.parametrize("given", ["-n=--", "-n--", "--name=--"])
+def test_two_dashes_are_no_value(given: str) -> None:
+    """argparse takes them for the end of the options, and gives an empty list."""
+    parser = Parser(prog="%mesh x")
+    parser.add_argument("-n", "--name")
+    with pytest.raises(MeshUsageError, match=r"%mesh x: argument -n/--name: expected a value, not --"):
+        parser.parse_args([given])
+    parser.add_argument("words", nargs="*")
+    assert parser.parse_args(["-n", "m", "--", "-a"]).words == ["-a"]
