@@ -82,7 +82,10 @@ class Code:
         """
         options = SyncOptions(tuple(include), tuple(exclude), dry_run, same_path, force)
         if to and not env:
-            raise MeshUsageError("sync: to= (--to) is where the environment goes: env=True (--env) with it")
+            raise MeshUsageError(
+                f"sync: --to {to[0]!r} says where the environment goes: %mesh sync --env --to MACHINE, or "
+                "mesh.sync(env=True, to=[...])"
+            )
         if watch and not env:
             raise MeshUsageError("sync: watch=True goes with env=True; for your modules: sync_mode = 'watch'")
         environment = EnvironmentChoice(verify, copy, tuple(to), same_path, watch) if env else None
