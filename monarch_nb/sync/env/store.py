@@ -93,7 +93,7 @@ class Store:
         except OSError as error:
             reason = f"{error.filename}: {error.strerror}"
             raise EnvironmentSyncError(
-                f"no store can be at {root} ({reason}): expected a directory, as by {STORE_VARIABLE}=DIRECTORY"
+                f"no store can be at {root} ({reason}): expected a directory: {STORE_VARIABLE}=DIRECTORY"
             ) from None
         if problem:
             self.close()
