@@ -7,7 +7,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -39,6 +40,8 @@ from monarch_nb._wire import message as wire
 from monarch_nb._wire.activity_page import ActivityPage
 from monarch_nb._wire.message import Message
 
+AGAIN_S = (0.05, 0.5, 2.0)
+"""When a call that an interrupt hasn't found is looked for again."""
 END_S = 10.0
 """How long whoever stops an actor waits for the message that it's handling, and for its clean-up."""
 ORPHAN_S = 10.0
@@ -288,15 +291,29 @@ class ActorHost:
     @handles(InterruptCall)
     def do_interrupt_call(self, request: InterruptCall, sender: Sender) -> None:
         """Interrupt what the sender has called, if it still runs; what waits is taken out and answered."""
-        if self._interrupt_running(sender.proc, request.ref):
+        self._interrupt(sender.proc, request.ref, AGAIN_S)
+
+    def _interrupt(self, src: int, ref: int, again_s: Sequence[float]) -> None:
+        """Interrupt a call; if it neither runs nor waits, look again after some seconds: its thread may have
+        taken it from the inbox just now, and not have begun.
+        """
+        if self._interrupt_running(src, ref) or self._withdraw(src, ref):
             return
+        if again_s:
+            again = partial(self._interrupt, src, ref, again_s[1:])
+            self.transport.reader.call_at(time.monotonic() + again_s[0], again)
+
+    def _withdraw(self, src: int, ref: int) -> bool:
+        """Take out a call that waits, and answer it; False if it isn't there."""
         for inbox in self._inboxes():
-            waiting = inbox.remove(sender.proc, request.ref)
+            waiting = inbox.remove(src, ref)
             if waiting is not None:
                 failure = describe(
                     KeyboardInterrupt("interrupted before it had begun"), **process_context.whereabouts()
                 )
                 self._reply_error(waiting, failure)
+                return True
+        return False
 
     def _interrupt_running(self, src: int, ref: int) -> bool:
         """Interrupt the call that `src` waits for under `ref`; False if it doesn't run here."""

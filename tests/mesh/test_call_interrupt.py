@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from sample_actors import AsyncBusy, Busy
 
-from monarch_nb.actor import ActorError, Channel, ProcMesh
+from monarch_nb._transport.context import call_context
+from monarch_nb.actor import Actor, ActorError, Channel, ProcMesh, endpoint
 from monarch_nb.actor.interrupt import send_interrupts
 
 
@@ -56,6 +57,50 @@ def test_sync_endpoints(procs: ProcMesh) -> None:
 def test_async_endpoints(procs: ProcMesh, name: str) -> None:
     actor: Any = procs.spawn("async_busy", AsyncBusy)
     assert f"ranks 0-3 of async_busy.{name} were interrupted" in interrupted(getattr(actor, name).call)
+    assert list(actor.count.call().get(30).values()) == [1, 1, 1, 1]
+
+
+class Late(Actor):
+    """Lets an interrupt look for `spin` after its thread has taken the call, and before it begins."""
+
+    @endpoint
+    def arm(self, port: Any) -> None:
+        runner: Any = call_context.get().actor
+        interrupt, handle, has_looked = runner.interrupt, runner._handle, threading.Event()
+
+        def interrupt_and_tell(src: int, ref: int) -> bool:
+            found = interrupt(src, ref)
+            has_looked.set()
+            return bool(found)
+
+        def handle_late(message: Any) -> None:
+            if message.name == b"spin":
+                port.send(None)
+                has_looked.wait(60)
+            handle(message)
+
+        runner.interrupt, runner._handle = interrupt_and_tell, handle_late
+
+    @endpoint
+    def spin(self) -> None:
+        while True:
+            pass
+
+    @endpoint
+    def count(self) -> int:
+        return 1
+
+
+def test_an_interrupt_finds_a_call_that_neither_waits_nor_runs_yet(procs: ProcMesh) -> None:
+    actor: Any = procs.spawn("late", Late)
+    port, receiver = Channel.open()
+    actor.arm.call(port).get(30)
+    future = actor.spin.call()
+    for _ in range(4):
+        receiver.recv().get(60)
+    future.interrupt()
+    with pytest.raises(ActorError, match="KeyboardInterrupt"):
+        future.get(60)
     assert list(actor.count.call().get(30).values()) == [1, 1, 1, 1]
 
 
