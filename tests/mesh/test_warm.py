@@ -26,6 +26,8 @@ from monarch_nb._client.warm_key import why_path_differs
 from monarch_nb._host.controller.handover import CLAIM, WARM, YOURS, socket_path
 from monarch_nb._wire.directory import socket_root
 
+TIME = r"(?:\d{4}-\d\d-\d\d )?\d\d:\d\d"
+"""With the date, if that's another day: half an hour before midnight it is."""
 SCRIPT = """
 import json, os, sys
 from monarch_nb.actor import this_host
@@ -164,13 +166,13 @@ def test_environment_of_the_taker_replaces_the_keepers(folder: Path, monkeypatch
 
 def test_typed_again_it_says_until_when(folder: Path) -> None:
     first = command()
-    assert re.fullmatch(r"this environment is warm until \d\d:\d\d, .*\n", first.stdout), first
+    assert re.fullmatch(rf"this environment is warm until {TIME}, .*\n", first.stdout), first
     again = command("--for", "8h")
     assert re.fullmatch(
-        r"this environment is warm already, until \d\d:\d\d \(pid \d+\)\. .*\n", again.stdout
+        rf"this environment is warm already, until {TIME} \(pid \d+\)\. .*\n", again.stdout
     ), again
-    assert re.search(r"\d\d:\d\d", again.stdout)[0] == re.search(r"\d\d:\d\d", first.stdout)[0]  # type: ignore[index]
-    assert re.fullmatch(rf"{sys.executable}: warm until \d\d:\d\d \(pid \d+\)\n", command("--status").stdout)
+    assert re.search(TIME, again.stdout)[0] == re.search(TIME, first.stdout)[0]  # type: ignore[index]
+    assert re.fullmatch(rf"{sys.executable}: warm until {TIME} \(pid \d+\)\n", command("--status").stdout)
     other = command("--status", OMP_NUM_THREADS="3").stdout
     assert other.endswith("; not for programs of this terminal: differs in variable OMP_NUM_THREADS\n")
 
