@@ -62,8 +62,8 @@ labextension: labextension/node_modules
 labcheck: labextension/node_modules
 	$(PY) labextension/generate_state.py --check
 	cd labextension && npm run lint && npm test && npm run build:prod
-	@test -z "$$(git status --porcelain -- labextension/bundle monarch_nb/widgets/static monarch_nb/server/static)" || \
-	  { git status --short -- labextension/bundle monarch_nb/widgets/static monarch_nb/server/static; echo "the committed bundle isn't what the sources give: commit it"; exit 1; }
+	@test -z "$$(git status --porcelain -- labextension/bundle monarch_nb/_widgets/static monarch_nb/_server/static)" || \
+	  { git status --short -- labextension/bundle monarch_nb/_widgets/static monarch_nb/_server/static; echo "the committed bundle isn't what the sources give: commit it"; exit 1; }
 
 unit: env
 	$(PY) -m pytest tests/unit

@@ -37,35 +37,35 @@ if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh as Mesh
     from monarch_nb.mesh import attach as attach
     from monarch_nb.mesh import start as start
-    from monarch_nb.parallel.checkpoint import restore as restore
-    from monarch_nb.parallel.checkpoint import save as save
-    from monarch_nb.parallel.module import explain as explain
-    from monarch_nb.parallel.module import parallelize as parallelize
-    from monarch_nb.tensor import random as random
-    from monarch_nb.tensor.borrow import Borrow as Borrow
-    from monarch_nb.tensor.borrow import Stream as Stream
-    from monarch_nb.tensor.borrow import get_active_stream as get_active_stream
-    from monarch_nb.tensor.distribute import distribute as distribute
-    from monarch_nb.tensor.distribute import redistribute as redistribute
-    from monarch_nb.tensor.feed import feed as feed
-    from monarch_nb.tensor.gradients import grad_function as grad_function
-    from monarch_nb.tensor.gradients import grad_generator as grad_generator
-    from monarch_nb.tensor.groups import RemoteProcessGroup as RemoteProcessGroup
-    from monarch_nb.tensor.module import module_to_mesh as module_to_mesh
-    from monarch_nb.tensor.movement import as_global as as_global
-    from monarch_nb.tensor.movement import fetch_shard as fetch_shard
-    from monarch_nb.tensor.movement import inspect as inspect
-    from monarch_nb.tensor.movement import per_rank as per_rank
-    from monarch_nb.tensor.movement import replicated as replicated
-    from monarch_nb.tensor.movement import show as show
-    from monarch_nb.tensor.recording import coalescing as coalescing
-    from monarch_nb.tensor.reduction import reduce as reduce
-    from monarch_nb.tensor.reduction import reduce_ as reduce_
-    from monarch_nb.tensor.reduction import slice_mesh as slice_mesh
-    from monarch_nb.tensor.reduction import to_mesh as to_mesh
-    from monarch_nb.tensor.remote import call_on_shard_and_fetch as call_on_shard_and_fetch
-    from monarch_nb.tensor.remote import remote as remote
-    from monarch_nb.tensor.tensor import Tensor as Tensor
+    from monarch_nb._parallel.checkpoint import restore as restore
+    from monarch_nb._parallel.checkpoint import save as save
+    from monarch_nb._parallel.module import explain as explain
+    from monarch_nb._parallel.module import parallelize as parallelize
+    from monarch_nb._tensor import random as random
+    from monarch_nb._tensor.borrow import Borrow as Borrow
+    from monarch_nb._tensor.borrow import Stream as Stream
+    from monarch_nb._tensor.borrow import get_active_stream as get_active_stream
+    from monarch_nb._tensor.distribute import distribute as distribute
+    from monarch_nb._tensor.distribute import redistribute as redistribute
+    from monarch_nb._tensor.feed import feed as feed
+    from monarch_nb._tensor.gradients import grad_function as grad_function
+    from monarch_nb._tensor.gradients import grad_generator as grad_generator
+    from monarch_nb._tensor.groups import RemoteProcessGroup as RemoteProcessGroup
+    from monarch_nb._tensor.module import module_to_mesh as module_to_mesh
+    from monarch_nb._tensor.movement import as_global as as_global
+    from monarch_nb._tensor.movement import fetch_shard as fetch_shard
+    from monarch_nb._tensor.movement import inspect as inspect
+    from monarch_nb._tensor.movement import per_rank as per_rank
+    from monarch_nb._tensor.movement import replicated as replicated
+    from monarch_nb._tensor.movement import show as show
+    from monarch_nb._tensor.recording import coalescing as coalescing
+    from monarch_nb._tensor.reduction import reduce as reduce
+    from monarch_nb._tensor.reduction import reduce_ as reduce_
+    from monarch_nb._tensor.reduction import slice_mesh as slice_mesh
+    from monarch_nb._tensor.reduction import to_mesh as to_mesh
+    from monarch_nb._tensor.remote import call_on_shard_and_fetch as call_on_shard_and_fetch
+    from monarch_nb._tensor.remote import remote as remote
+    from monarch_nb._tensor.tensor import Tensor as Tensor
     from monarch_nb.tracking import track as track
 
 _WHERE = {
@@ -79,36 +79,36 @@ _WHERE = {
     "get_runtime_config": "monarch_nb.config",
     "heal_mesh": "monarch_nb.actor.heal",
     "start": "monarch_nb.mesh",
-    "Tensor": "monarch_nb.tensor.tensor",
-    "as_global": "monarch_nb.tensor.movement",
-    "distribute": "monarch_nb.tensor.distribute",
-    "inspect": "monarch_nb.tensor.movement",
-    "module_to_mesh": "monarch_nb.tensor.module",
-    "explain": "monarch_nb.parallel.module",
-    "feed": "monarch_nb.tensor.feed",
-    "parallelize": "monarch_nb.parallel.module",
-    "per_rank": "monarch_nb.tensor.movement",
-    "redistribute": "monarch_nb.tensor.distribute",
-    "replicated": "monarch_nb.tensor.movement",
-    "restore": "monarch_nb.parallel.checkpoint",
-    "save": "monarch_nb.parallel.checkpoint",
-    "show": "monarch_nb.tensor.movement",
-    "Borrow": "monarch_nb.tensor.borrow",
-    "RemoteProcessGroup": "monarch_nb.tensor.groups",
-    "Stream": "monarch_nb.tensor.borrow",
-    "call_on_shard_and_fetch": "monarch_nb.tensor.remote",
-    "coalescing": "monarch_nb.tensor.recording",
-    "fetch_shard": "monarch_nb.tensor.movement",
-    "get_active_stream": "monarch_nb.tensor.borrow",
-    "grad_function": "monarch_nb.tensor.gradients",
-    "grad_generator": "monarch_nb.tensor.gradients",
-    "reduce": "monarch_nb.tensor.reduction",
-    "reduce_": "monarch_nb.tensor.reduction",
-    "remote": "monarch_nb.tensor.remote",
-    "slice_mesh": "monarch_nb.tensor.reduction",
-    "to_mesh": "monarch_nb.tensor.reduction",
+    "Tensor": "monarch_nb._tensor.tensor",
+    "as_global": "monarch_nb._tensor.movement",
+    "distribute": "monarch_nb._tensor.distribute",
+    "inspect": "monarch_nb._tensor.movement",
+    "module_to_mesh": "monarch_nb._tensor.module",
+    "explain": "monarch_nb._parallel.module",
+    "feed": "monarch_nb._tensor.feed",
+    "parallelize": "monarch_nb._parallel.module",
+    "per_rank": "monarch_nb._tensor.movement",
+    "redistribute": "monarch_nb._tensor.distribute",
+    "replicated": "monarch_nb._tensor.movement",
+    "restore": "monarch_nb._parallel.checkpoint",
+    "save": "monarch_nb._parallel.checkpoint",
+    "show": "monarch_nb._tensor.movement",
+    "Borrow": "monarch_nb._tensor.borrow",
+    "RemoteProcessGroup": "monarch_nb._tensor.groups",
+    "Stream": "monarch_nb._tensor.borrow",
+    "call_on_shard_and_fetch": "monarch_nb._tensor.remote",
+    "coalescing": "monarch_nb._tensor.recording",
+    "fetch_shard": "monarch_nb._tensor.movement",
+    "get_active_stream": "monarch_nb._tensor.borrow",
+    "grad_function": "monarch_nb._tensor.gradients",
+    "grad_generator": "monarch_nb._tensor.gradients",
+    "reduce": "monarch_nb._tensor.reduction",
+    "reduce_": "monarch_nb._tensor.reduction",
+    "remote": "monarch_nb._tensor.remote",
+    "slice_mesh": "monarch_nb._tensor.reduction",
+    "to_mesh": "monarch_nb._tensor.reduction",
     "no_mesh": "monarch_nb.actor.active",
-    "random": "monarch_nb.tensor",
+    "random": "monarch_nb._tensor",
     "track": "monarch_nb.tracking",
 }
 
@@ -174,13 +174,13 @@ def _remote_arguments() -> Any:
 
 
 def _show_card() -> Any:
-    from monarch_nb.widgets.card import show_card  # loaded by the first who shows a mesh
+    from monarch_nb._widgets.card import show_card  # loaded by the first who shows a mesh
 
     return show_card
 
 
 def _tensors() -> Any:
-    from monarch_nb.tensor import active  # loaded by the first who uses a mesh for tensors
+    from monarch_nb._tensor import active  # loaded by the first who uses a mesh for tensors
 
     return active
 
@@ -192,20 +192,20 @@ _card.provide(_show_card)
 
 def load_ipython_extension(shell: Any) -> None:
     """Register the extension's magics in IPython; called by `%load_ext monarch_nb`."""
-    from monarch_nb.magics import load
+    from monarch_nb._magics import load
 
     load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """Remove the extension's magics from IPython; called by `%unload_ext monarch_nb`."""
-    from monarch_nb.magics import unload
+    from monarch_nb._magics import unload
 
     unload(shell)
 
 
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:
     """Say where Jupyter finds the server extension."""
-    from monarch_nb.server import extension_class
+    from monarch_nb._server import extension_class
 
-    return [{"module": "monarch_nb.server", "app": extension_class()}]
+    return [{"module": "monarch_nb._server", "app": extension_class()}]

@@ -45,9 +45,9 @@ from typing import Any, Self
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._shape.rank_set import RankSetError, name_ranks
 from monarch_nb._wire.codec import CannotPickle
-from monarch_nb.cells import with_names
-from monarch_nb.folding import fold
-from monarch_nb.tracebacks import ShowsItself
+from monarch_nb._cells import with_names
+from monarch_nb._folding import fold
+from monarch_nb._tracebacks import ShowsItself
 
 __all__ = [
     "ActorError",
@@ -260,7 +260,7 @@ class DeviceMeshError(MeshError):
         results: the values of the ranks that succeeded, by rank.
         num_unfinished: how many ranks had not finished.
 
-    Its text has failures that differ only in numbers once, with the values listed (see `folding`).
+    Its text has failures that differ only in numbers once, with the values listed (see `_folding`).
 
     Example:
         >>> try:                                         # doctest: +SKIP

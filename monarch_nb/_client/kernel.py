@@ -9,7 +9,7 @@ is held until it's clear what it is:
     a shutdown follows       it was none: whoever waits is told that the kernel leaves (`KernelShutDown`),
                              and the work goes on
     the server says: meant   it's passed on at once (`CONFIRMED`, a signal that everybody else ignores;
-                             `monarch_nb.server.interrupts`)
+                             `monarch_nb._server.interrupts`)
     it is pressed again      whoever does that wants it: it's passed on after `AGAIN_S`, unless that was a
                              shutdown's
     neither for `HOLD_S`     it's passed on; that's where there is no Jupyter server with our extension

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import getpass
 import hashlib
-import json
 import os
 import socket
 import sys
@@ -19,10 +18,13 @@ from monarch_nb._client.connection_file import Connection
 from monarch_nb._client.mesh_name import check_mesh_name
 from monarch_nb._host.config import HostConfig
 from monarch_nb._host.launcher import LauncherError, Place, knock, read_invitation
+from monarch_nb._protocol.kept import Kept
 from monarch_nb._wire.directory import new_directory
 from monarch_nb._wire.invitation import Invitation, InvitationError
 from monarch_nb._wire.keys import KeyPair
 from monarch_nb.exceptions import MeshStartError, MeshUsageError, NameTaken
+
+_MAX_KEY_BYTES = 4096
 
 
 def write(path: str, invitation: str) -> None:
@@ -98,9 +100,8 @@ def _connected(name: str, invitation: Invitation) -> Connection | None:
 
 def _is_of(connection: Connection, invitation: Invitation) -> bool:
     """Say whether a relay is one that has come by this invitation."""
-    with suppress(OSError, ValueError), open(_key_path(invitation)) as file:
-        return bool(json.load(file).get("host") == connection.host)
-    return False
+    found = _read_key_file(invitation)
+    return found is not None and found.host == connection.host
 
 
 def _whoami() -> str:
@@ -114,6 +115,19 @@ def _whoami() -> str:
 # --- the key that stays here
 
 
+class KeyFile(Kept, frozen=True):
+    """The key of this user for one invitation.
+
+    Attributes:
+        public, secret: the pair, in Z85.
+        host: index that its programs have in that mesh; 0: nobody has come by it yet.
+    """
+
+    public: str
+    secret: str
+    host: int = 0
+
+
 def _key_path(invitation: Invitation) -> str:
     digest = hashlib.sha256(invitation.guest_public.encode()).hexdigest()[:16]
     return os.path.join(launch.runtime_directory(), f"monarch_nb.member-{digest}.key")
@@ -121,18 +135,22 @@ def _key_path(invitation: Invitation) -> str:
 
 def _own_keys(invitation: Invitation) -> KeyPair:
     """Return this user's key for an invitation: the same when they come back by it."""
-    path = _key_path(invitation)
-    with suppress(OSError, ValueError, KeyError), open(path) as file:
-        found = json.load(file)
-        return KeyPair(str(found["public"]), str(found["secret"]))
+    if (found := _read_key_file(invitation)) is not None:
+        return KeyPair(found.public, found.secret)
     keys = KeyPair.new()
-    _keep(path, keys, 0)
+    _keep(_key_path(invitation), keys, 0)
     return keys
 
 
+def _read_key_file(invitation: Invitation) -> KeyFile | None:
+    with suppress(OSError, ValueError), open(_key_path(invitation), "rb") as file:
+        return KeyFile.of_json(file.read(_MAX_KEY_BYTES))
+    return None
+
+
 def _keep(path: str, keys: KeyPair, host: int) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
-        json.dump({"public": keys.public, "secret": keys.secret, "host": host}, file)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
+        file.write(KeyFile(keys.public, keys.secret, host).as_json())
 
 
 # --- the relay

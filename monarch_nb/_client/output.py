@@ -197,7 +197,7 @@ class StandardOutput:
             key = (origin, group)
             fold = self._folds.get(key)
             if fold is None:
-                from monarch_nb.display.fold import Fold
+                from monarch_nb._display.fold import Fold
 
                 size = max(self.sizes.get(group, 0), rank + 1)
                 fold = self._folds[key] = Fold(range(size), max_rows=None)

@@ -65,7 +65,7 @@ from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb._wire.message import Message
 from monarch_nb._wire.process import process_trouble
 from monarch_nb.exceptions import MeshError, MeshStartError, MeshUnreachable, RankTimeout
-from monarch_nb.tracebacks import hide_in_scripts
+from monarch_nb._tracebacks import hide_in_scripts
 
 T = TypeVar("T")
 

@@ -19,10 +19,10 @@ def main() -> None:
     """Run a host process; its configuration comes as JSON on standard input, readiness is told on fd 1."""
     config = HostConfig.decode(sys.stdin.buffer.read())
     zygote = start_zygote(config.sys_path, config.directory) if config.warm else None
-    from monarch_nb import sources  # takes half a second with the rest, while the zygote imports, too
+    from monarch_nb import _sources  # takes half a second with the rest, while the zygote imports, too
     from monarch_nb._host.agent.agent import HostAgent
 
-    sources.guard()
+    _sources.guard()
     process = _made(config, zygote)
     try:
         os.write(1, b"ready\n")

@@ -57,7 +57,7 @@ def waiting_hosts(directory: str) -> list[str]:
     return found
 
 
-def take(directory: str, host: str) -> bool:
+def claim_host(directory: str, host: str) -> bool:
     """Take a host that waits, so that nobody else does; False if somebody has."""
     return _renamed(directory, host, WAITING, TAKEN)
 

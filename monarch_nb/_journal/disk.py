@@ -7,7 +7,7 @@ from __future__ import annotations
 import errno
 import os
 
-from monarch_nb.units import size_text
+from monarch_nb._units import size_text
 
 ROOM_BYTES = 8 << 20
 """So much must be free before something that has failed for lack of room is tried again; of a small file

@@ -13,7 +13,7 @@ from typing import Any
 
 from monarch_nb._protocol.shown import MimeBundle
 from monarch_nb._transport.failure import class_name, clipped, message_of
-from monarch_nb.units import size_text
+from monarch_nb._units import size_text
 
 MAX_TEXT = 1 << 20
 TEXT_LEFT = 18_000

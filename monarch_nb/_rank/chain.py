@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
-from monarch_nb.tracebacks import MAX_LINKS, links_left_out
+from monarch_nb._tracebacks import MAX_LINKS, links_left_out
 
 Parts = tuple[type[BaseException], BaseException, TracebackType | None]
 

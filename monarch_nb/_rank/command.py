@@ -25,11 +25,11 @@ def run_command(command: str) -> int:
     try:
         return process.wait()
     except BaseException:
-        _end(process)
+        _end_family(process)
         raise
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end_family(process: subprocess.Popen[bytes]) -> None:
     family = [process.pid, *descendants(process.pid)]
     _send(family, signal.SIGINT)
     try:

@@ -1,4 +1,4 @@
-"""Collects what the threads of this rank that run user code wait for: the facts from which `monarch_nb.why`
+"""Collects what the threads of this rank that run user code wait for: the facts from which `monarch_nb._why`
 finds out which rank is the odd one.
 
 Found by looking at frames when asked, in the reading thread, so it costs nothing when nobody asks: no
@@ -24,7 +24,7 @@ from monarch_nb._rank import operations
 from monarch_nb._rank.blocking import doing, what_blocks
 from monarch_nb._runtime.awaiting import frames_of
 from monarch_nb._wire.message import Message
-from monarch_nb.sources import source_line
+from monarch_nb._sources import source_line
 
 if TYPE_CHECKING:
     from monarch_nb._rank.main import Rank

@@ -42,7 +42,7 @@ from monarch_nb._transport.failure import (
     trace_of,
     traceback_of,
 )
-from monarch_nb.cells import Namespace
+from monarch_nb._cells import Namespace
 
 if TYPE_CHECKING:
     from monarch_nb._rank.streams import OutputPipe

@@ -31,7 +31,7 @@ from monarch_nb._transport.failure import (
     traceback_of,
     traceback_text,
 )
-from monarch_nb.cells import Namespace
+from monarch_nb._cells import Namespace
 from monarch_nb.exceptions import ScriptExit
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class CellShell:
             on_value: called when that object is there, before it's made into text, which may take long.
         """
         shell = self._shell
-        self._begin(number, on_value)
+        self._begin_cell(number, on_value)
         codes = None if _is_automagic(shell, source) else _plain_python(shell, source, number)
         if codes is None:
             result = shell.run_cell(source, store_history=False)
@@ -85,7 +85,7 @@ class CellShell:
         Args:
             me: which of the script's processes this one is.
         """
-        self._begin(number)
+        self._begin_cell(number)
         error = run_script(script, me, self._restore)
         end_if_forked(error)
         if isinstance(error, SystemExit) and not is_plain_exit(error):
@@ -104,7 +104,7 @@ class CellShell:
         if not isinstance(code, int):
             sys.stderr.write(f"{code}\n")
 
-    def _begin(self, number: int, on_value: Callable[[], None] | None = None) -> None:
+    def _begin_cell(self, number: int, on_value: Callable[[], None] | None = None) -> None:
         shell = self._shell
         shell.on_value = on_value
         self.last_error = None

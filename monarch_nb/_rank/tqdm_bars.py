@@ -1,7 +1,7 @@
 """tqdm on a rank: its bars go to the cell as bars, by name, instead of as text that moves a cursor.
 
 All of `tqdm`, `tqdm.auto` and `tqdm.notebook` become the plain class, whose `display` is sent; so nested bars
-don't write over each other, other ranks' bars join them (`display.bars`), and no widget is needed. A bar that
+don't write over each other, other ranks' bars join them (`_display.bars`), and no widget is needed. A bar that
 stays when it's done ends as a line of text.
 """
 

@@ -17,7 +17,7 @@ from monarch_nb._frames.owner import frames_from, users_index
 from monarch_nb._protocol.resources import Collective, Standing
 from monarch_nb._protocol.work import Work
 from monarch_nb._rank.operations import is_distributed, tensor_in
-from monarch_nb.sources import source_line
+from monarch_nb._sources import source_line
 
 if TYPE_CHECKING:
     from monarch_nb._rank.main import Rank

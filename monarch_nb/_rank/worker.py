@@ -41,7 +41,7 @@ from monarch_nb._transport.transport import TransportClosed
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
-from monarch_nb.cells import Namespace
+from monarch_nb._cells import Namespace
 
 if TYPE_CHECKING:
     from monarch_nb._rank.main import Rank

@@ -35,7 +35,7 @@ from monarch_nb._reload.statements import (
     imported_names,
     is_in_place,
 )
-from monarch_nb.cells import Namespace
+from monarch_nb._cells import Namespace
 
 MAX_TABLE = 10_000
 """Tables with more entries aren't looked through for objects that were registered."""

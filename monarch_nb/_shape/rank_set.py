@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 from monarch_nb._shape.extent import Extent
 from monarch_nb._shape.shape import Shape
-from monarch_nb.tracebacks import ShowsItself
+from monarch_nb._tracebacks import ShowsItself
 
 
 class RankSetError(ShowsItself, ValueError):

@@ -451,7 +451,7 @@ class Arrivals(Pending):
         self._next = 0
 
     def deliver(self, slot: int, body: Body) -> Pending | None:
-        return self._take().deliver(slot, body)
+        return self._take_reply().deliver(slot, body)
 
     def lost(self, proc: int, end: RankExit) -> Pending | None:
         if proc not in self.procs or self.ready:
@@ -460,7 +460,7 @@ class Arrivals(Pending):
         slot = self.procs.index(proc)
         if slot in answered:
             return None
-        reply = self._take()
+        reply = self._take_reply()
         reply.slot = slot
         return reply.lost(proc, end)
 
@@ -479,7 +479,7 @@ class Arrivals(Pending):
         answered = {r.slot for r in self.replies[: self._next] if r.body is not None}
         return self.procs.index(end.proc) not in answered
 
-    def _take(self) -> OneReply:
+    def _take_reply(self) -> OneReply:
         reply = self.replies[self._next]
         self._next += 1
         if self._next == len(self.replies):

@@ -99,9 +99,9 @@ class Record:
                 with suppress(
                     ValueError, TypeError, KeyError
                 ):  # the last one, if we were killed while it was written
-                    self._take(json.loads(line))
+                    self._take_line(json.loads(line))
 
-    def _take(self, line: dict[str, object]) -> None:
+    def _take_line(self, line: dict[str, object]) -> None:
         if _ID in line:
             self.manifest = str(line[_ID])
             return

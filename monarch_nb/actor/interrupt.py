@@ -24,7 +24,7 @@ from monarch_nb._transport.pending import Pending
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
 from monarch_nb.exceptions import MeshError
-from monarch_nb.stacks import innermost
+from monarch_nb._stacks import innermost
 
 INTERRUPT_S = 3.0
 ABORT_S = 10.0

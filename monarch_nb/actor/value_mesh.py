@@ -144,7 +144,7 @@ class ValueMesh(MeshTrait, Generic[T]):
         return f"ValueMesh({self.extent}): " + "; ".join(rows)
 
     def _repr_html_(self) -> str:
-        from monarch_nb.display.table import html_table
+        from monarch_nb._display.table import html_table
 
         groups = self.folded()
         rows = [(format_ranks(r), _short(v)) for r, v in groups[:_MAX_ROWS]]

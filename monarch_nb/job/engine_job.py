@@ -22,7 +22,7 @@ from monarch_nb.job.base import JobState, JobTrait, check_meshes
 from monarch_nb.job.engines import engine_of
 from monarch_nb.job.joining import Wait, reserve
 from monarch_nb.job.spec import HostRange, HostSpec, machines
-from monarch_nb.units import parse_duration
+from monarch_nb._units import parse_duration
 
 _numbers = itertools.count(1)
 
@@ -100,7 +100,7 @@ class EngineJob(JobTrait):
     def _give_back(self) -> None:
         asked, self._asked, self._joined = self._asked, None, []
         if asked is not None:
-            engine_of(asked.spec).end(asked)
+            engine_of(asked.spec).end_allocation(asked)
             records.remove_record(asked.mesh)
 
 

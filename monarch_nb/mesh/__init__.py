@@ -14,7 +14,7 @@ from monarch_nb.mesh.cell_run import CellError, CellInterrupted, CellResult, Cel
 from monarch_nb.mesh.core import Mesh
 from monarch_nb.mesh.starting import IDLE_TIMEOUT_S, attach, current, start
 from monarch_nb.mesh.tasks import MapRun, MeshExecutor
-from monarch_nb.sync import hints
+from monarch_nb._sync import hints
 
 __all__ = [
     "IDLE_TIMEOUT_S",

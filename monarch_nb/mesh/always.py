@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from monarch_nb.cells import DefinitionCell, with_definitions
+from monarch_nb._cells import DefinitionCell, with_definitions
 from monarch_nb.exceptions import MeshError
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from monarch_nb._protocol.states import CellStatus, EndReason
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._transport.failure import revive
 from monarch_nb.actor.handle import session_of, transport_of
-from monarch_nb.display import ansi
+from monarch_nb._display import ansi
 from monarch_nb.exceptions import (
     ActorError,
     MeshEnded,
@@ -35,7 +35,7 @@ from monarch_nb.exceptions import (
     describe_end,
     fold_alike,
 )
-from monarch_nb.stacks import innermost
+from monarch_nb._stacks import innermost
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh

@@ -11,11 +11,11 @@ from monarch_nb.mesh import shipping
 from monarch_nb.mesh.environment import EnvironmentDifference, find_environment_difference
 
 if TYPE_CHECKING:
-    from monarch_nb.debug.client import MeshDebugger
+    from monarch_nb._debug.client import MeshDebugger
     from monarch_nb.mesh.core import Mesh
     from monarch_nb.mesh.shipping import HostsDifference
     from monarch_nb.rdma.doctor.report import Report as DoctorReport
-    from monarch_nb.why import HangReport
+    from monarch_nb._why import HangReport
 
 
 class Debugging:
@@ -52,7 +52,7 @@ class Debugging:
             ranks 0-2 wait in all_reduce #41 of the default group since 34 s; rank 3 never entered it: it is
             in cell [17] line 4, input()
         """
-        from monarch_nb.why import explain
+        from monarch_nb._why import explain
 
         return explain(self._mesh, self._mesh.select(ranks))
 
@@ -83,7 +83,7 @@ class Debugging:
 
     def debugger(self) -> MeshDebugger:
         """Return the debugger of this mesh: who stands at a breakpoint, and commands to them."""
-        from monarch_nb.debug.client import MeshDebugger
+        from monarch_nb._debug.client import MeshDebugger
 
         return MeshDebugger(self._mesh)
 

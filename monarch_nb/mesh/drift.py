@@ -24,10 +24,10 @@ from monarch_nb._transport.pending import Reply, asks_quietly
 from monarch_nb._wire import address
 from monarch_nb._wire.process import files_id
 from monarch_nb.exceptions import MeshError
-from monarch_nb.sync import copies_behind
+from monarch_nb._sync import copies_behind
 
 if TYPE_CHECKING:
-    from monarch_nb.sync.env.packages import PackageDigest
+    from monarch_nb._sync.env.packages import PackageDigest
 
 WAIT_S = 90.0
 _NUM_NAMES = 3
@@ -41,23 +41,23 @@ def compare_later(session: Session, hosts: Iterable[int]) -> threading.Thread | 
     known = _known.setdefault(session, {})
     new = sorted(set(hosts) - set(known))
     known.update(dict.fromkeys(new, ""))
-    return _begin(session, new) if new else None
+    return _begin_comparison(session, new) if new else None
 
 
 def compare_newcomers(session: Session, hosts: Iterable[int]) -> threading.Thread | None:
     """Compare hosts that have joined or taken a lost one's place, whatever was known of that one."""
     known, new = _known.setdefault(session, {}), sorted(hosts)
     known.update(dict.fromkeys(new, ""))
-    return _begin(session, new) if new else None
+    return _begin_comparison(session, new) if new else None
 
 
 def compare_again(session: Session) -> threading.Thread | None:
     """Compare those hosts again that differed, after something was brought to them."""
     differed = sorted(host for host, text in _known.get(session, {}).items() if text)
-    return _begin(session, differed) if differed else None
+    return _begin_comparison(session, differed) if differed else None
 
 
-def _begin(session: Session, hosts: Sequence[int]) -> threading.Thread:
+def _begin_comparison(session: Session, hosts: Sequence[int]) -> threading.Thread:
     thread = threading.Thread(target=_compare, args=(session, hosts), name="monarch_nb-compare", daemon=True)
     thread.start()
     return thread
@@ -118,9 +118,9 @@ def _read(reply: Reply[HostPackages], limit: float) -> HostPackages | None:
 
 
 def _of_packages(answers: Mapping[int, HostPackages]) -> dict[int, str]:
-    from monarch_nb.sync.env.errors import EnvironmentSyncError  # SQLite and more, which no start waits for
-    from monarch_nb.sync.env.installed import installed_here
-    from monarch_nb.sync.env.packages import PackageDigest
+    from monarch_nb._sync.env.errors import EnvironmentSyncError  # SQLite and more, which no start waits for
+    from monarch_nb._sync.env.installed import installed_here
+    from monarch_nb._sync.env.packages import PackageDigest
 
     try:
         here = installed_here()

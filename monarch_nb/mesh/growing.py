@@ -230,7 +230,7 @@ def _without(mesh: Mesh, asked: Allocation, left: Sequence[on_engine.HostRow], s
         if up & set(each.hosts):
             kept.append(_smaller(engine, each, [row.name for row in left if row.index in each.hosts], said))
         else:
-            engine.end(each)
+            engine.end_allocation(each)
             said.append(f"{each.described()} was given back")
     return _of_requests(asked, kept)
 
@@ -308,5 +308,5 @@ def _give_back(session: Session, name: str, part: Allocation) -> None:
     """Give back all of a further request, and forget it."""
     session.request(Withdraw(part.plan.guest))  # else it would wait for those that have never come
     session.request(StopHosts(list(part.hosts)))
-    engine_of(part.spec).end(part)
+    engine_of(part.spec).end_allocation(part)
     _edit(name, lambda asked: replace(asked, added=tuple(p for p in asked.added if p.hosts != part.hosts)))

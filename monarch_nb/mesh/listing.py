@@ -16,7 +16,7 @@ from monarch_nb._protocol.states import RankState
 from monarch_nb.actor.handle import session_of
 from monarch_nb.mesh.starting import attach
 from monarch_nb.status import TROUBLED, MeshStatus
-from monarch_nb.units import duration
+from monarch_nb._units import duration
 
 ANSWER_S = 3.0
 

@@ -20,7 +20,7 @@ from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.actor.workspace import answers
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.mesh import drift
-from monarch_nb.sync import WorkspaceReceipt, Workspaces, known_workspaces
+from monarch_nb._sync import WorkspaceReceipt, Workspaces, known_workspaces
 
 if TYPE_CHECKING:
     from monarch_nb.actor.future import Future

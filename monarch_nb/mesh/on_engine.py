@@ -29,7 +29,7 @@ from monarch_nb.job.profiles import Profile
 from monarch_nb.mesh import starting
 from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
-from monarch_nb.units import duration
+from monarch_nb._units import duration
 
 SPAWN_S = 120.0
 """How long ranks may take to start on hosts that are there."""
@@ -140,7 +140,7 @@ def end_all(asked: Allocation) -> None:
     """
     engine = engine_of(asked.spec)
     for each in asked.requests:
-        engine.end(each)
+        engine.end_allocation(each)
 
 
 def _ask(session: Session, engine: Engine, asked: Allocation, with_program: bool | None) -> Allocation:

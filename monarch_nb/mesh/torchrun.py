@@ -25,7 +25,7 @@ from monarch_nb.job.spec import HostRange, HostSpec
 from monarch_nb.job.torchrun import Meeting
 from monarch_nb.mesh import on_engine
 from monarch_nb.mesh.core import Mesh
-from monarch_nb.units import parse_duration
+from monarch_nb._units import parse_duration
 
 _WEEK_S = 7 * 86400.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from monarch_nb.units import time_text
+from monarch_nb._units import time_text
 
 Row = tuple[str, int, float, float]
 """Of one rank: name, calls, its own CPU time, its own GPU time in microseconds."""

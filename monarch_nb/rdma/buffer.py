@@ -20,7 +20,7 @@ from monarch_nb.rdma.path import READ, WRITE, Job, Op
 from monarch_nb.rdma.paths import chosen
 from monarch_nb.rdma.paths.shm import ShmPath
 from monarch_nb.rdma.transfer import Transfer
-from monarch_nb.units import size_text
+from monarch_nb._units import size_text
 
 if TYPE_CHECKING:
     from monarch_nb.actor.future import Future

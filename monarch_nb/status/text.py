@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from monarch_nb._protocol.resources import Collective, Transfers
 from monarch_nb._protocol.states import RankState
 from monarch_nb._shape import name_hosts, name_ranks
-from monarch_nb.units import counted, duration, percent_text, size_text
+from monarch_nb._units import counted, duration, percent_text, size_text
 
 if TYPE_CHECKING:
     from monarch_nb.status.model import HostStatus, MeshStatus, RankStatus

@@ -119,7 +119,7 @@ def cpu(process: psutil.Process, seconds: float) -> float:
 
 def frames(browser: Any) -> None:
     """256 ranks that all change, five times a second."""
-    from monarch_nb.widgets.mesh_widget import SCRIPT
+    from monarch_nb._widgets.mesh_widget import SCRIPT
 
     ranks = [
         {

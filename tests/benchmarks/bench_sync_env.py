@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.sync.env.cache import HashCache
-from monarch_nb.sync.env.interpreter import this_interpreter
-from monarch_nb.sync.env.layers import find_layers
-from monarch_nb.sync.env.local import fill_store
-from monarch_nb.sync.env.place import place
-from monarch_nb.sync.env.scan import scan
-from monarch_nb.sync.env.store import Store
+from monarch_nb._sync.env.cache import HashCache
+from monarch_nb._sync.env.interpreter import this_interpreter
+from monarch_nb._sync.env.layers import find_layers
+from monarch_nb._sync.env.local import fill_store
+from monarch_nb._sync.env.place import place
+from monarch_nb._sync.env.scan import scan
+from monarch_nb._sync.env.store import Store
 
 
 def timed(name: str, do: Callable[[], Any]) -> Any:

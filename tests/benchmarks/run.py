@@ -262,7 +262,7 @@ def run_script(folder: str) -> float:
 
 def run_script_warm(folder: str) -> float:
     """Return the same after `monarch-nb warm`."""
-    warm = [sys.executable, "-m", "monarch_nb.cli", "warm"]
+    warm = [sys.executable, "-m", "monarch_nb", "warm"]
     subprocess.run(warm, check=True, capture_output=True)
     try:
         return run_script(folder)
@@ -457,7 +457,7 @@ def timed(function: Callable[[], Any]) -> float:
 
 def fold_million() -> None:
     """Feed a million lines as 8 ranks print them: nine of ten equal, in chunks, ranks a little apart."""
-    from monarch_nb.display import Fold
+    from monarch_nb._display import Fold
 
     fold = Fold(range(8))
     for chunk in range(125):
@@ -479,7 +479,7 @@ os._exit(0)
 """
 COME_BACK = """
 import io, sys, time, contextlib
-import monarch_nb.magics.missed as missed
+import monarch_nb._magics.missed as missed
 from monarch_nb.mesh import attach
 start = time.perf_counter()
 mesh = attach('bench_missed')

@@ -214,7 +214,7 @@ def test_what_was_asked_for_is_found_without_its_number(server: Kube) -> None:
     on_engine.records.write_record(asked)
     on_engine.cancel("lost")
     wait_until(lambda: not server.names("jobs"), "no jobs of ours")
-    engine.end(asked)
+    engine.end_allocation(asked)
 
 
 @pytest.mark.usefixtures("lab")

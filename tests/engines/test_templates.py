@@ -54,7 +54,7 @@ def test_recorded_answers_are_understood(
     script = (tmp_path / f"{submit}.in").read_text()
     assert guest.secret in script and guest.secret not in (tmp_path / f"{submit}.args").read_text()
     assert subprocess.run(["bash", "-n"], input=script.encode()).returncode == 0, script
-    engine.end(asked)
+    engine.end_allocation(asked)
     ended = (tmp_path / ("qdel.args" if template == "pbs" else "bkill.args")).read_text()
     assert ended.strip() == number
 

@@ -14,10 +14,10 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from monarch_nb.sync.env.cache import HashCache
-from monarch_nb.sync.env.interpreter import interpreter_of
-from monarch_nb.sync.env.layers import find_layers
-from monarch_nb.sync.env.scan import Scanned, scan
+from monarch_nb._sync.env.cache import HashCache
+from monarch_nb._sync.env.interpreter import interpreter_of
+from monarch_nb._sync.env.layers import find_layers
+from monarch_nb._sync.env.scan import Scanned, scan
 
 BASE_PYTHON = os.path.join(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
 OLD_S = 1_500_000_000

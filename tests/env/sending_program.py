@@ -27,7 +27,7 @@ from monarch_nb._protocol.programs import Status
 from monarch_nb._protocol.ranks import Restart
 from monarch_nb.actor import Actor, HostMesh, endpoint
 from monarch_nb.job import ProcessJob
-from monarch_nb.mesh.shipping import agents, sending, spreading
+from monarch_nb.mesh.shipping import agents, host_broadcast, sending
 from monarch_nb.mesh.shipping.agent import SyncAgent, Taken
 from monarch_nb.mesh.shipping.progress import Progress
 from monarch_nb.mesh.shipping.report import EnvironmentPart
@@ -210,7 +210,7 @@ def without_links(folder: Path) -> dict[str, Any]:
 def corrupting(folder: Path) -> dict[str, Any]:
     """One of three hosts passes on what isn't right."""
     agents.SyncAgent = Corrupting  # type: ignore[misc]
-    spreading.NOTEBOOK_FEEDS = 1  # the others read from the first that has it
+    host_broadcast.NOTEBOOK_FEEDS = 1  # the others read from the first that has it
     with hosts(folder, 3, CORRUPTS="1") as (session, meshes):
         part = send(session, indices(meshes), sending.scan_here())
         return {"first": told(part), "hosts": indices(meshes)}

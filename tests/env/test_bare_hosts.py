@@ -56,7 +56,7 @@ def run(runtime: Made, folder: Path, *command: str) -> subprocess.CompletedProce
 
 
 def sync(runtime: Made, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = "import sys; from monarch_nb.cli import main; sys.exit(main(sys.argv[1:]))"
+    program = "import sys; from monarch_nb._cli import main; sys.exit(main(sys.argv[1:]))"
     return run(runtime, folder, "-c", program, "sync", "--env", *arguments)
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from environments import Made
 
-from monarch_nb.sync.env.donors import donor_folders, found_in, take_from
-from monarch_nb.sync.env.local import fill_store
-from monarch_nb.sync.env.place import missing_content, place
-from monarch_nb.sync.env.scan import Scanned
-from monarch_nb.sync.env.store import Store
+from monarch_nb._sync.env.donors import donor_folders, found_in, take_from
+from monarch_nb._sync.env.local import fill_store
+from monarch_nb._sync.env.place import missing_content, place
+from monarch_nb._sync.env.scan import Scanned
+from monarch_nb._sync.env.store import Store
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from environments import Made, bare, make_native_project, make_venv, needs
 
-from monarch_nb.sync.env.cache import HashCache
-from monarch_nb.sync.env.interpreter import interpreter_of
-from monarch_nb.sync.env.layers import find_layers
-from monarch_nb.sync.env.local import export
-from monarch_nb.sync.env.meson_loader import PLAN, modules
-from monarch_nb.sync.env.scan import scan
+from monarch_nb._sync.env.cache import HashCache
+from monarch_nb._sync.env.interpreter import interpreter_of
+from monarch_nb._sync.env.layers import find_layers
+from monarch_nb._sync.env.local import export
+from monarch_nb._sync.env.meson_loader import PLAN, modules
+from monarch_nb._sync.env.scan import scan
 
 PROGRAM = "import mine, mine.native as n; print(mine.__file__, n.__file__, n.answer(), mine.WHO)"
 TOOLS = {"scikit_build_core": ("cc", "cmake"), "mesonpy": ("cc", "ninja")}

@@ -17,15 +17,15 @@ import pytest
 from environments import Made, bare
 from small_disk import small_disk
 
-from monarch_nb.sync.env import manifest
-from monarch_nb.sync.env.bytecode import PINNED_S
-from monarch_nb.sync.env.clean import clean
-from monarch_nb.sync.env.errors import EnvironmentSyncError
-from monarch_nb.sync.env.fits import Machine, refusal, this_machine, try_prefix, warnings
-from monarch_nb.sync.env.local import export, fill_store
-from monarch_nb.sync.env.place import Prefix, find_prefix, hold, missing_content, place
-from monarch_nb.sync.env.scan import Scanned
-from monarch_nb.sync.env.store import Store, StoreFull, WrongContent
+from monarch_nb._sync.env import manifest
+from monarch_nb._sync.env.bytecode import PINNED_S
+from monarch_nb._sync.env.clean import clean
+from monarch_nb._sync.env.errors import EnvironmentSyncError
+from monarch_nb._sync.env.fits import Machine, refusal, this_machine, try_prefix, warnings
+from monarch_nb._sync.env.local import export, fill_store
+from monarch_nb._sync.env.place import Prefix, find_prefix, hold, missing_content, place
+from monarch_nb._sync.env.scan import Scanned
+from monarch_nb._sync.env.store import Store, StoreFull, WrongContent
 
 ROOT = Path(__file__).parents[2]
 
@@ -210,7 +210,7 @@ KILLED = """
     sys.path[:0] = {path!r}
     from environments import Made
     from pathlib import Path
-    from monarch_nb.sync.env.local import export
+    from monarch_nb._sync.env.local import export
     scanned = Made(Path({prefix!r})).scan({cache!r})
     left = {after}
     for name in ("rename", "link", "symlink", "mkdir", "utime", "chmod"):

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from environments import BASE_PYTHON, OLD_S, Made, bare, make_project, make_venv, needs, write_old
 
-from monarch_nb.sync.env import layers, manifest
-from monarch_nb.sync.env.errors import EnvironmentSyncError
-from monarch_nb.sync.env.interpreter import Interpreter, interpreter_of, this_interpreter
-from monarch_nb.sync.env.layers import find_layers
-from monarch_nb.sync.env.manifest import Entry
-from monarch_nb.sync.env.scan import Scanned
+from monarch_nb._sync.env import layers, manifest
+from monarch_nb._sync.env.errors import EnvironmentSyncError
+from monarch_nb._sync.env.interpreter import Interpreter, interpreter_of, this_interpreter
+from monarch_nb._sync.env.layers import find_layers
+from monarch_nb._sync.env.manifest import Entry
+from monarch_nb._sync.env.scan import Scanned
 
 UV = "" if not needs("uv") else "uv isn't installed here: pip install uv"
 

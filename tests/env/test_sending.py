@@ -18,8 +18,8 @@ from small_disk import small_disk
 
 from monarch_nb.mesh.shipping.packs import packs_of
 from monarch_nb.mesh.shipping.receiving import Receiver, sums_of
-from monarch_nb.mesh.shipping.spreading import Refused, Trust, spread
-from monarch_nb.sync.env.store import Store
+from monarch_nb.mesh.shipping.host_broadcast import Refused, Trust, broadcast
+from monarch_nb._sync.env.store import Store
 
 FULL = (
     "no room left at {}/hosts/host1/store: monarch-nb sync --gc there frees what nobody uses; "
@@ -190,7 +190,7 @@ def test_a_terminal_exports_an_environment_and_cleans_the_store(runtime: Made, t
     command = [
         runtime.python,
         "-c",
-        "import sys; from monarch_nb.cli import main; sys.exit(main(sys.argv[1:]))",
+        "import sys; from monarch_nb._cli import main; sys.exit(main(sys.argv[1:]))",
         "sync",
     ]
     said = subprocess.run([*command, "--gc"], capture_output=True, text=True, env=env, cwd=tmp_path)
@@ -254,7 +254,7 @@ def test_thousands_of_broken_packs_put_nothing_wrong_into_a_store(tmp_path: Path
             assert receiver.check(pack, memoryview(data), sums), (
                 "what was changed on its way is found before it's written"
             )
-        receiver.take(pack, memoryview(data)[: draw.choice([len(data), draw.randint(0, len(data))])])
+        receiver.store_pack(pack, memoryview(data)[: draw.choice([len(data), draw.randint(0, len(data))])])
     for folder in os.scandir(f"{store.root}/objects"):
         for entry in os.scandir(folder.path):
             with open(entry.path, "rb") as file:
@@ -262,7 +262,7 @@ def test_thousands_of_broken_packs_put_nothing_wrong_into_a_store(tmp_path: Path
     store.close()
 
 
-# --- spreading
+# --- broadcast to hosts
 
 
 def test_each_host_gets_it_once_and_most_of_them_from_another() -> None:
@@ -273,7 +273,7 @@ def test_each_host_gets_it_once_and_most_of_them_from_another() -> None:
         copied.append((holder, target))
         return (), ""
 
-    spread(range(1, 17), trust, copy)
+    broadcast(range(1, 17), trust, copy)
     assert sorted(target for _, target in copied) == list(range(1, 17))
     had = {None}
     for _holder, target in copied:
@@ -283,7 +283,7 @@ def test_each_host_gets_it_once_and_most_of_them_from_another() -> None:
 
 def test_what_the_notebook_itself_has_wrong_ends_it() -> None:
     with pytest.raises(Refused):
-        spread([1, 2, 3], Trust(), lambda holder, target: (("abc",), ""))
+        broadcast([1, 2, 3], Trust(), lambda holder, target: (("abc",), ""))
 
 
 def test_a_host_that_fails_is_left_out_and_the_others_go_on() -> None:
@@ -296,10 +296,10 @@ def test_a_host_that_fails_is_left_out_and_the_others_go_on() -> None:
         done.append(target)
         return (), ""
 
-    spread([1, 2, 3, 4], trust, copy)
+    broadcast([1, 2, 3, 4], trust, copy)
     assert sorted(done) == [1, 3, 4]
     assert trust.lost == {2: "ConnectionError: gone"}
-    spread([2], trust, copy)
+    broadcast([2], trust, copy)
     assert sorted(done) == [1, 3, 4]
 
 
@@ -312,7 +312,7 @@ def test_a_holder_that_is_wrong_twice_feeds_nobody() -> None:
         return (("abc",) if holder == 1 else ()), ""
 
     for _ in range(20):
-        spread([1, 2, 3, 4, 5], trust, copy)
+        broadcast([1, 2, 3, 4, 5], trust, copy)
     assert trust.corrupting() in ([1], [])
     assert sum(holder == 1 for holder, _ in fed) <= 4
     assert sum(target == 5 for _, target in fed) >= 20

@@ -13,10 +13,10 @@ from environments import Made
 from runtime import make_runtime
 from test_sending import run
 
-from monarch_nb.sync.env import suitable
-from monarch_nb.sync.env.errors import EnvironmentSyncError
-from monarch_nb.sync.env.mounts import FileSystem
-from monarch_nb.sync.env.store import Store
+from monarch_nb._sync.env import suitable
+from monarch_nb._sync.env.errors import EnvironmentSyncError
+from monarch_nb._sync.env.mounts import FileSystem
+from monarch_nb._sync.env.store import Store
 
 NEXT = "start the host with MONARCH_NB_STORE=DIRECTORY, which names one on a disk of its own"
 

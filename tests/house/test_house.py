@@ -95,6 +95,31 @@ def test_each_room_has_its_place_in_the_order(house: House) -> None:
     assert rooms - set(HEIGHT) == set(), "state where it stands"
 
 
+def test_names_without_an_underscore_are_for_users(house: House) -> None:
+    """The reference has a page of each; all others start with an underscore."""
+    reference = ROOT / "notebooks" / "pages" / "reference"
+    pages = {page.stem.split(".")[1] for page in reference.glob("*.*.md")}
+    rooms = {name.split(".")[1] for name in house.modules if "." in name}
+    assert {room for room in rooms if not room.startswith("_")} == pages
+
+
+NOT_SEARCHED_FOR = {"begin", "end", "take"}
+
+
+def test_names_of_functions_can_be_searched_for(house: House) -> None:
+    """A function says what it takes, begins or ends. Functions within functions are read where they stand."""
+    found = [
+        f"{module.name}:{node.lineno} {node.name}"
+        for module in house.modules.values()
+        for body in ast.walk(module.tree)
+        if isinstance(body, ast.Module | ast.ClassDef)
+        for node in body.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.strip("_") in NOT_SEARCHED_FOR
+    ]
+    assert found == []
+
+
 def test_lowest_room_imports_nothing_of_ours_but_itself(house: House) -> None:
     assert {i.target for i in house.imports if i.source.startswith(f"{OWN}._frames")} <= {
         n for n in house.modules if n.startswith(f"{OWN}._frames")

@@ -17,7 +17,7 @@ from urllib.request import urlopen
 
 import pytest
 
-COMMAND = [sys.executable, "-m", "monarch_nb.cli"]
+COMMAND = [sys.executable, "-m", "monarch_nb"]
 PATIENCE_S = 60.0
 
 

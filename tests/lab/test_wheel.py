@@ -62,7 +62,7 @@ def test_the_wheel_has_it_all_and_nothing_else(wheel: Path) -> None:
     assert "share/jupyter/kernels/python3-mesh/kernel.json" in data
     assert "share/jupyter/labextensions/monarch-nb/package.json" in data
     assert any(n.startswith("share/jupyter/labextensions/monarch-nb/static/remoteEntry.") for n in data)
-    assert "monarch_nb/widgets/static/card.js" in names
+    assert "monarch_nb/_widgets/static/card.js" in names
     assert not [
         n
         for n in names

@@ -16,7 +16,7 @@ from debugged_actors import Debugged
 
 from monarch_nb import mesh as meshes
 from monarch_nb._client import session as sessions
-from monarch_nb.debug import MeshDebugger, Stop
+from monarch_nb._debug import MeshDebugger, Stop
 from monarch_nb.exceptions import MeshError
 from monarch_nb.mesh import Mesh
 

@@ -19,10 +19,10 @@ from debugged_actors import Debugged, DebuggedAsync
 from own_meshes import own_mesh
 
 from monarch_nb import mesh as meshes
-from monarch_nb.debug import MeshDebugger, Prompt, Stop
-from monarch_nb.debug.client import completions
-from monarch_nb.debug.fold import FoldedAnswer, fold_answers, place_text
-from monarch_nb.debug.grammar import Cast, Detach, Focus, Line, ListStops, PromptError, Quit, parse
+from monarch_nb._debug import MeshDebugger, Prompt, Stop
+from monarch_nb._debug.client import completions
+from monarch_nb._debug.fold import FoldedAnswer, fold_answers, place_text
+from monarch_nb._debug.grammar import Cast, Detach, Focus, Line, ListStops, PromptError, Quit, parse
 from monarch_nb.exceptions import ActorError
 from monarch_nb.mesh import Mesh
 
@@ -218,7 +218,7 @@ def test_from_a_terminal(mesh: Mesh, debugger: MeshDebugger) -> None:
     wait_for(debugger, 4)
     typed = "p y\nfocus 2\np z\ncast main 1 p x\nc\nfocus all\nq\n"
     done = subprocess.run(
-        [sys.executable, "-m", "monarch_nb.cli", "debug", mesh.name],
+        [sys.executable, "-m", "monarch_nb", "debug", mesh.name],
         input=typed,
         capture_output=True,
         text=True,
@@ -231,7 +231,7 @@ def test_from_a_terminal(mesh: Mesh, debugger: MeshDebugger) -> None:
     assert (
         "stands at a breakpoint"
         in subprocess.run(
-            [sys.executable, "-m", "monarch_nb.cli", "debug", mesh.name],
+            [sys.executable, "-m", "monarch_nb", "debug", mesh.name],
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
@@ -434,7 +434,7 @@ def test_time_outs_of_process_groups_are_held(mesh: Mesh, debugger: MeshDebugger
 
 def test_ranks_run_on_when_everybody_has_gone() -> None:
     subprocess.run(
-        [sys.executable, "-m", "monarch_nb.cli", "start", "left", "--procs", "2"],
+        [sys.executable, "-m", "monarch_nb", "start", "left", "--procs", "2"],
         check=True,
         capture_output=True,
     )
@@ -484,7 +484,7 @@ def test_the_grammar() -> None:
 
 
 def test_folding() -> None:
-    from monarch_nb.debug import Answers
+    from monarch_nb._debug import Answers
 
     assert [e.ranks for e in fold_answers(Answers({4: "a", 5: "b", 6: "a"}, (), {4: 0, 5: 1, 6: 2}))] == [
         "0,2",

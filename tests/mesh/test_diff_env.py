@@ -165,7 +165,7 @@ def test_random_states_are_told_but_are_no_difference(mesh: Mesh) -> None:
 
 def test_from_a_terminal(mesh: Mesh) -> None:
     mesh.run("os.environ['MODE'] = str(rank == 2); os.environ['RANK'] = str(rank)")
-    command = [sys.executable, "-m", "monarch_nb.cli", "diff-env", "divergent"]
+    command = [sys.executable, "-m", "monarch_nb", "diff-env", "divergent"]
     ran = subprocess.run(
         command, capture_output=True, text=True, timeout=90, env=dict(os.environ), check=False
     )

@@ -17,9 +17,9 @@ from monarch_nb._journal.retention import keep_s, set_keep_s
 from monarch_nb._journal.secrets import mask
 from monarch_nb._protocol.programs import SettleOutput
 from monarch_nb._protocol.shown import CellEnd, Shown
-from monarch_nb.commands.parser import Namespace
+from monarch_nb._commands.parser import Namespace
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.magics import settings
+from monarch_nb._magics import settings
 from monarch_nb.mesh import Mesh
 
 T = 60

@@ -23,12 +23,12 @@ from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
 from monarch_nb.actor import this_host
-from monarch_nb.commands.command import Place
-from monarch_nb.commands.parser import Parser
-from monarch_nb.commands.table import COMMANDS
+from monarch_nb._commands.command import Place
+from monarch_nb._commands.parser import Parser
+from monarch_nb._commands.table import COMMANDS
 from monarch_nb.exceptions import MeshUsageError, RequestFailed
 from monarch_nb.job import ProcessJob
-from monarch_nb.server.bodies import BadBody, read_sizes
+from monarch_nb._server.bodies import BadBody, read_sizes
 
 LOTS = 999_999_999
 SOON_S = 20.0

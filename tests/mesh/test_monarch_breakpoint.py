@@ -19,7 +19,7 @@ from monarch_nb._protocol.debugging import DebugStops
 from monarch_nb._protocol.hang import Stacks
 from monarch_nb.actor import ProcMesh, this_host
 from monarch_nb.actor.handle import placement_of
-from monarch_nb.stacks import innermost
+from monarch_nb._stacks import innermost
 
 T = 60
 
@@ -55,7 +55,7 @@ def test_a_script_says_where_it_stands_and_is_debugged_from_a_terminal(
     assert "at a breakpoint: " in text and "debugged_actors.py, line" in text and "(Debugged.add)" in text
     stopped(pair, 2)
     done = subprocess.run(
-        [sys.executable, "-m", "monarch_nb.cli", "debug", str(os.getpid())],
+        [sys.executable, "-m", "monarch_nb", "debug", str(os.getpid())],
         input="p doubled\nc\n",
         capture_output=True,
         text=True,

@@ -33,7 +33,7 @@ from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
 from monarch_nb._wire.invitation import Invitation
 from monarch_nb._wire.keys import KeyPair
-from monarch_nb.commands.table import COMMANDS
+from monarch_nb._commands.table import COMMANDS
 from monarch_nb.exceptions import (
     ActorError,
     MeshEnded,
@@ -369,7 +369,7 @@ def test_malformed_frames_by_the_port(mesh: Mesh) -> None:
 
 def terminal(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "monarch_nb.cli", *words],
+        [sys.executable, "-m", "monarch_nb", *words],
         capture_output=True, text=True, timeout=T, check=False, env={**os.environ, **environment},
     )  # fmt: skip
 

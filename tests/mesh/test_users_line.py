@@ -11,9 +11,9 @@ import pytest
 from own_meshes import own_mesh
 from waiting import wait_until
 
-from monarch_nb.debug import MeshDebugger, Stop
+from monarch_nb._debug import MeshDebugger, Stop
 from monarch_nb.mesh import Mesh
-from monarch_nb.stacks import innermost, stacks_text
+from monarch_nb._stacks import innermost, stacks_text
 
 CELL = """
 from monarch_nb.actor import Actor, endpoint, this_proc

@@ -91,7 +91,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def command(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "monarch_nb.cli", "warm", *words],
+        [sys.executable, "-m", "monarch_nb", "warm", *words],
         capture_output=True,
         text=True,
         env={**os.environ, **env},
@@ -317,7 +317,7 @@ def test_keeper_is_killed(folder: Path, when: str) -> None:
 
 def test_keeper_is_killed_while_it_warms_up(folder: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "monarch_nb.cli", "warm"], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "monarch_nb", "warm"], stderr=subprocess.PIPE, text=True
     )
     host = wait_until(lambda: new_processes("mnb-host"), "a controller")
     kept = wait_until(warm.keepers, "a keeper")[0]

@@ -17,9 +17,9 @@ from own_meshes import own_mesh
 
 from monarch_nb.mesh import Mesh
 from monarch_nb.status import MeshStatus
-from monarch_nb.why import automatic
-from monarch_nb.why.diagnoses import Situation, diagnose
-from monarch_nb.why.facts import Activity, Operation, RankFacts
+from monarch_nb._why import automatic
+from monarch_nb._why.diagnoses import Situation, diagnose
+from monarch_nb._why.facts import Activity, Operation, RankFacts
 
 CELL = 17
 
@@ -351,7 +351,7 @@ def test_a_diagnosis_is_given_once() -> None:
     found = situation(in_all_reduce(0), in_all_reduce(1), RankFacts(2, "idle"))
     stall_detector = automatic.StallDetector(NobodyDebugs, View())  # type: ignore[arg-type]
     stall_detector.watch(Run())  # type: ignore[arg-type]
-    from monarch_nb.why.report import make_report
+    from monarch_nb._why.report import make_report
 
     for _ in range(3):
         stall_detector._note(make_report(found, diagnose(found)))

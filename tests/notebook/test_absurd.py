@@ -16,8 +16,8 @@ import pytest
 from absurd import lines, typed
 from kernels import ANSI, RawKernel
 
-from monarch_nb.cli import COMMANDS, _parser
-from monarch_nb.magics.verb_help import cell_parser, verb_parsers
+from monarch_nb._cli import COMMANDS, _parser
+from monarch_nb._magics.verb_help import cell_parser, verb_parsers
 
 MAX_ERROR = 2500
 OUR_FRAMES = re.compile(r"/monarch_nb/[a-z_]+(/[a-z_]+)*\.py")
@@ -107,8 +107,8 @@ def test_every_verb_survives_absurd_arguments(kernel: RawKernel, tmp_path: Path)
 
 _DRIVER = """
 import json, os, sys, tempfile
-import monarch_nb.display.top, monarch_nb.widgets.top, monarch_nb.mesh.listing
-from monarch_nb.cli import main
+import monarch_nb._display.top, monarch_nb._widgets.top, monarch_nb.mesh.listing
+from monarch_nb._cli import main
 found = []
 for words in json.load(sys.stdin):
     file = tempfile.TemporaryFile()
@@ -161,7 +161,7 @@ def test_every_command_survives_absurd_arguments(kernel: RawKernel, tmp_path: Pa
 
 def ran(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "monarch_nb.cli", *words],
+        [sys.executable, "-m", "monarch_nb", *words],
         capture_output=True,
         text=True,
         timeout=90,
@@ -176,7 +176,7 @@ def test_a_home_that_is_no_directory(words: list[str], tmp_path: Path) -> None:
     home.touch()
     kept = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTER_")}
     found = subprocess.run(
-        [sys.executable, "-m", "monarch_nb.cli", *words],
+        [sys.executable, "-m", "monarch_nb", *words],
         capture_output=True,
         text=True,
         timeout=90,
@@ -201,7 +201,7 @@ def test_a_journal_that_can_not_be_made(tmp_path: Path) -> None:
 
 def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
     source = (
-        "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); from monarch_nb.cli "
+        "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); from monarch_nb._cli "
         "import main; sys.exit(main(sys.argv[1:]))"
     )
     found = subprocess.run(

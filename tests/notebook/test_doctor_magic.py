@@ -25,7 +25,7 @@ def notebook() -> Iterator[Notebook]:
 
 def terminal(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "monarch_nb.cli", *words], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "monarch_nb", *words], capture_output=True, text=True, check=False
     )
 
 

@@ -26,7 +26,7 @@ def kernel() -> Iterator[RawKernel]:
 
 def command(*words: str) -> str:
     return subprocess.run(
-        [sys.executable, "-m", "monarch_nb.cli", *words],
+        [sys.executable, "-m", "monarch_nb", *words],
         capture_output=True,
         text=True,
         timeout=60,

@@ -16,7 +16,7 @@ from kernel_managers import ipc_manager
 from kernels import Notebook
 from processes import PATIENCE_S
 
-from monarch_nb import kernelspec
+from monarch_nb import _kernelspec
 
 START = "%load_ext monarch_nb\n%mesh start {name} --procs 2"
 STOP = "%mesh stop {name}"
@@ -40,7 +40,7 @@ def run(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[s
 
 
 def end(name: str) -> None:
-    run("monarch_nb.cli", "stop", name)
+    run("monarch_nb", "stop", name)
 
 
 def texts(path: Path) -> list[str]:
@@ -108,12 +108,12 @@ def test_a_plain_ipython_terminal(tmp_path: Path) -> None:
 
 
 def test_the_kernelspec_loads_the_extension(tmp_path: Path) -> None:
-    directory = Path(kernelspec.install(str(tmp_path)))
+    directory = Path(_kernelspec.install(str(tmp_path)))
     specification = json.loads((directory / "kernel.json").read_text())
     assert specification["display_name"] == "Python 3 (mesh)"
     manager = ipc_manager()
     manager.kernel_spec_manager.kernel_dirs.insert(0, str(directory.parent))
-    manager.kernel_name = kernelspec.NAME
+    manager.kernel_name = _kernelspec.NAME
     manager.start_kernel()
     client = manager.client()
     client.start_channels()

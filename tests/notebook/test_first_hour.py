@@ -112,7 +112,7 @@ def test_a_mesh_that_has_ended_says_so_where_it_is_shown(notebook: Notebook) -> 
     notebook.run("kept = mesh")
     notebook.run("%mesh use hour")
     ended = subprocess.run(
-        [sys.executable, "-m", "monarch_nb.cli", "stop", "brief"],
+        [sys.executable, "-m", "monarch_nb", "stop", "brief"],
         capture_output=True,
         text=True,
         timeout=60,

@@ -20,7 +20,7 @@ from processes import mesh_processes, wait_for_exit
 
 def command(*arguments: str) -> str:
     result = subprocess.run(
-        [sys.executable, "-m", "monarch_nb.cli", *arguments],
+        [sys.executable, "-m", "monarch_nb", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
@@ -196,7 +196,7 @@ def test_history_rerun_and_export(lasting: str, notebook: Notebook, tmp_path: Pa
 
 def test_logs_are_followed(lasting: str) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "monarch_nb.cli", "logs", "lasting", "--follow", "--grep", "followed"],
+        [sys.executable, "-m", "monarch_nb", "logs", "lasting", "--follow", "--grep", "followed"],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None

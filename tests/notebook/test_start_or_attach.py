@@ -97,6 +97,6 @@ def test_programs_that_start_one_at_the_same_instant_all_get_it() -> None:
     finally:
         ended = [p.communicate()[1] for p in programs]
         subprocess.run(
-            [sys.executable, "-m", "monarch_nb.cli", "stop", "both"], check=False, capture_output=True
+            [sys.executable, "-m", "monarch_nb", "stop", "both"], check=False, capture_output=True
         )
     assert ended == [""] * 3

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 from processes import PATIENCE_S
 
-from monarch_nb.cli import COMMANDS
-from monarch_nb.terminal.words import in_terminal
+from monarch_nb._cli import COMMANDS
+from monarch_nb._terminal.words import in_terminal
 
-PROGRAM = [sys.executable, "-m", "monarch_nb.cli"]
+PROGRAM = [sys.executable, "-m", "monarch_nb"]
 
 
 def ran(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -157,7 +157,7 @@ def test_messages_are_in_the_terminals_words(mesh: str) -> None:
 
 
 def test_every_verb_that_messages_name_is_said_in_the_terminals_words() -> None:
-    from monarch_nb.magics.verbs import VERBS
+    from monarch_nb._magics.verbs import VERBS
 
     package = Path(__file__).parents[2] / "monarch_nb"
     of_all = {"list", "clusters", "queue"}

@@ -6,7 +6,7 @@ import re
 
 from kernels import Notebook
 
-from monarch_nb.display.transfer_bar import TransferBar
+from monarch_nb._display.transfer_bar import TransferBar
 
 SETUP = """
 %load_ext monarch_nb

@@ -29,7 +29,7 @@ def notebook() -> Iterator[Notebook]:
 
 def terminal(*words: str) -> str:
     ran = subprocess.run(
-        [sys.executable, "-m", "monarch_nb.cli", *words], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "monarch_nb", *words], capture_output=True, text=True, check=True
     )
     return ran.stdout
 
@@ -72,7 +72,7 @@ def test_a_cell_that_hangs_is_explained_by_itself(tmp_path: Path) -> None:
     try:
         kernel.run("%load_ext monarch_nb")
         kernel.run("%mesh start byitself --gpus 2")
-        kernel.run("from monarch_nb.why.settings import set_why_after\nset_why_after(1)")
+        kernel.run("from monarch_nb._why.settings import set_why_after\nset_why_after(1)")
         fifo = Signal(tmp_path / "said")
         cell = kernel.start(
             f"%%mesh\nimport os, threading\nprint('begun')\nif rank == 1: {fifo.source}\n"

@@ -20,7 +20,7 @@ BY_PROGRAM = (
 
 def listed() -> str:
     return subprocess.run(
-        [sys.executable, "-m", "monarch_nb.cli", "list"],
+        [sys.executable, "-m", "monarch_nb", "list"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -82,7 +82,7 @@ def test_it_can_be_kept(tmp_path: Path) -> None:
     ran("nbconvert", "--to", "notebook", "--execute", str(file), "--output", "out.ipynb")
     assert "it ends after 8 h without a client and a running cell" in outputs(tmp_path / "out.ipynb")[0]
     assert "kept" in listed()
-    ran("monarch_nb.cli", "stop", "kept")
+    ran("monarch_nb", "stop", "kept")
 
 
 def test_a_person_has_it_only_if_wanted() -> None:

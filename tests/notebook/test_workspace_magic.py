@@ -62,7 +62,7 @@ def test_said_sent_watched(kernel: RawKernel, project: Path) -> None:
 
 def test_from_a_terminal(kernel: RawKernel, project: Path) -> None:
     (project / "typed.txt").write_text("by hand")
-    command = [sys.executable, "-m", "monarch_nb.cli", "sync", "far"]
+    command = [sys.executable, "-m", "monarch_nb", "sync", "far"]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0 and "[hosts 1-2]" in done.stdout and "typed.txt" in done.stdout, (
         done.stdout,

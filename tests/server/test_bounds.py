@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tornado.httpclient import HTTPClientError
 
-from monarch_nb.server import handlers
-from monarch_nb.server.stream import MAX_MESSAGE_BYTES
+from monarch_nb._server import handlers
+from monarch_nb._server.stream import MAX_MESSAGE_BYTES
 
 DEEP = 100_000
 

@@ -15,7 +15,7 @@ from monarch_nb import __version__
 from monarch_nb import mesh as meshes
 from monarch_nb._client import launch
 from monarch_nb.mesh import Mesh
-from monarch_nb.server.bodies import BadBody, read_resize, read_start
+from monarch_nb._server.bodies import BadBody, read_resize, read_start
 
 Api = Callable[..., Awaitable[Any]]
 

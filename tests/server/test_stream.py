@@ -15,7 +15,7 @@ import pytest
 from monarch_nb import mesh as meshes_of_user
 from monarch_nb._client import launch
 from monarch_nb.mesh import Mesh
-from monarch_nb.server.meshes import Meshes
+from monarch_nb._server.meshes import Meshes
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -155,7 +155,7 @@ async def test_the_list_goes_on_after_an_error(
 async def test_with_no_page_there_is_no_connection(
     page: Any, demo: Mesh, jp_web_app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("monarch_nb.server.link.LINGER_S", 0.0)
+    monkeypatch.setattr("monarch_nb._server.link.LINGER_S", 0.0)
     meshes: Meshes = jp_web_app.settings["monarch_nb_meshes"]
     assert meshes.num_links == 0
     socket = await page()

@@ -27,10 +27,10 @@ from monarch_nb._rank.tensor.protocol import (
     ScalarHole,
 )  # fmt: skip
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.tensor.metadata import Grid, contiguous, intern, layout_text, placements_of
-from monarch_nb.tensor.place import Places
-from monarch_nb.tensor.plan import TemplateMaker, floats_travel, written_names
-from monarch_nb.tensor.slots import Handle, Slots
+from monarch_nb._tensor.metadata import Grid, contiguous, intern, layout_text, placements_of
+from monarch_nb._tensor.place import Places
+from monarch_nb._tensor.plan import TemplateMaker, floats_travel, written_names
+from monarch_nb._tensor.slots import Handle, Slots
 
 aten = torch.ops.aten
 

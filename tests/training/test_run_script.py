@@ -20,7 +20,7 @@ import pytest
 from own_meshes import own_mesh
 from waiting import wait_until
 
-from monarch_nb.debug import MeshDebugger, Stop
+from monarch_nb._debug import MeshDebugger, Stop
 from monarch_nb.exceptions import ActorError, DeviceMeshError, MeshUsageError
 from monarch_nb.mesh import Mesh
 
@@ -293,7 +293,7 @@ def test_a_rank_that_dies_in_it_is_told(folder: Path) -> None:
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "monarch_nb.cli", "run", *words],
+        [sys.executable, "-m", "monarch_nb", "run", *words],
         capture_output=True,
         text=True,
         timeout=120,

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from monarch_nb.display import CellView, Fold
-from monarch_nb.display.bars import merge_bars
-from monarch_nb.display.fold import Row
-from monarch_nb.display.lines import Lines
+from monarch_nb._display import CellView, Fold
+from monarch_nb._display.bars import merge_bars
+from monarch_nb._display.fold import Row
+from monarch_nb._display.lines import Lines
 
 
 def _bar(n: int, what: str = "") -> str:

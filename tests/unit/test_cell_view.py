@@ -10,13 +10,13 @@ from html.parser import HTMLParser
 
 import pytest
 
-from monarch_nb.display import CellView, ErrorInfo, LiveDisplay, ansi, fold_errors
-from monarch_nb.display.bundle import MAX_TEXT_LINES, clipped
-from monarch_nb.display.cell_html import LONG_LINES
-from monarch_nb.display.errors import errors_text
-from monarch_nb.display.live import NotebookPublisher, TerminalPublisher, choose_publisher
-from monarch_nb.display.progress import CellState, strip_text
-from monarch_nb.display.template import Markup, render, source
+from monarch_nb._display import CellView, ErrorInfo, LiveDisplay, ansi, fold_errors
+from monarch_nb._display.bundle import MAX_TEXT_LINES, clipped
+from monarch_nb._display.cell_html import LONG_LINES
+from monarch_nb._display.errors import errors_text
+from monarch_nb._display.live import NotebookPublisher, TerminalPublisher, choose_publisher
+from monarch_nb._display.progress import CellState, strip_text
+from monarch_nb._display.template import Markup, render, source
 
 VOID = {"input", "img", "br"}
 WAIT_S = 30
@@ -531,7 +531,7 @@ def test_in_a_kernel() -> None:
     notebook.cells = [
         nbformat.v4.new_code_cell(source)
         for source in (
-            "from monarch_nb.display import CellView, LiveDisplay\nview = CellView([0, 1], 2)\n"
+            "from monarch_nb._display import CellView, LiveDisplay\nview = CellView([0, 1], 2)\n"
             "class Watched(type(LiveDisplay(view)._publisher)):\n"
             "    def publish(self, view, *, final):\n"
             "        super().publish(view, final=final)\n        published.set()\n        return 0\n"

@@ -11,22 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb import cli
-from monarch_nb.commands.command import Argument, Command, Place
-from monarch_nb.commands.parser import Parser
-from monarch_nb.commands.table import CELL, COMMANDS, IN_NOTEBOOKS, IN_TERMINALS
+from monarch_nb import _cli
+from monarch_nb._commands.command import Argument, Command, Place
+from monarch_nb._commands.parser import Parser
+from monarch_nb._commands.table import CELL, COMMANDS, IN_NOTEBOOKS, IN_TERMINALS
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.magics.verb_help import cell_parser, verb_parsers
-from monarch_nb.magics.verbs import VERBS
-from monarch_nb.server.routes import routes
-from monarch_nb.terminal.words import in_terminal
+from monarch_nb._magics.verb_help import cell_parser, verb_parsers
+from monarch_nb._magics.verbs import VERBS
+from monarch_nb._server.routes import routes
+from monarch_nb._terminal.words import in_terminal
 
 ALL = [*COMMANDS.values(), CELL]
 SOURCES = Path(__file__).parents[2] / "labextension" / "src"
 
 
 def terminal_parsers() -> dict[str, argparse.ArgumentParser]:
-    found = next(a for a in cli._parser()._actions if a.dest == "command").choices
+    found = next(a for a in _cli._parser()._actions if a.dest == "command").choices
     assert isinstance(found, dict)
     return found
 
@@ -87,9 +87,9 @@ def test_each_command_is_run_somewhere() -> None:
     parsers = terminal_parsers()
     for name, command in IN_TERMINALS.items():
         run = parsers[name].get_default("run")
-        assert (run.func is cli._run_shared) == (name not in cli._OWN) if hasattr(run, "func") else True
-        assert command.run is not None or name in cli._OWN
-    assert set(cli._OWN) <= set(IN_TERMINALS)
+        assert (run.func is _cli._run_shared) == (name not in _cli._OWN) if hasattr(run, "func") else True
+        assert command.run is not None or name in _cli._OWN
+    assert set(_cli._OWN) <= set(IN_TERMINALS)
 
 
 def test_the_servers_actions_are_the_tables() -> None:
@@ -136,7 +136,7 @@ def test_an_argument_that_is_given_twice_is_one_object_with_options() -> None:
 
 def test_help_in_a_terminal_loads_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom monarch_nb.cli import main\n"
+        "import sys\nfrom monarch_nb._cli import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
         "print([m for m in ('torch', 'IPython', 'zmq', 'numpy', 'asyncio', 'rich', 'monarch_nb.mesh', "
         "'monarch_nb.job', 'monarch_nb.actor') if m in sys.modules])"
@@ -146,7 +146,7 @@ def test_help_in_a_terminal_loads_nothing_heavy() -> None:
 
 
 def test_the_cards_buttons_are_the_tables() -> None:
-    from monarch_nb.widgets.mesh_widget import BUTTONS
+    from monarch_nb._widgets.mesh_widget import BUTTONS
 
     sent = re.search(r"^type Action = (.+);$", (SOURCES / "card/widgetactions.ts").read_text(), re.MULTILINE)
     assert sent is not None and set(re.findall(r"'(\w+)'", sent[1])) == set(BUTTONS)

@@ -10,7 +10,7 @@ import torch
 
 from monarch_nb._rank import variables
 from monarch_nb.mesh.variables import Variables, describe_difference
-from monarch_nb.stacks import WAITING, innermost, stacks_text
+from monarch_nb._stacks import WAITING, innermost, stacks_text
 
 
 @pytest.mark.parametrize(

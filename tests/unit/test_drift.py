@@ -9,7 +9,7 @@ import pytest
 
 from monarch_nb._host.agent.package_service import look
 from monarch_nb.mesh.drift import package_text
-from monarch_nb.sync.env.packages import PackageDigest
+from monarch_nb._sync.env.packages import PackageDigest
 
 NUMPY = PackageDigest("2.1", "aa")
 
@@ -32,7 +32,7 @@ def test_many_are_counted() -> None:
 
 def test_an_interpreter_that_can_not_say_what_it_has_is_named_with_its_last_words() -> None:
     found = look(
-        [sys.executable, "-c", "from monarch_nb.sync.env.installed import main; main()"], dict(os.environ)
+        [sys.executable, "-c", "from monarch_nb._sync.env.installed import main; main()"], dict(os.environ)
     )
     assert found["python"].version == sys.version.split()[0] and "pytest" in found
     with pytest.raises(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_nb.sync.env.manifest import (
+from monarch_nb._sync.env.manifest import (
     EXECUTABLE,
     FILE,
     LINK,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from monarch_nb.sync.env.packages import MISSING, PackageDigest, compare_packages, digest_of
-from monarch_nb.sync.env.records import Claim, Package
+from monarch_nb._sync.env.packages import MISSING, PackageDigest, compare_packages, digest_of
+from monarch_nb._sync.env.records import Claim, Package
 
 SITE = "lib/python3.11/site-packages"
 

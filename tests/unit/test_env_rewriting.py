@@ -15,8 +15,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from monarch_nb.sync.env import bytecode, elf
-from monarch_nb.sync.env.templates import TemplateError, cut_binary, cut_text, fill
+from monarch_nb._sync.env import bytecode, elf
+from monarch_nb._sync.env.templates import TemplateError, cut_binary, cut_text, fill
 
 ROOTS = {"env": "/home/me/proj/.venv", "base": "/home/me/.pyenv/3.11", "src1": "/home/me/proj"}
 THERE = {"env": "/store/envs/1/env", "base": "/store/envs/1/base", "src1": "/store/envs/1/src1"}

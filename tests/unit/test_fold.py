@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_nb.display.fold import FLOATING_ROWS, LOOKAHEAD_ROWS, NOTE, Fold, Row, last_state
-from monarch_nb.folding import is_trouble, split
+from monarch_nb._display.fold import FLOATING_ROWS, LOOKAHEAD_ROWS, NOTE, Fold, Row, last_state
+from monarch_nb._folding import is_trouble, split
 
 LINES = st.sampled_from(
     ["a", "b", "c", "epoch 1", "epoch 2", "", "10%\r20%\r", "x\ry", "\x1b[31mred\x1b[0m", "日本語 🙂"]

@@ -15,7 +15,7 @@ import cloudpickle
 import IPython.core.interactiveshell
 import pytest
 
-from monarch_nb import stacks
+from monarch_nb import _stacks
 from monarch_nb._frames.owner import (
     Owner,
     frames_from,
@@ -120,7 +120,7 @@ def frame_of_ours() -> FrameType:
         found.append(sys._getframe(2))
         return False
 
-    from monarch_nb.folding import fold
+    from monarch_nb._folding import fold
 
     fold(_Noting(note))
     return next(f for f in found if owner_of(f) is Owner.PACKAGE)
@@ -231,8 +231,8 @@ def test_memory_of_ours_is_left_out_and_a_users_is_not(tmp_path: Path) -> None:
 
 
 def test_whoever_stands_in_the_function_that_takes_mail_is_idle() -> None:
-    assert Inbox.take_message.__name__ == stacks.WAITING
-    waits = f'  File "/x/monarch_nb/_runtime/inbox.py", line 5, in {stacks.WAITING}\n    wait()\n'
-    assert stacks.innermost({"stacks": {stacks.MAIN: waits}}) == "is idle"
+    assert Inbox.take_message.__name__ == _stacks.WAITING
+    waits = f'  File "/x/monarch_nb/_runtime/inbox.py", line 5, in {_stacks.WAITING}\n    wait()\n'
+    assert _stacks.innermost({"stacks": {_stacks.MAIN: waits}}) == "is idle"
     works = '  File "/home/me/model.py", line 7, in step\n    loss()\n'
-    assert "model.py, line 7" in stacks.innermost({"stacks": {stacks.MAIN: waits, "actor-a": works}})
+    assert "model.py, line 7" in _stacks.innermost({"stacks": {_stacks.MAIN: waits, "actor-a": works}})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monarch_nb.mesh.shipping.plan import plan_lines, planned
 from monarch_nb.mesh.shipping.progress import BEHIND_BYTES, Progress
-from monarch_nb.sync.env.manifest import FILE, LINK, Entry, Part
+from monarch_nb._sync.env.manifest import FILE, LINK, Entry, Part
 
 MIB = 1 << 20
 
@@ -17,7 +17,7 @@ def part(name: str, version: str, **contents: int) -> Part:
 def test_a_host_that_is_behind_is_named_until_it_has_caught_up_or_is_left_out() -> None:
     progress = Progress()
     assert progress.text() == "comparing what hosts have"
-    progress.begin(dict.fromkeys((1, 2, 3), 4 * BEHIND_BYTES))
+    progress.begin_sending(dict.fromkeys((1, 2, 3), 4 * BEHIND_BYTES))
     assert progress.behind() == () and progress.text().startswith("0 bytes of 384 MiB")
     progress.took(1, 2 * BEHIND_BYTES)
     progress.took(2, 2 * BEHIND_BYTES)

@@ -25,7 +25,7 @@ from monarch_nb._wire.activity_page import (
     ActivityPage,
     read_page,
 )
-from monarch_nb.display import card_html, top
+from monarch_nb._display import card_html, top
 from monarch_nb.status import (
     FullStatus,
     GpuProcess,

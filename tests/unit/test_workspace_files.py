@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.sync import ignore
-from monarch_nb.sync.ignore import Choice, list_files
-from monarch_nb.sync.workspace import Workspace, root_of
+from monarch_nb._sync import ignore
+from monarch_nb._sync.ignore import Choice, list_files
+from monarch_nb._sync.workspace import Workspace, root_of
 
 NUM_EXAMPLES = 2_000 if os.environ.get("MONARCH_NB_HOSTILE") == "full" else 60
 TREE = {
@@ -107,7 +107,7 @@ def test_big_files_are_left_out_and_told(folder: Path) -> None:
 
 
 def test_too_many_and_too_large(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monarch_nb.sync.workspace.ASKED_BYTES", 1000)
+    monkeypatch.setattr("monarch_nb._sync.workspace.ASKED_BYTES", 1000)
     os.truncate(folder / "src" / "train.py", 2000)
     with pytest.raises(
         MeshUsageError, match=r"has 1\.9\d+ KiB to send \(src .*--exclude GLOB.*%mesh sync PATH.*--force"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LOOK_S = 60.0
 _CODE = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]);"
-    "from monarch_nb.sync.env.installed import main; main()"
+    "from monarch_nb._sync.env.installed import main; main()"
 )
 
 

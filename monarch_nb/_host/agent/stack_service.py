@@ -72,7 +72,7 @@ class StackService:
             found: Found = {}
             try:
                 with self._turn:
-                    found = self._take(targets, native)
+                    found = self._take_stacks(targets, native)
             finally:
                 self._loop.call_soon_threadsafe(lambda: done(found))
 
@@ -85,7 +85,7 @@ class StackService:
 
     # --- in the service's thread
 
-    def _take(self, targets: Sequence[_Target], native: bool) -> Found:
+    def _take_stacks(self, targets: Sequence[_Target], native: bool) -> Found:
         found: Found = {
             t.proc: {"stacks": None, "how": "", "missing": "", "process": process_trouble(t.pid)}
             for t in targets
@@ -102,7 +102,7 @@ class StackService:
         """Have ranks write their stacks; return those that haven't."""
         left, waiting = [], []
         for target in targets:
-            writing = self._begin(target)
+            writing = self._request_dump(target)
             if isinstance(writing, str):
                 found[target.proc]["missing"] = writing
                 left.append(target)
@@ -120,7 +120,7 @@ class StackService:
                 left.append(target)
         return left
 
-    def _begin(self, target: _Target) -> _Writing | str:
+    def _request_dump(self, target: _Target) -> _Writing | str:
         """Send the signal; or say why not."""
         if found := process_trouble(target.pid, stopped_only=True):
             return f"no signal reaches it: it {found.partition(';')[0]}"

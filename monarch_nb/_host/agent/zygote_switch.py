@@ -50,7 +50,7 @@ class ZygoteSwitch:
             self._hold()
             zygote = start_zygote(list(self.environment.path), self._directory, self.environment, self.held)
         except OSError as error:
-            self._end(f"{error.filename or self.environment.python}: {error.strerror}")
+            self._end_switch(f"{error.filename or self.environment.python}: {error.strerror}")
             return
         self._loop.watch_file(zygote.link.fileno(), lambda: self._heard(zygote))
 
@@ -73,14 +73,14 @@ class ZygoteSwitch:
         self._loop.forget_file(zygote.link.fileno())
         if data and "ready" in json.loads(data):
             self.zygote = zygote
-            self._end("")
+            self._end_switch("")
             return
         zygote.link.close()
-        self._end(
+        self._end_switch(
             f"{self.environment.python} ended with status {zygote.process.wait()} before it could fork ranks"
         )
 
-    def _end(self, problem: str) -> None:
+    def _end_switch(self, problem: str) -> None:
         if problem:
             for fd in self.held:
                 os.close(fd)

@@ -163,11 +163,11 @@ class CellStates:
 
     def handle(self, event: Event) -> list[Effect]:
         """Take an event; return what is to be done, in this order."""
-        self._take(event)
+        self._take_event(event)
         effects, self._effects = self._effects, []
         return effects
 
-    def _take(self, event: Event) -> None:
+    def _take_event(self, event: Event) -> None:
         match event:
             case EndedWell():
                 self._ended_well(event)
@@ -268,10 +268,10 @@ class CellStates:
             cell.waits = f"waits for cell {', '.join(f'#{n}' for n in sorted(behind))}"
             self._tell(cell, CellWaits(cell.waits))
         if begin:
-            self._begin(cell, begin)
+            self._begin_cell(cell, begin)
         self._check_over(cell)
 
-    def _begin(self, cell: Cell, ranks: list[int]) -> None:
+    def _begin_cell(self, cell: Cell, ranks: list[int]) -> None:
         cell.waiting.difference_update(ranks)
         cell.running.update(ranks)
         cell.began.update(dict.fromkeys(ranks, self._clock()))
@@ -366,7 +366,7 @@ class CellStates:
         if not queue:
             del self._queues[proc]
         elif was_first and proc not in self._stuck:
-            self._begin(queue[0], [queue[0].ranks[proc]])
+            self._begin_cell(queue[0], [queue[0].ranks[proc]])
 
     def _lost(self, cell: Cell, rank: int, end: RankExit) -> None:
         when = self._clock()

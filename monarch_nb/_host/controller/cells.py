@@ -54,7 +54,7 @@ from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
-from monarch_nb.cells import DefinitionCell
+from monarch_nb._cells import DefinitionCell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -213,7 +213,7 @@ class Cells:
             case to_do.After():
                 controller.loop.call_later(effect.delay_s, partial(self._happens, effect.event))
             case to_do.Over():
-                self._end(effect)
+                self._end_cell(effect)
             case to_do.Interrupt():
                 self._interrupt(effect)
             case to_do.Abort():
@@ -385,7 +385,7 @@ class Cells:
 
     # --- the end
 
-    def _end(self, over: to_do.Over) -> None:
+    def _end_cell(self, over: to_do.Over) -> None:
         self._controller.supervisor.drain()  # what its ranks have printed goes before the news of its end
         running = self._running.pop(over.n)
         self._book(over.n, over.summary, seen=bool(running.watchers))

@@ -14,7 +14,7 @@ from monarch_nb._protocol.healing import Report
 from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._protocol.states import CellStatus, ProcState
 from monarch_nb._shape import format_ranks, name_ranks
-from monarch_nb.cells import DefinitionCell, with_definitions
+from monarch_nb._cells import DefinitionCell, with_definitions
 
 if TYPE_CHECKING:
     from monarch_nb._host.controller.cells import Cells

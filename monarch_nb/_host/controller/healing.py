@@ -51,7 +51,7 @@ from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb.exceptions import describe_end
-from monarch_nb.units import size_text
+from monarch_nb._units import size_text
 
 if TYPE_CHECKING:
     from monarch_nb._host.controller.asking import Asking
@@ -204,13 +204,13 @@ class Healing:
         """Run a workflow once those of its group before it are over."""
         turn = _Turn(group, begin, done, client)
         if self._turns.add(group, turn):
-            self._begin(turn)
+            self._begin_turn(turn)
 
     def is_busy(self, group: str) -> bool:
         """Say whether a group is being healed or resized."""
         return self._turns.is_busy(group)
 
-    def _begin(self, turn: _Turn) -> None:
+    def _begin_turn(self, turn: _Turn) -> None:
         self._controller.status_publisher.touch()
         run_workflow(turn.begin(), partial(self._finished, turn))
 
@@ -224,7 +224,7 @@ class Healing:
             turn.done(report)
         finally:
             if following is not None:
-                self._begin(following)
+                self._begin_turn(following)
 
     def _note(self, group: str, report: Report, client: int) -> None:
         if report.ranks or report.actors or report.problems:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from monarch_nb.units import duration
+from monarch_nb._units import duration
 
 LOOK_S = 5.0
 """How often, at least, one looks whether somebody is there."""

@@ -196,12 +196,12 @@ class HostLink:
         controller.loop.watch_socket(self._strangers.monitor, self._strangers.read_event)
         link.curve_server = True
         self._take_keys(link)
-        controller.loop.watch_socket(link, self._take)
+        controller.loop.watch_socket(link, self._take_frames)
         controller.loop.call_later(BEAT_S, self._beats)
 
     # --- messages
 
-    def _take(self) -> None:
+    def _take_frames(self) -> None:
         assert self._socket is not None and self._strangers is not None
         frames = self._socket.recv_multipart(copy=False)
         self._strangers.knows(frames[0])

@@ -164,7 +164,7 @@ class Members:
         def over() -> None:
             is_over = expires_s is not None or not member.public
             if is_over and self._members.get(member.key) is member:
-                self._end(member, "its time was up")
+                self._end_member(member, "its time was up")
                 self._note(member, "time is up")
 
         self._controller.loop.call_later(UNUSED_S if expires_s is None else expires_s, over)
@@ -190,7 +190,7 @@ class Members:
         members = [m for m in self._members.values() if request.key in ("", m.key)]
         rows = [self._row(member) for member in members]
         for member in members:
-            self._end(member, f"it was revoked by {self._controller.clients.who(sender.proc)}")
+            self._end_member(member, f"it was revoked by {self._controller.clients.who(sender.proc)}")
         return rows
 
     @handles(Rekey)
@@ -204,7 +204,7 @@ class Members:
             )
         rows = [self._row(member) for member in self._members.values()]
         for member in list(self._members.values()):
-            self._end(member, f"the mesh was given new keys by {self._controller.clients.who(sender.proc)}")
+            self._end_member(member, f"the mesh was given new keys by {self._controller.clients.who(sender.proc)}")
         self._controller.invitations.close_all()
 
         def take_keys() -> None:  # connections end by it, so those who were let in are told why before
@@ -214,7 +214,7 @@ class Members:
         self._controller.loop.call_later(LAST_WORD_S, take_keys)
         return LATER
 
-    def _end(self, member: Member, why: str) -> None:
+    def _end_member(self, member: Member, why: str) -> None:
         """Listen to a member no more from now on; it's told why, and its connection is ended."""
         del self._members[member.key], self._by_index[member.index]
         self._link.keep_out(member.guest)
@@ -266,7 +266,7 @@ class Members:
                 f"your own: %mesh share --role {member.role.word}"
             )
         member.public, member.who, member.peer = knock.public, knock.node, peer
-        self._link.let_in(knock.public, partial(self._take, member))
+        self._link.let_in(knock.public, partial(self._take_message, member))
         self._note(member, "attach")
 
     @property
@@ -298,7 +298,7 @@ class Members:
 
     # --- what they say
 
-    def _take(self, member: Member, frames: list[zmq.Frame]) -> None:
+    def _take_message(self, member: Member, frames: list[zmq.Frame]) -> None:
         self._link.comes_by(member.index, frames[0])
         member.heard = self._controller.loop.clock()
         try:

@@ -92,7 +92,7 @@ class StackRequests:
     def stacks(self, ranks: Mapping[int, int], done: Done, *, native: bool = False) -> None:
         """Find the stacks of ranks (rank to proc); `done` gets them by rank."""
         if native:
-            self._take(ranks.values(), True, lambda taken: self._after_native(ranks, taken, done))
+            self._take_stacks(ranks.values(), True, lambda taken: self._after_native(ranks, taken, done))
         else:
             self._controller.asking.ask(
                 ranks, ThreadStacks(), lambda answers: self._after_asking(ranks, answers, done), ANSWER_S
@@ -128,7 +128,7 @@ class StackRequests:
                     rows[rank] = self._row(proc, found)
             done(rows)
 
-        self._take(silent, False, taken)
+        self._take_stacks(silent, False, taken)
 
     def _after_native(self, ranks: Mapping[int, int], found: Found, done: Done) -> None:
         """Ask those whose native frames couldn't be had; what couldn't stays said."""
@@ -179,7 +179,7 @@ class StackRequests:
 
     # --- services
 
-    def _take(self, procs: Iterable[int], native: bool, done: Callable[[Found], None]) -> None:
+    def _take_stacks(self, procs: Iterable[int], native: bool, done: Callable[[Found], None]) -> None:
         """Have the hosts of ranks take their stacks."""
         by_host = self._controller.hosts.of(procs)
         if not by_host:
@@ -194,7 +194,7 @@ class StackRequests:
                 here.take_stacks(theirs, native, lambda found: self._taken(ref, found))
             else:
                 self._controller.event(address.host_proc(host), TakeStacks(ref, tuple(theirs), native))
-        self._controller.loop.call_later((NATIVE_S if native else PY_SPY_S) + 1.0, lambda: self._end(ref))
+        self._controller.loop.call_later((NATIVE_S if native else PY_SPY_S) + 1.0, lambda: self._end_take(ref))
 
     @handles(StacksTaken)
     def on_stacks(self, event: StacksTaken, sender: Sender) -> None:
@@ -207,9 +207,9 @@ class StackRequests:
             take.found.update(found)
             take.left -= 1
             if not take.left:
-                self._end(ref)
+                self._end_take(ref)
 
-    def _end(self, ref: int) -> None:
+    def _end_take(self, ref: int) -> None:
         take = self._takes.pop(ref, None)
         if take is not None:
             take.done(take.found)

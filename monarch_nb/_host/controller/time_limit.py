@@ -11,7 +11,7 @@ from monarch_nb._protocol.journal import JournalEntry
 from monarch_nb._protocol.programs import Limit, SetNotice, SetTimeLimit
 from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._protocol.states import EntryKind
-from monarch_nb.units import duration
+from monarch_nb._units import duration
 
 if TYPE_CHECKING:
     from monarch_nb._host.controller.checkpoints import CheckpointService

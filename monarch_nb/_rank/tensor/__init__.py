@@ -7,5 +7,5 @@
     meshes     device meshes, and process groups of the engine's own
     executor   the table and the interpreter of the command stream
 
-Knows no actors and no messages; `monarch_nb.tensor.worker` brings those.
+Knows no actors and no messages; `monarch_nb._tensor.worker` brings those.
 """

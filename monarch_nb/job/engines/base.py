@@ -106,7 +106,7 @@ class Engine(ABC):
         """Return how an allocation is."""
 
     @abstractmethod
-    def end(self, allocation: Allocation) -> None:
+    def end_allocation(self, allocation: Allocation) -> None:
         """Give all hosts back. What has ended already is no error."""
 
     def further(self, asked: Sequence[Allocation], num: int) -> HostSpec:

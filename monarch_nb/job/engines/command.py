@@ -154,10 +154,10 @@ class Command(Engine):
             else "the batch system knows nothing of it any more",
         )
 
-    def end(self, allocation: Allocation) -> None:
+    def end_allocation(self, allocation: Allocation) -> None:
         spec = allocation.spec
         if spec.own_value("start"):
-            self._each.end(allocation)
+            self._each.end_allocation(allocation)
         elif allocation.id:
             shell.run_at(spec.login, _filled(_value(spec, "end"), allocation.id))
         elif allocation.directory:

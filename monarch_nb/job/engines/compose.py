@@ -60,7 +60,7 @@ class Compose(Engine):
         most = spec.wanted.most + allocation.plan.num_spares
         taken: list[str] = []
         for host in _chosen(spec, pool.waiting_hosts(directory)):
-            if len(taken) < most and pool.take(directory, host):
+            if len(taken) < most and pool.claim_host(directory, host):
                 taken.append(host)
         if len(taken) < spec.wanted.least:
             for host in taken:
@@ -85,7 +85,7 @@ class Compose(Engine):
         there = tuple(h for h in allocation.parts if pool.is_here(allocation.directory, h))
         return Look(State.GRANTED, nodes=there) if there else Look(State.ENDED, "its hosts have ended")
 
-    def end(self, allocation: Allocation) -> None:
+    def end_allocation(self, allocation: Allocation) -> None:
         """Let those wait again that haven't joined. Others do when their mesh ends."""
         for host in allocation.parts:
             pool.release(allocation.directory, host)

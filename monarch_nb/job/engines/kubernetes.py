@@ -164,7 +164,7 @@ class Kubernetes(Engine):
             return Look(State.QUEUED, refused[-1], "Kubernetes makes no pods for it, for that reason")
         return Look(State.QUEUED, "its pods are about to be placed")
 
-    def end(self, allocation: Allocation) -> None:
+    def end_allocation(self, allocation: Allocation) -> None:
         api, name = self._api(allocation.spec), manifest.name_of(allocation)
         delete = api.batch.delete_namespaced_job
         api.found(dict[str, object], delete, name, api.namespace, propagation_policy="Background")

@@ -90,7 +90,7 @@ class OwnAllocation(Slurm):
         wanted = min(allocation.spec.wanted.most + allocation.plan.num_spares, len(found.nodes))
         return replace(found, nodes=found.nodes[:wanted])
 
-    def end(self, allocation: Allocation) -> None:
+    def end_allocation(self, allocation: Allocation) -> None:
         """End the step; the job goes on, as this program is in it."""
         for part in allocation.parts if _lives(allocation) else ():
             with suppress(ProcessLookupError):

@@ -25,7 +25,7 @@ _PLACED = "CREATED"
 
 @dataclass(frozen=True)
 class Kept:
-    """The keeper's answer about its hosts; see `ray_driver`."""
+    """The answer of `MeshHosts` about its hosts; see `ray_driver`."""
 
     state: str
     reason: str
@@ -98,7 +98,7 @@ class Ray(Engine):
             return Look(State.GRANTED, nodes=kept.nodes)
         return Look(State.QUEUED, kept.reason or kept.state)
 
-    def end(self, allocation: Allocation) -> None:
+    def end_allocation(self, allocation: Allocation) -> None:
         if allocation.id:
             self._ask(allocation.spec, do="end", name=allocation.id)
 

@@ -3,8 +3,8 @@
 Run as a file, by an interpreter that has ray and may have nothing else of ours: a request is read as JSON
 from standard input, and answered as JSON in the last line of standard output.
 
-A detached actor, the keeper, has the placement group and an actor on each node, which runs the launcher. All
-of these end with the keeper, and it ends when all launchers have.
+A detached actor, `MeshHosts`, has the placement group and an actor on each node, which runs the launcher. All
+of these end with it, and it ends when all launchers have.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Host:
         return "" if code == 0 else "; ".join(lines[-3:]) or f"exit code {code}"
 
 
-class Keeper:
+class MeshHosts:
     """The hosts of one mesh."""
 
     def __init__(self, num: int, bundle: dict[str, float], script: str, invitation: str) -> None:
@@ -116,22 +116,22 @@ class Keeper:
 
 
 def submit(name: str, num: int, bundle: dict[str, float], script: str, invitation: str) -> Any:
-    """Start the keeper."""
-    made = ray.remote(num_cpus=0, max_restarts=0)(Keeper)
-    keeper = made.options(name=name, namespace=NAMESPACE, lifetime="detached")
-    return ray.get(keeper.remote(num, bundle, script, invitation).look.remote())
+    """Start the actor."""
+    made = ray.remote(num_cpus=0, max_restarts=0)(MeshHosts)
+    actor = made.options(name=name, namespace=NAMESPACE, lifetime="detached")
+    return ray.get(actor.remote(num, bundle, script, invitation).look.remote())
 
 
 def look(name: str) -> Any:
-    """Ask the keeper how it is; None if there's none."""
+    """Ask the actor how it is; None if there's none."""
     try:
         return ray.get(ray.get_actor(name, namespace=NAMESPACE).look.remote(), timeout=ASK_S)
     except (ValueError, ray.exceptions.RayActorError):
         return None
 
 
-def end(name: str) -> None:
-    """End the keeper, and all it has."""
+def end_hosts(name: str) -> None:
+    """End the actor, and all it has."""
     try:
         ray.kill(ray.get_actor(name, namespace=NAMESPACE))
     except ValueError:
@@ -147,7 +147,7 @@ def main() -> None:
     """Answer one request."""
     request = json.loads(sys.stdin.read())
     address = request.pop("address")
-    what: Any = {"submit": submit, "look": look, "end": end, "nodes": nodes}[request.pop("do")]
+    what: Any = {"submit": submit, "look": look, "end": end_hosts, "nodes": nodes}[request.pop("do")]
     ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
     print("\n" + json.dumps(what(**request)), flush=True)
 

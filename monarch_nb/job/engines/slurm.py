@@ -192,7 +192,7 @@ class Slurm(Engine):
         done = self._run(spec, ["scontrol", "show", "hostnames", compressed])
         return tuple(done.out.split())
 
-    def end(self, allocation: Allocation) -> None:
+    def end_allocation(self, allocation: Allocation) -> None:
         if not allocation.id:
             return
         done = self._run(allocation.spec, ["scancel", allocation.id])

@@ -62,7 +62,7 @@ class NamedHosts(Engine):
         parts = tuple(f"{m} {_pid(d)}" for (_, m), d in zip(machines, done, strict=True) if STARTED in d.out)
         started = replace(allocation, parts=parts)
         if len(parts) < spec.wanted.least:
-            self.end(started)
+            self.end_allocation(started)
             raise EngineError("\n".join([f"{len(parts)} of {len(machines)} hosts have come:", *self._said]))
         return started
 
@@ -96,7 +96,7 @@ class NamedHosts(Engine):
         """Return all hosts as granted: hosts of this kind are had at once, or not at all."""
         return Look(State.GRANTED, nodes=tuple(part.split()[0] for part in allocation.parts))
 
-    def end(self, allocation: Allocation) -> None:
+    def end_allocation(self, allocation: Allocation) -> None:
         """End host processes that haven't ended with their mesh."""
         parts = [(i, part) for i, part in enumerate(allocation.parts)]
 

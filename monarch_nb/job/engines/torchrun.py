@@ -46,7 +46,7 @@ class Torchrun(Engine):
             return Look(State.ENDED, "the program that torchrun started has ended")
         return Look(State.GRANTED, nodes=allocation.parts)
 
-    def end(self, allocation: Allocation) -> None:
+    def end_allocation(self, allocation: Allocation) -> None:
         """Do nothing: the hosts end with their mesh, and with the program that torchrun has started."""
 
     def logs(self, allocation: Allocation) -> list[str]:

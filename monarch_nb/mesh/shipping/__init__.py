@@ -1,19 +1,19 @@
 """The notebook's environment goes to hosts.
 
-packs       content in packs of 16 MiB (pure)
-receiving   what an agent does with a pack: verify, write
-agents      one on each host, for one piece of work
-comparing   which packages hosts have otherwise
-agent       a process on each host, in a group of its own: it has the host's store
-spreading   a pack from the notebook's machine to all agents, from agent to agent
-sending     the whole: survey, what is missing, packs, prefixes, other zygotes
-channel     a command that runs a shell on another machine, as a channel for bytes
-bootstrap   the environment to machines that have no Python: an interpreter first, then what receives the rest
-following   what is installed or edited from now on goes before the next cell
-progress    how far it is, and which hosts are behind
-plan        for a dry run: bytes, source and reason of each part
-report      what was done, as data and as text
-upkeep      the store of this machine, from a terminal
+packs           content in packs of 16 MiB (pure)
+receiving       what an agent does with a pack: verify, write
+agents          one on each host, for one piece of work
+comparing       which packages hosts have otherwise
+agent           a process on each host, in a group of its own: it has the host's store
+host_broadcast  a pack from the notebook's machine to all agents, from agent to agent
+sending         the whole: survey, what is missing, packs, prefixes, other zygotes
+channel         a command that runs a shell on another machine, as a channel for bytes
+bootstrap       the environment to machines that have no Python: first an interpreter
+following       what is installed or edited from now on goes before the next cell
+progress        how far it is, and which hosts are behind
+plan            for a dry run: bytes, source and reason of each part
+report          what was done, as data and as text
+upkeep          the store of this machine, from a terminal
 
 Names below are loaded when first used: they need the data plane and SQLite, which nobody is to wait for at a
 start.

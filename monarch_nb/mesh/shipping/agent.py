@@ -13,18 +13,18 @@ from monarch_nb.actor import Actor, endpoint
 from monarch_nb.mesh.shipping.packs import PACK_BYTES, Pack
 from monarch_nb.mesh.shipping.receiving import Receiver
 from monarch_nb.rdma import RDMABuffer, empty
-from monarch_nb.sync.env import manifest as manifests
-from monarch_nb.sync.env.donors import donor_folders, found_in, take_from
-from monarch_nb.sync.env.errors import EnvironmentSyncError
-from monarch_nb.sync.env.fits import no_room, refusal, this_machine, try_prefix, warnings
-from monarch_nb.sync.env.installed import installed
-from monarch_nb.sync.env.interpreter import this_interpreter
-from monarch_nb.sync.env.layers import find_layers
-from monarch_nb.sync.env.mounts import Identity, identity_of
-from monarch_nb.sync.env.packages import PackageDigest
-from monarch_nb.sync.env.place import Prefix, absent_content, find_prefix, missing_content, place
-from monarch_nb.sync.env.store import Store, default_store, read_known
-from monarch_nb.sync.env.suitable import on_network
+from monarch_nb._sync.env import manifest as manifests
+from monarch_nb._sync.env.donors import donor_folders, found_in, take_from
+from monarch_nb._sync.env.errors import EnvironmentSyncError
+from monarch_nb._sync.env.fits import no_room, refusal, this_machine, try_prefix, warnings
+from monarch_nb._sync.env.installed import installed
+from monarch_nb._sync.env.interpreter import this_interpreter
+from monarch_nb._sync.env.layers import find_layers
+from monarch_nb._sync.env.mounts import Identity, identity_of
+from monarch_nb._sync.env.packages import PackageDigest
+from monarch_nb._sync.env.place import Prefix, absent_content, find_prefix, missing_content, place
+from monarch_nb._sync.env.store import Store, default_store, read_known
+from monarch_nb._sync.env.suitable import on_network
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class SyncAgent(Actor):
         return self._buffers[:num]
 
     @endpoint
-    def take(self, slot: int, pack: Pack, holder: RDMABuffer, sums: Sequence[int]) -> Taken:
+    def fetch_pack(self, slot: int, pack: Pack, holder: RDMABuffer, sums: Sequence[int]) -> Taken:
         """Fetch a pack from who has it into one of our buffers, verify it, and put it into the store."""
         memory = self._memories[slot]
         try:
@@ -172,7 +172,7 @@ class SyncAgent(Actor):
             return Taken(problem=f"{type(error).__name__}: {error}".splitlines()[0])
         assert self._receiver is not None
         wrong = self._receiver.check(pack, memory, sums)
-        return Taken(tuple(wrong or self._receiver.take(pack, memory)))
+        return Taken(tuple(wrong or self._receiver.store_pack(pack, memory)))
 
     @endpoint
     def place(self, modules: Sequence[str]) -> Prefix:

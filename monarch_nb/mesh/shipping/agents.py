@@ -13,7 +13,7 @@ from monarch_nb.actor.future import Future
 from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.exceptions import ActorError, MeshError
 from monarch_nb.mesh.shipping.agent import SyncAgent
-from monarch_nb.mesh.shipping.spreading import Trust
+from monarch_nb.mesh.shipping.host_broadcast import Trust
 
 AGENT_S = 60.0
 GROUP = "environment-agents"

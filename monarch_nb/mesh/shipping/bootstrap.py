@@ -1,7 +1,7 @@
 """The notebook's environment goes to machines that have no Python: `sh` and `tar` are enough.
 
 Three scripts run there, one after the other: one says where the store is, and whether an interpreter is in
-it; `tar` unpacks our receiver (`sync/env/arrival`), and an interpreter if there's none; that one receives the
+it; `tar` unpacks our receiver (`_sync/env/arrival`), and an interpreter if there's none; that one receives the
 environment, and removes what was unpacked.
 """
 
@@ -22,14 +22,14 @@ from typing import Any
 
 from monarch_nb.mesh.shipping.channel import Channel, try_script
 from monarch_nb.mesh.shipping.progress import Progress
-from monarch_nb.sync.env.arrival import SHIPPED, STANDS_FOR, Order
-from monarch_nb.sync.env.bytecode import PINNED_S
-from monarch_nb.sync.env.errors import EnvironmentSyncError
-from monarch_nb.sync.env.local import changed
-from monarch_nb.sync.env.manifest import EXECUTABLE, FILE, LINK, Entry
-from monarch_nb.sync.env.scan import Scanned
-from monarch_nb.sync.env.treatment import RAW, Source, Treater
-from monarch_nb.units import size_text
+from monarch_nb._sync.env.arrival import SHIPPED, STANDS_FOR, Order
+from monarch_nb._sync.env.bytecode import PINNED_S
+from monarch_nb._sync.env.errors import EnvironmentSyncError
+from monarch_nb._sync.env.local import changed
+from monarch_nb._sync.env.manifest import EXECUTABLE, FILE, LINK, Entry
+from monarch_nb._sync.env.scan import Scanned
+from monarch_nb._sync.env.treatment import RAW, Source, Treater
+from monarch_nb._units import size_text
 
 AT_ONCE = 8
 LOOK_S = 60.0
@@ -51,7 +51,7 @@ done
 _UNPACK = 'umask 077; cd "${TMPDIR:-/tmp}" && exec tar -xf -'
 _RUN = (
     "import sys; sys.path.insert(0, sys.argv[1] + '/agent'); "
-    "from monarch_nb.sync.env.arrival import main; main(sys.argv[1])"
+    "from monarch_nb._sync.env.arrival import main; main(sys.argv[1])"
 )
 
 
@@ -157,7 +157,7 @@ def place_on(
     link = scanned.roots.get("env", "") if same_path else ""
     found: list[Arrived] = [Arrived(machine) for machine in machines]
     if not dry_run:
-        progress.begin(dict.fromkeys(range(len(machines)), 0))
+        progress.begin_sending(dict.fromkeys(range(len(machines)), 0))
         sendings = [_Sending(name, i, scanned, modules, link, progress) for i, name in enumerate(machines)]
         with ThreadPoolExecutor(AT_ONCE, "monarch_nb-sync-to") as pool:
             found = list(pool.map(_Sending.run, sendings))
@@ -226,7 +226,7 @@ class _Sending:
                     _add(archive, f"{self._name}/agent/{path}", content)
                 for entry in () if has_python else interpreter_entries(self._scanned):
                     self._add_entry(archive, entry)
-            channel.end()
+            channel.finish()
 
     def _add_entry(self, archive: tarfile.TarFile, entry: Entry) -> None:
         path = f"{self._name}/{entry.path}"
@@ -253,7 +253,7 @@ class _Sending:
             if "problem" in said:
                 return said
             missing: dict[str, int] = said["missing"]
-            self._progress.begin({self._index: sum(missing.values())})
+            self._progress.begin_sending({self._index: sum(missing.values())})
             with suppress(BrokenPipeError):
                 for sha256, size in missing.items():
                     self._send_content(channel, scanned.sources[sha256], size)

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from monarch_nb.sync.env.manifest import LINK, Part
-from monarch_nb.units import counted, size_text
+from monarch_nb._sync.env.manifest import LINK, Part
+from monarch_nb._units import counted, size_text
 
 MAX_SHOWN = 8
 

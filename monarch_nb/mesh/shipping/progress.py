@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from monarch_nb._shape import name_hosts
 from monarch_nb.mesh.shipping.packs import PACK_BYTES
-from monarch_nb.units import elapsed_text, size_text
+from monarch_nb._units import elapsed_text, size_text
 
 BEHIND_BYTES = 2 * PACK_BYTES
 """A host that lacks so much more than the one that lacks the least is behind."""
@@ -23,7 +23,7 @@ class Progress:
 
     Example:
         >>> progress = Progress()
-        >>> progress.begin({1: 64 << 20, 2: 64 << 20})
+        >>> progress.begin_sending({1: 64 << 20, 2: 64 << 20})
         >>> progress.took(1, 48 << 20)
         >>> progress.text().partition(", ")[0], progress.behind()
         ('48 MiB of 128 MiB', (2,))
@@ -41,7 +41,7 @@ class Progress:
         with self._lock:
             self._step = what
 
-    def begin(self, lacking: Mapping[int, int]) -> None:
+    def begin_sending(self, lacking: Mapping[int, int]) -> None:
         """Begin to send.
 
         Args:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_nb.mesh.shipping.packs import Pack, Slice
-from monarch_nb.sync.env.store import Store, WrongContent, full_or, write_all
+from monarch_nb._sync.env.store import Store, WrongContent, full_or, write_all
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Receiver:
                 wrong.append(each.sha256)
         return wrong
 
-    def take(self, pack: Pack, memory: memoryview) -> list[str]:
+    def store_pack(self, pack: Pack, memory: memoryview) -> list[str]:
         """Put a pack's contents into the store; return those that aren't what their names say.
 
         Raises:

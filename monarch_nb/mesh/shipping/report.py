@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from monarch_nb._shape import format_ranks
 from monarch_nb.mesh.shipping.plan import PlannedPart, plan_lines
-from monarch_nb.units import size_text
+from monarch_nb._units import size_text
 
 SHORT = 6
 MAX_NAMED = 8

@@ -23,17 +23,17 @@ from monarch_nb.mesh.shipping.plan import PlannedPart, planned
 from monarch_nb.mesh.shipping.progress import Progress
 from monarch_nb.mesh.shipping.receiving import sums_of
 from monarch_nb.mesh.shipping.report import EnvironmentPart, HostEnvironment
-from monarch_nb.mesh.shipping.spreading import Outcome, Refused, spread
+from monarch_nb.mesh.shipping.host_broadcast import Outcome, Refused, broadcast
 from monarch_nb.rdma import RDMABuffer, empty
-from monarch_nb.sync.env.cache import HashCache
-from monarch_nb.sync.env.interpreter import this_interpreter
-from monarch_nb.sync.env.layers import find_layers
-from monarch_nb.sync.env.local import FileChanged, changed
-from monarch_nb.sync.env.mounts import identity_of
-from monarch_nb.sync.env.place import Prefix
-from monarch_nb.sync.env.scan import Scanned, scan
-from monarch_nb.sync.env.store import default_store
-from monarch_nb.sync.env.treatment import Treater
+from monarch_nb._sync.env.cache import HashCache
+from monarch_nb._sync.env.interpreter import this_interpreter
+from monarch_nb._sync.env.layers import find_layers
+from monarch_nb._sync.env.local import FileChanged, changed
+from monarch_nb._sync.env.mounts import identity_of
+from monarch_nb._sync.env.place import Prefix
+from monarch_nb._sync.env.scan import Scanned, scan
+from monarch_nb._sync.env.store import default_store
+from monarch_nb._sync.env.treatment import Treater
 
 SLOTS = 3
 """Packs under way at once."""
@@ -63,7 +63,7 @@ def send_environment(
 
     Args:
         hosts: indices of hosts.
-        scanned: the environment, as `monarch_nb.sync.env.scan` has found it.
+        scanned: the environment, as `monarch_nb._sync.env.scan` has found it.
         copies: make prefixes of their own also on hosts that see this program's files.
         dry_run: only say what would be done.
         donors: hosts copy what they have in environments of their own, and in caches of uv and conda.
@@ -163,14 +163,14 @@ def _send(agents: Agents, scanned: Scanned, lacks: Mapping[int, Lack], progress:
     for sha256, size in {s: n for lack in lacks.values() for s, n in lack.sizes.items()}.items():
         who = frozenset(host for host, lack in lacks.items() if sha256 in lack.sizes)
         groups.setdefault(who, {})[sha256] = size
-    progress.begin({host: sum(lack.sizes.values()) for host, lack in lacks.items()})
+    progress.begin_sending({host: sum(lack.sizes.values()) for host, lack in lacks.items()})
     sender = _Sender(agents, scanned, progress)
     for who, sizes in groups.items():
         sender.send(sorted(who), list(packs_of(sizes)))
 
 
 class _Sender:
-    """Reads packs and has them spread, `SLOTS` at once."""
+    """Reads packs and has them broadcast, `SLOTS` at once."""
 
     def __init__(self, agents: Agents, scanned: Scanned, progress: Progress) -> None:
         self._agents = agents
@@ -216,7 +216,7 @@ class _Sender:
             source = buffer if holder is None else room[holder][slot]
             try:
                 taken: Taken = (
-                    self._agents.by_host[target].take.call_one(slot, pack, source, sums).get(AGENT_S)
+                    self._agents.by_host[target].fetch_pack.call_one(slot, pack, source, sums).get(AGENT_S)
                 )
             except MeshError as error:
                 self._agents.trust.lose(target, reason_of(error))
@@ -226,7 +226,7 @@ class _Sender:
             return taken.wrong, taken.problem
 
         try:
-            spread(list(room), self._agents.trust, copy)
+            broadcast(list(room), self._agents.trust, copy)
         except Refused as error:
             raise changed(self._scanned.sources[error.wrong[0]].file) from None
         for host in room.keys() & self._agents.trust.lost.keys():

@@ -147,7 +147,7 @@ class TaskPool:
             except Empty:
                 continue
             if rank is not None:
-                self._take(rank)
+                self._take_answer(rank)
 
     def _hand_out(self) -> None:
         """Give each free rank a task, as long as there are any."""
@@ -192,7 +192,7 @@ class TaskPool:
             self._running[rank] = task, future
             future.add_done_callback(lambda _: self._events.put(rank))
 
-    def _take(self, rank: int) -> None:
+    def _take_answer(self, rank: int) -> None:
         """Take a rank's answer; before that is read, the rank has the next task."""
         task, call = self._running.pop(rank)
         self._hand_out()

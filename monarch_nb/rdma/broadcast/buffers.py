@@ -23,7 +23,7 @@ from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.local_future import LocalFuture
 from monarch_nb.rdma.path import READ, Job
 from monarch_nb.rdma.transfer import Receipt
-from monarch_nb.units import size_text, time_text
+from monarch_nb._units import size_text, time_text
 
 MAX_STEPS = 32
 """So many copies at a time, in all."""
@@ -124,11 +124,11 @@ class Spread:
                 found = self._neighbour(target)
             if found is not None:
                 self._waiting.remove(target)
-                self._begin(found[0], target)
+                self._begin_copy(found[0], target)
                 return (*found, target)
         return None
 
-    def _begin(self, holder: Handle, target: Handle) -> None:
+    def _begin_copy(self, holder: Handle, target: Handle) -> None:
         if target.owner.machine == holder.owner.machine:
             self._load[holder.key] = self._load.get(holder.key, 0) + 1
         else:

@@ -15,7 +15,7 @@ from msgspec import to_builtins
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb.actor.proc_mesh import work_on
-from monarch_nb.display.table import html_table, text_table
+from monarch_nb._display.table import html_table, text_table
 from monarch_nb.exceptions import MeshError, MeshUsageError
 from monarch_nb.rdma.doctor import measuring
 from monarch_nb.rdma.doctor.advice import CHANGE, NOTE, OK, Advice, Severity
@@ -23,7 +23,7 @@ from monarch_nb.rdma.doctor.advice_mesh import advise
 from monarch_nb.rdma.doctor.benchmark import SMALL_BYTES, reason
 from monarch_nb.rdma.doctor.measuring import MAX_CHOSEN, Measurement
 from monarch_nb.rdma.doctor.probe import ProbeResult, described, probe_process
-from monarch_nb.units import size_text, time_text
+from monarch_nb._units import size_text, time_text
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
@@ -130,8 +130,8 @@ class Report:
         """Return a row for each figure, and one for each reason why there's none."""
         rows: list[tuple[str, ...]] = [
             (
-                _end([m.source], m.source_device),
-                _end([m.reader], m.reader_device),
+                _path_end([m.source], m.source_device),
+                _path_end([m.reader], m.reader_device),
                 m.path,
                 "" if m.gb_per_s is None else f"{m.gb_per_s:.3g}",
                 "" if m.latency_s is None else time_text(m.latency_s),
@@ -147,8 +147,8 @@ class Report:
         for (there, here, path, why_not), same in refused.items():
             rows.append(
                 (
-                    _end([m.source for m in same], there),
-                    _end([m.reader for m in same], here),
+                    _path_end([m.source for m in same], there),
+                    _path_end([m.reader for m in same], here),
                     path,
                     "",
                     "",
@@ -181,7 +181,7 @@ def _code(command: str) -> str:
     return f"<br>next: <code>{html.escape(command)}</code>" if command else ""
 
 
-def _end(ranks: Sequence[int], device: str) -> str:
+def _path_end(ranks: Sequence[int], device: str) -> str:
     return format_ranks(ranks) if device == "cpu" else f"{format_ranks(ranks)} {device}"
 
 

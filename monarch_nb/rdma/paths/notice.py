@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb.rdma.path import Job
 from monarch_nb.rdma.paths import chosen
-from monarch_nb.units import size_text
+from monarch_nb._units import size_text
 
 if TYPE_CHECKING:
     from monarch_nb.rdma.data_plane import DataPlane

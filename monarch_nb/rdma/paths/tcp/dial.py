@@ -55,9 +55,9 @@ class _Call:
         self._why: dict[Address, str] = {}
         self._proven: dict[Address, Connection] = {}
         for address in self._addresses:
-            self._begin(address, Dialling(name, secret))
+            self._begin_dialling(address, Dialling(name, secret))
 
-    def _begin(self, address: Address, handshake: Dialling) -> None:
+    def _begin_dialling(self, address: Address, handshake: Dialling) -> None:
         sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:

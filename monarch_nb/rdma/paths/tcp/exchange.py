@@ -124,13 +124,13 @@ class Exchange:
         try:
             self._work(stream)
         finally:
-            self._end(helpers)
+            self._end_helpers(helpers)
         if self._error is not None:
             raise self._error
         if self._missing:
             raise wire.Broken("not all came")
 
-    def _end(self, helpers: Sequence[Future[None]]) -> None:
+    def _end_helpers(self, helpers: Sequence[Future[None]]) -> None:
         """Wait until no thread touches the memory. One that has no stream yet is not waited for."""
         for helper in helpers:
             helper.cancel()

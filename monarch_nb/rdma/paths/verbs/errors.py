@@ -7,7 +7,7 @@ import os
 import resource
 from typing import NamedTuple
 
-from monarch_nb.units import size_text
+from monarch_nb._units import size_text
 
 
 class Status(NamedTuple):

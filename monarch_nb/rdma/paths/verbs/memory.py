@@ -136,7 +136,7 @@ class LocalMemories:
             finally:
                 registration.close()
             return
-        kept = self._take(memory, anchor)
+        kept = self._take_registration(memory, anchor)
         try:
             yield kept.registration
         finally:
@@ -144,7 +144,7 @@ class LocalMemories:
                 kept.num_users -= 1
                 self._sweep()
 
-    def _take(self, memory: Memory, anchor: Anchor) -> _Kept:
+    def _take_registration(self, memory: Memory, anchor: Anchor) -> _Kept:
         with self._lock:
             found = next((k for k in self._kept if k.covers(memory, anchor)), None)
             if found is None:

@@ -1,0 +1,312 @@
+"""Hosts of engines: a mesh on them from what was typed; tables of profiles, requests and hosts."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._commands.parser import Namespace
+from monarch_nb.exceptions import MeshError, MeshUsageError
+from monarch_nb.job.allocation import Allocation, Plan, read_record
+from monarch_nb.job.engines import ENGINES, State, engine_of
+from monarch_nb.job.engines.own_allocation import OwnAllocation, num_nodes
+from monarch_nb.job.profiles import Profile, find_profile, read_profiles, user_file
+from monarch_nb.job.spec import HostRange, HostSpec, machines
+from monarch_nb.mesh import Mesh, growing, on_engine
+from monarch_nb.mesh.running import Asked
+from monarch_nb._units import duration
+
+if TYPE_CHECKING:
+    from monarch_nb._client.heal_report import HealReport
+
+_OF_ENGINES = {
+    "time": "time_s",
+    "partition": "partition",
+    "account": "account",
+    "login": "login",
+    "python": "python",
+    "gpus": "gpus",
+}
+"""Flags of `start` that are keys of a profile, too, and the fields of a spec."""
+
+
+def own_allocation() -> str | None:
+    """Return the engine of the job that this program runs in, if that has more nodes than this one: what
+    isn't said to be elsewhere starts there. A job with one node is this machine.
+    """
+    return OwnAllocation.name if num_nodes() > 1 else None
+
+
+def num_hosts_here(arguments: Namespace) -> int:
+    """Return how many host processes of this machine were asked for, 0 for none; flags for hosts of an engine
+    come with `--on`.
+
+    Raises:
+        MeshUsageError: naming the flag.
+    """
+    given = [
+        k
+        for k in (*_OF_ENGINES, "wait", "keep_queued", "dry_run")
+        if k != "gpus" and getattr(arguments, k, None)
+    ]
+    if given:
+        raise MeshUsageError(
+            f"start: --{given[0].replace('_', '-')} is for hosts of an engine; say which: --on "
+            "PROFILE. Those that there are: %mesh clusters"
+        )
+    if arguments.hosts and not arguments.hosts.isdigit():
+        raise MeshUsageError(
+            f"start: --hosts {arguments.hosts} is for hosts of an engine; say which: --on PROFILE. On "
+            "this machine give one number"
+        )
+    return int(arguments.hosts or 0)
+
+
+def profile_of(arguments: Namespace) -> Profile:
+    """Return the profile that was typed, with flags in place of what it says.
+
+    Raises:
+        MeshUsageError: for an unknown one, naming the nearest; for flags that aren't for hosts of an engine.
+    """
+    if arguments.job is not None:
+        raise MeshUsageError(
+            f"start: --job {arguments.job} is for this machine, and --on {arguments.on} for others; "
+            "give one of them"
+        )
+    found = find_profile(arguments.on, ENGINES)
+    changes: dict[str, object] = {
+        field: getattr(arguments, k) for k, field in _OF_ENGINES.items() if getattr(arguments, k) is not None
+    }
+    if arguments.hosts is not None:
+        changes |= (
+            {"machines": machines(arguments.hosts), "hosts": None}
+            if arguments.hosts[0].isalpha()
+            else {"hosts": HostRange.parse(arguments.hosts)}
+        )
+    return replace(found, spec=replace(found.spec, **changes))  # type: ignore[arg-type]
+
+
+def start_on(arguments: Namespace, plan: Plan) -> Mesh:
+    """Start a mesh on hosts of an engine, and show meanwhile how the request is."""
+    with WaitingLine() as line:
+        return on_engine.start_on(
+            arguments.name,
+            profile_of(arguments),
+            plan,
+            with_program=arguments.with_kernel,
+            wait_s=arguments.wait,
+            keeps_queued=arguments.keep_queued or arguments.wait is None,
+            on_wait=line.show,
+        )
+
+
+def grown(mesh: Mesh, arguments: Namespace) -> HealReport:
+    """Give a mesh more hosts or ranks, and show meanwhile how the request is."""
+    names = machines(arguments.hosts) if arguments.hosts else ()
+    if names and arguments.num not in (None, len(names)):
+        raise MeshUsageError(f"grow: {arguments.num} hosts, and {len(names)} names of some; give one of them")
+    with WaitingLine() as line:
+        return growing.grow(
+            mesh,
+            len(names) or arguments.num or 1,
+            dim=arguments.dim or "",
+            machines=names,
+            as_spares=arguments.spares,
+            wait_s=arguments.wait,
+            on_wait=line.show,
+        )
+
+
+def healed(mesh: Mesh, arguments: Namespace) -> HealReport:
+    """Put back what a mesh has lost; show meanwhile how hosts come that its engine is asked for."""
+    with WaitingLine() as line:
+        return growing.heal(mesh, replay=arguments.replay, on_wait=line.show)
+
+
+def shrunk(mesh: Mesh, arguments: Namespace) -> HealReport:
+    """Have a mesh do with fewer hosts or ranks, or go on without what is lost."""
+    return growing.shrink(mesh, arguments.num or 0, dim=arguments.dim or "", hosts=arguments.hosts or ())
+
+
+def check_shrunk(mesh: Mesh, arguments: Namespace) -> None:
+    """Check what a mesh shall do without.
+
+    Raises:
+        MeshUsageError: for an unknown dimension or host, and if nothing would be left.
+    """
+    growing.check_shrink(mesh, arguments.num or 0, dim=arguments.dim or "", hosts=arguments.hosts or ())
+
+
+def resized(mesh: Mesh, arguments: Namespace) -> HealReport:
+    """Give a mesh other sizes; hosts of an engine that have no ranks then are given back."""
+    report = mesh.resize(**arguments.sizes)
+    growing.give_back_idle(mesh)
+    return report
+
+
+def wait_on(arguments: Namespace) -> Mesh:
+    """Go on waiting for a mesh that was asked for before."""
+    with WaitingLine() as line:
+        return on_engine.wait_on(
+            arguments.name,
+            wait_s=arguments.wait,
+            keeps_queued=arguments.keep_queued or arguments.wait is None,
+            on_wait=line.show,
+        )
+
+
+def asked_on_engine(mesh: Mesh, arguments: Namespace) -> Asked:
+    """Return what is asked of a running mesh on hosts of an engine: a changed request never ends it.
+
+    Raises:
+        MeshUsageError: naming what is otherwise, and what to type.
+    """
+    asked, has = profile_of(arguments), read_record(mesh.name)
+    if has is None:
+        raise MeshUsageError(
+            f"start: mesh {mesh.name!r} runs already, on this machine and not on {asked.name}. End it "
+            f"first: %mesh stop {mesh.name}; or choose another name"
+        )
+    difference = has.spec.difference(asked.spec)
+    if difference:
+        raise MeshUsageError(
+            f"start: mesh {mesh.name!r} runs already, with other hosts: {difference}. Keep it: %mesh "
+            f"start {mesh.name}; end it: %mesh stop {mesh.name}; or choose another name"
+        )
+    return Asked(
+        idle_timeout_s=arguments.idle_timeout,
+        on_failure=arguments.on_failure,
+        with_program=arguments.with_kernel,
+    )
+
+
+def script_text(arguments: Namespace, plan: Plan) -> str:
+    """Return what would be submitted."""
+    profile = profile_of(arguments)
+    return engine_of(profile.spec).script(Allocation.new(arguments.name, profile.name, profile.spec, plan))
+
+
+class WaitingLine:
+    """One line that is drawn again and again: in a notebook in its place, in a terminal too; elsewhere a
+    new line when it says something new.
+    """
+
+    def __init__(self) -> None:
+        self._shown = ""
+        self._handle: Any = None
+
+    def __enter__(self) -> WaitingLine:
+        return self
+
+    def show(self, text: str) -> None:
+        """Show a line in place of the last one."""
+        if text == self._shown:
+            return
+        before, self._shown = self._shown, text
+        if _in_notebook():
+            self._draw(text)
+        elif sys.stdout.isatty():
+            sys.stdout.write(f"\r{text.ljust(len(before))}")
+            sys.stdout.flush()
+        else:
+            print(text, flush=True)
+
+    def _draw(self, text: str) -> None:
+        from IPython.display import display
+
+        bundle = {"text/plain": text}
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown and not _in_notebook() and sys.stdout.isatty():
+            print(flush=True)
+
+
+def _in_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return hasattr(shell, "kernel")
+
+
+# --- tables
+
+
+def clusters_text() -> str:
+    """Return profiles and engines as a table."""
+    rows = [("name", "engine", "hosts", "usable here")]
+    profiles = read_profiles(ENGINES)
+    rows += [(p.name, p.spec.engine, _hosts_of(p.spec), _usable(p.spec)) for p in profiles.values()]
+    rows += [(name, name, "", _usable(HostSpec(name))) for name in ENGINES]
+    ending = "" if profiles else f"\nno profiles yet; they lie in {user_file()}"
+    return _table(rows) + ending
+
+
+def _usable(spec: HostSpec) -> str:
+    try:
+        return engine_of(spec).usable(spec).why_not or "yes"
+    except MeshError as error:
+        return str(error)
+
+
+def _hosts_of(spec: HostSpec) -> str:
+    return (
+        ",".join(spec.machines[:4]) + ("..." if len(spec.machines) > 4 else "")
+        if spec.machines
+        else str(spec.hosts or "")
+    )
+
+
+def queue_text() -> str:
+    """Return all allocations of this user as a table; those that have ended are forgotten, and said so
+    once.
+    """
+    rows = [("mesh", "hosts of", "hosts", "state", "since", "left or starts")]
+    for asked, look in on_engine.looks():
+        left = (
+            duration(round(look.ends_at - time.time())) if look.ends_at and look.ends_at > time.time() else ""
+        )
+        if look.state == State.QUEUED and look.starts_at:
+            left = f"starts about {time.strftime('%H:%M', time.localtime(look.starts_at))}"
+        state = f"{look.state} ({look.reason})" if look.reason else str(look.state)
+        rows.append(
+            (
+                asked.mesh,
+                asked.described(),
+                str(asked.spec.wanted),
+                state,
+                duration(round(time.time() - asked.submitted_at)),
+                left,
+            )
+        )
+    return (
+        _table(rows)
+        if len(rows) > 1
+        else "no hosts of engines were asked for. Ask for some: %mesh start NAME --on PROFILE"
+    )
+
+
+def cancelled(name: str) -> str:
+    """Give back the hosts of a mesh; return what there is to say about it."""
+    return f"{on_engine.cancel(name).described()} of mesh {name!r} was cancelled"
+
+
+def hosts_text(mesh: Mesh) -> str:
+    """Return the hosts of a mesh as a table, and what the engine says of them."""
+    rows = [
+        ("host", "name", "state", "cores", "GPUs", "ranks"),
+        *(row.cells() for row in on_engine.host_rows(mesh)),
+    ]
+    return "\n".join([_table(rows), *on_engine.allocation_lines(mesh.name)])
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

@@ -1,0 +1,158 @@
+"""The types of a command: its name, help, arguments, action, and the way its result is shown."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._commands.parser import Namespace
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh import Mesh
+
+
+class Place(StrEnum):
+    """A place in which commands can be given."""
+
+    NOTEBOOK = "%mesh"
+    TERMINAL = "monarch-nb"
+    SERVER = "REST"
+    CARD = "card"
+
+
+TYPED = frozenset({Place.NOTEBOOK, Place.TERMINAL})
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a command.
+
+    Attributes:
+        flags: how it's typed: flags, or the name of what has none.
+        about: what it does; `%` stands twice.
+        options: what else argparse is told.
+        only: the place where it can be typed; None for both.
+        absent: what it is where it can't be typed.
+    """
+
+    flags: tuple[str, ...]
+    about: str
+    options: Mapping[str, object]
+    only: Place | None = None
+    absent: object = None
+
+    @property
+    def dest(self) -> str:
+        """Its name in what was parsed."""
+        return str(self.options.get("dest", self.flags[0].lstrip("-").replace("-", "_")))
+
+    @property
+    def default(self) -> object:
+        """What it is where nobody has typed it."""
+        if self.absent is not None:
+            return self.absent
+        is_switch = self.options.get("action") == "store_true"
+        return self.options.get("default", False if is_switch else None)
+
+    def is_at(self, place: Place) -> bool:
+        """Say whether it can be typed at a place."""
+        return self.only in (None, place)
+
+    def at(self, place: Place, **options: object) -> Argument:
+        """Return the same argument for one place only, with other options."""
+        return replace(self, only=place, options={**self.options, **options})
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        """Have a parser take it."""
+        add: Callable[..., object] = parser.add_argument
+        add(*self.flags, help=self.about, **self.options)
+
+
+def argument(
+    *flags: str, about: str, only: Place | None = None, absent: object = None, **options: object
+) -> Argument:
+    """Return an argument; what argparse isn't told by name stands in `options`."""
+    return Argument(flags, about, options, only, absent)
+
+
+Run = Callable[["Mesh", Namespace], Any]
+
+
+def text_of(result: object) -> str:
+    """Return a result as text; None is nothing to say."""
+    return "" if result is None else str(result)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command.
+
+    Attributes:
+        name: what is typed.
+        about: what it does, one line.
+        more: what its help says besides.
+        arguments: what may be typed after it.
+        places: where it can be asked for.
+        run: does it on a mesh; None where each place has its own way.
+        text: a result as text.
+        is_rich: whether a notebook shows the result itself; else its text.
+        status: the exit status of a terminal's command that has had a result.
+        loss: what it would cost without `--force`; "" if nothing. The user is asked first.
+        observes: whether a terminal's program only looks, and isn't counted as a client.
+        instead: flags that people know of another tool, and what to type here instead.
+    """
+
+    name: str
+    about: str
+    arguments: tuple[Argument, ...] = ()
+    more: str = ""
+    places: frozenset[Place] = TYPED
+    run: Run | None = None
+    text: Callable[[Any], str] = text_of
+    is_rich: bool = False
+    status: Callable[[Any], int] = lambda _result: 0
+    loss: Callable[[Mesh, Namespace], str] = lambda _mesh, _arguments: ""
+    observes: bool = False
+    instead: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def description(self) -> str:
+        """All that is said about it."""
+        return f"{self.about} {self.more}".rstrip()
+
+    @property
+    def is_about_a_mesh(self) -> bool:
+        """Whether one can be named."""
+        return any(each.dest == "name" for each in self.arguments)
+
+    @property
+    def names_mesh_first(self) -> bool:
+        """Whether the first word after it is a mesh's name, also in a notebook."""
+        return any(each.flags == ("name",) and each.is_at(Place.NOTEBOOK) for each in self.arguments)
+
+    def add_to(self, parser: argparse.ArgumentParser, place: Place) -> None:
+        """Have a parser take its arguments of a place; those of others are as nobody has typed them."""
+        here = [each for each in self.arguments if each.is_at(place)]
+        dests = {each.dest for each in here}
+        elsewhere = {each.dest: each.default for each in self.arguments if each.dest not in dests}
+        parser.set_defaults(**elsewhere)
+        for each in here:
+            each.add_to(parser)
+
+    def ask(self, mesh: Mesh, **given: object) -> Any:
+        """Run it for a program, with what isn't given as if nobody had typed it; return its result."""
+        if self.run is None:
+            raise TypeError(f"{self.name} is run by each place in its own way")
+        return self.run(mesh, Namespace(**{each.dest: each.default for each in self.arguments} | given))
+
+    def ask_text(self, mesh: Mesh, **given: object) -> str:
+        """Run it for a program; return what there is to say about it."""
+        return self.text(self.ask(mesh, **given))
+
+
+def at_place(commands: Mapping[str, Command], place: Place) -> dict[str, Command]:
+    """Return the commands of a place."""
+    return {name: each for name, each in commands.items() if place in each.places}

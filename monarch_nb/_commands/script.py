@@ -1,0 +1,19 @@
+"""A script's run, from what was typed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from monarch_nb._commands.parser import Namespace
+from monarch_nb.mesh.script import prepare_script
+
+if TYPE_CHECKING:
+    from monarch_nb._protocol.script import Script
+    from monarch_nb.mesh import Mesh
+
+
+def prepared(mesh: Mesh, ranks: tuple[int, ...], arguments: Namespace) -> Script:
+    """Return the run of a script that was typed."""
+    env = dict(arguments.env or ())
+    part = mesh.part(ranks)
+    return prepare_script(part, arguments.script, arguments.args, is_module=arguments.is_module, env=env)

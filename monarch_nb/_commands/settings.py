@@ -1,0 +1,30 @@
+"""The settings of `%mesh set`: what each takes and does. How they are read and changed: `_magics.settings`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Setting(NamedTuple):
+    """One setting. It belongs to the mesh in use, or, without one, to this kernel.
+
+    Attributes:
+        takes: what its value may be, for people.
+        about: what it does.
+        of_mesh: whether it's the mesh's: there must be one.
+    """
+
+    takes: str
+    about: str
+    of_mesh: bool = True
+
+
+SETTINGS: dict[str, Setting] = {
+    "sync": Setting("warn|watch|strict|off", "before a cell, when a module's file has changed"),
+    "breakpoints": Setting("stop|skip", "what breakpoints do"),
+    "debug-on-error": Setting("on|off", "whether an error stops where it's raised"),
+    "debug-timeout": Setting("TIME", "ranks that nobody debugs run on after it"),
+    "journal": Setting("DAYS|on|off", "how long cells' sources and output are kept on disk"),
+    "notice": Setting("TIME|off", "so long before hosts are taken away it's told, states are saved"),
+    "why-after": Setting("TIME|off", "a cell that stands still as long is explained", of_mesh=False),
+}

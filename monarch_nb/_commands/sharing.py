@@ -1,0 +1,133 @@
+"""Letting others into a mesh, letting them in no more, and who did what."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from monarch_nb._client import membership
+from monarch_nb._client.launch import find_journal
+from monarch_nb._journal.audit import read
+from monarch_nb._protocol.roles import AuditRow, GetAudit, KeyRow, ListKeys, Rekey, Role, Share, Unshare
+from monarch_nb._wire.invitation import Invitation, is_invitation
+from monarch_nb.actor.handle import session_of
+from monarch_nb._commands.parser import Namespace
+from monarch_nb._display.table import text_table
+from monarch_nb.exceptions import MeshNotFound, MeshUsageError
+from monarch_nb.mesh import Mesh, attach
+from monarch_nb._units import duration
+
+
+def share(mesh: Mesh, arguments: Namespace) -> str:
+    """Make a key for somebody, and an invitation; return what to do with it."""
+    role = Role[arguments.role.upper()]
+    asked = Share(role, arguments.to or "", arguments.duration, arguments.network or "")
+    made = session_of(mesh).request(asked)
+    until = "as long as it runs" if arguments.duration is None else f"for {duration(arguments.duration)}"
+    head = f"{made.key} may be in mesh {mesh.name!r} as {role.and_article} {until}"
+    if arguments.token:
+        line = Invitation.from_json(made.invitation).to_token()
+        return f"{head}. This line lets them in, once; keep it secret:\n%mesh attach {line}"
+    path = os.path.abspath(os.path.expanduser(arguments.file or f"{mesh.name}.{made.key}.join"))
+    try:
+        membership.write(path, made.invitation)
+    except MeshUsageError:
+        session_of(mesh).request(Unshare(made.key))
+        raise
+    return f"{head}. Give them {path}, which is a secret; they type: %mesh attach FILE"
+
+
+def unshare(mesh: Mesh, arguments: Namespace) -> str:
+    """Let somebody in no more."""
+    if bool(arguments.key) == arguments.all:
+        raise MeshUsageError("unshare: whom? %mesh unshare KEY, or --all; %mesh share --list shows keys")
+    gone = session_of(mesh).request(Unshare(arguments.key or ""))
+    if not gone:
+        return f"mesh {mesh.name!r} wasn't shared"
+    who = ", ".join(row.key + (f" ({row.who})" if row.who else "") for row in gone)
+    return f"mesh {mesh.name!r} lets in no more: {who}. Cells that they have started go on: %mesh interrupt"
+
+
+def rekey(mesh: Mesh, _arguments: Namespace) -> str:
+    """Give a mesh new keys; everybody but its owner is out."""
+    gone = session_of(mesh).request(Rekey())
+    who = ", ".join(row.key for row in gone) or "nobody"
+    return f"mesh {mesh.name!r} has new keys; out are: {who}. Invitations from before are void: %mesh share"
+
+
+def list_text(mesh: Mesh) -> str:
+    """Return who may be in a mesh, as a table."""
+    rows = session_of(mesh).request(ListKeys())
+    if not rows:
+        return f"mesh {mesh.name!r} is its owner's only. Let somebody in: %mesh share --role observer"
+    return text_table(("KEY", "ROLE", "UNTIL", "WHO", "FROM", "PROGRAMS"), [_cells(row) for row in rows])
+
+
+def _cells(row: KeyRow) -> tuple[str, ...]:
+    until = "" if row.ends is None else duration(max(0.0, row.ends - time.time()))
+    programs = ", ".join(row.programs) or "-"
+    return row.key, row.role.word, until or "it ends", row.who or "nobody yet", row.peer or "-", programs
+
+
+# --- who did what
+
+
+class Audit:
+    """The list of who did what with a mesh, oldest first; shows itself as a table.
+
+    Attributes:
+        rows: each one of them.
+    """
+
+    def __init__(self, rows: Sequence[AuditRow]) -> None:
+        self.rows = list(rows)
+
+    def text(self) -> str:
+        """Return a table."""
+        head = ("WHEN", "KEY", "ROLE", "WHO", "WHAT", "HOW")
+        return (
+            text_table(head, [_audit_cells(row) for row in self.rows])
+            if self.rows
+            else "nobody has done anything"
+        )
+
+    __str__ = __repr__ = text
+
+
+def _audit_cells(row: AuditRow) -> tuple[str, ...]:
+    times = f" ({row.times} times)" if row.times > 1 else ""
+    what = row.what + (f": {row.detail}" if row.detail else "")
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.when))
+    how = f"refused: {row.refused}" if row.refused else "done"
+    return when, row.key or "-", row.role.word, row.who, what, how + times
+
+
+def audit(mesh: Mesh, arguments: Namespace) -> Audit:
+    """Return who did what with a mesh that runs."""
+    return Audit(session_of(mesh).request(GetAudit(arguments.last)))
+
+
+def audit_of(arguments: Namespace) -> Audit:
+    """Return who did what with a mesh, also with one that has ended."""
+    try:
+        return audit(attach(arguments.name, listens=False, observes=True), arguments)
+    except MeshNotFound:
+        if arguments.name is None:
+            raise
+        return Audit(read(find_journal(arguments.name), arguments.last))
+
+
+# --- being let in
+
+
+def attached(arguments: Namespace) -> str:
+    """Enter a mesh by an invitation; return what to type next."""
+    if not is_invitation(arguments.name):
+        raise MeshUsageError(
+            f"attach: {arguments.name} is no invitation; meshes of yours are there as they are: "
+            f"%mesh status {arguments.name}"
+        )
+    connection = membership.join(arguments.name, arguments.as_name)
+    role = session_of(attach(connection.name, listens=False, observes=True)).role
+    return f"mesh {connection.name!r} can be used here as {role.and_article}: %mesh status {connection.name}"

@@ -1,0 +1,143 @@
+"""The stops of a mesh, as a client sees them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from monarch_nb._client.state import StatusFeed
+from monarch_nb._protocol.base import Record
+from monarch_nb._protocol.debugging import (
+    DebugBreak,
+    DebugCommand,
+    DebugPostMortem,
+    DebugSet,
+    DebugSettings,
+    DebugStops,
+    Stop,
+    UnwatchDebug,
+    WatchDebug,
+)
+from monarch_nb._protocol.states import StopState
+from monarch_nb.actor.handle import placement_of, session_of, transport_of
+from monarch_nb._debug.fold import FoldedAnswer, fold_answers
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.core import Mesh
+
+COMMAND_S = 15.0
+"""How long a line may take; a step that takes longer goes on, and is told of when it's done."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers of stops to one line of the debugger.
+
+    Attributes:
+        texts: by stop.
+        left: stops that haven't come back.
+        ranks: of all that were asked, by stop.
+    """
+
+    texts: Mapping[int, str]
+    left: tuple[int, ...] = ()
+    ranks: Mapping[int, int] = field(default_factory=dict)
+
+
+class DebugAnswers(Record, frozen=True):
+    """The answers of stops to one line of the debugger: equal answers once."""
+
+    answers: list[FoldedAnswer]
+    left: tuple[int, ...]
+    """Stops that haven't come back in time: they run on."""
+    stops: list[Stop]
+
+
+class MeshDebugger:
+    """The debugger of one mesh. Any number of clients may have one; stops belong to the mesh."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+
+    def stops(self) -> list[Stop]:
+        """Return who stands where, by rank."""
+        return session_of(self.mesh).request(DebugStops(placement_of(self.mesh).group))
+
+    def send(self, stops: Sequence[Stop], line: str, timeout_s: float = COMMAND_S) -> Answers:
+        """Have stops do what a line says, all at once; return what they answer.
+
+        Args:
+            timeout_s: seconds; stops that step for longer are `left`, and come back later.
+        """
+        ids = [stop.id for stop in stops]
+        found = session_of(self.mesh).request(DebugCommand(ids, line, timeout_s), timeout_s + 10.0)
+        return Answers(found.answers, tuple(found.left), {s.id: s.rank for s in stops})
+
+    def command(self, ids: Sequence[int] | None, line: str, timeout_s: float = COMMAND_S) -> DebugAnswers:
+        """Do the same for front ends; `ids`: None: all stops."""
+        stops = [s for s in self.stops() if ids is None or s.id in ids]
+        answers = self.send(stops, line, timeout_s)
+        return DebugAnswers(fold_answers(answers), answers.left, self.stops())
+
+    def watch(
+        self, on_stops: Callable[[list[Stop]], None], on_end: Callable[[], None] | None = None
+    ) -> StatusFeed[list[Stop]]:
+        """Be told who stands where, now and whenever that changes; called in the reading thread. `close`
+        of the feed ends it.
+        """
+        feed: StatusFeed[list[Stop]] = StatusFeed(
+            transport_of(self.mesh), list[Stop], on_stops, UnwatchDebug, on_end
+        )
+        session_of(self.mesh).watch(feed, WatchDebug(placement_of(self.mesh).group))
+        return feed
+
+    def post_mortem(self, ranks: str | Sequence[int] = "all") -> None:
+        """Have ranks stop where they've raised last; those where nothing failed since don't."""
+        living = self.mesh.living_ranks()
+        procs = placement_of(self.mesh).procs_at(r for r in self.mesh.select(ranks) if r in living)
+        session_of(self.mesh).request(DebugPostMortem(procs))
+
+    def set(
+        self, *, skip: bool | None = None, on_error: bool | None = None, abandoned_s: float | None = None
+    ) -> DebugSettings:
+        """Change settings; return all that hold.
+
+        Args:
+            skip: breakpoints do nothing.
+            on_error: an error stops where it was raised.
+            abandoned_s: seconds without a client that could debug, after which ranks run on.
+        """
+        return session_of(self.mesh).request(DebugSet(skip, on_error, abandoned_s))
+
+    def clear_breaks(self) -> None:
+        """Forget the breakpoints that were set from outside."""
+        living = self.mesh.living_ranks()
+        session_of(self.mesh).request(
+            DebugBreak({r: placement_of(self.mesh).procs[r] for r in living}, file="", line=0, condition="")
+        )
+
+    def break_at(
+        self, file: str, line: int, condition: str = "", ranks: str | Sequence[int] = "all"
+    ) -> dict[int, str]:
+        """Set a breakpoint from outside, while code runs; return what each rank says of it.
+
+        Args:
+            file: a path or its end, or "In[3]" for a cell.
+            condition: an expression that must be true there.
+        """
+        chosen = self.mesh.select(ranks)
+        procs = {r: placement_of(self.mesh).procs[r] for r in chosen if r in self.mesh.living_ranks()}
+        found = session_of(self.mesh).request(DebugBreak(procs, file, line, condition))
+        return dict(sorted(found.items()))
+
+
+def completions(mesh: Mesh, text: str) -> list[str]:
+    """Return names that begin with a text, at the first stop."""
+    debugger = mesh.debugger()
+    stops = [s for s in debugger.stops() if s.state == StopState.STOPPED]
+    if not stops:
+        return []
+    answers = debugger.send(stops[:1], f"!!complete {text}")
+    return list(json.loads(next(iter(answers.texts.values()), "[]") or "[]"))

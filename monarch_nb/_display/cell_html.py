@@ -1,0 +1,155 @@
+"""A cell's snapshot as HTML: self-contained, no script, the theme's colours.
+
+Structure comes from the files in `templates/`. Tabs are radio buttons and CSS; where a front end drops the
+styles (GitHub, untrusted notebooks) the panels stand below each other, each after its ranks, and lines are
+lines.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from monarch_nb._shape.rank_set import name_ranks
+from monarch_nb._display import ansi
+from monarch_nb._display.bundle import Bundle
+from monarch_nb._display.cell_text import cut_line, timing
+from monarch_nb._display.errors import ErrorGroup
+from monarch_nb._display.fold import NOTE, Row, prefix_of
+from monarch_nb._display.progress import CellState, progress_text, strip_shown
+from monarch_nb._display.style import style_for
+from monarch_nb._display.template import Markup, joined
+from monarch_nb._display.template import render as fill
+from monarch_nb._units import elapsed_text
+
+if TYPE_CHECKING:
+    from monarch_nb._display.cell_view import Snapshot
+
+MAX_BARS = 256
+LONG_LINES = 40
+"""Of more lines a notebook shows some; the box is about 30 lines high, and can be drawn larger."""
+
+_EMPTY = Markup("")
+
+
+def render(snapshot: Snapshot) -> str:
+    """Return the page fragment; empty when there is nothing to show."""
+    body = joined(
+        [
+            _rows(snapshot),
+            _displays(snapshot),
+            _results(snapshot),
+            *(_error(group, len(snapshot.errors)) for group in snapshot.errors),
+            _timing(snapshot.state),
+        ]
+    )
+    if not body and not snapshot.title:
+        return ""
+    title = fill("title.html", title=snapshot.title) if snapshot.title else _EMPTY
+    shown = title + body
+    return fill("cell.html", style=style_for(shown, "output.css"), body=Markup(shown))
+
+
+def label_bundle(label: str) -> dict[str, str]:
+    """Return what stands above an output that the front end draws: the ranks that it's from."""
+    shown = fill("caption.html", label=label)
+    return {
+        "text/plain": f"{label}:",
+        "text/html": fill("cell.html", style=style_for(shown, "output.css"), body=shown),
+    }
+
+
+def _rows(snapshot: Snapshot) -> Markup:
+    rows = [_row(row, snapshot.prefix) for row in snapshot.rows]
+    rows += [_row(row, snapshot.prefix, " mno-partial") for row in snapshot.partial_rows]
+    return _block(rows)
+
+
+def _block(lines: list[Markup]) -> Markup:
+    """Put lines below each other; the line ends count where styles are dropped. Many lines scroll in a
+    box, which shows the last of them.
+    """
+    if not lines:
+        return _EMPTY
+    rows = fill("rows.html", rows=Markup("\n".join(lines)))
+    num_lines = len(lines) + sum(line.count("\n") for line in lines)
+    return fill("long.html", rows=rows, label=f"{num_lines:,} lines") if num_lines > LONG_LINES else rows
+
+
+def _row(row: Row, prefix: bool, extra: str = "") -> Markup:
+    if row.stream == NOTE:
+        return fill("note.html", text=row.text)
+    kind = ("stderr" if row.stream == "stderr" else "stdout") + extra
+    return _line(row.ranks, Markup(ansi.to_html(cut_line(row.text))), prefix, kind)
+
+
+def _line(ranks: tuple[int, ...], text: Markup, prefix: bool, kind: str) -> Markup:
+    label = fill("ranks.html", ranks=prefix_of(ranks)) if prefix else _EMPTY
+    return fill("row.html" if prefix else "bare_row.html", kind=kind, ranks=label, text=text)
+
+
+def _displays(snapshot: Snapshot) -> Markup:
+    panels = [(ranks, joined([bundle.html() for bundle in bundles])) for ranks, bundles in snapshot.displays]
+    return _tabs(f"{snapshot.key}-d", panels, snapshot.prefix)
+
+
+def _results(snapshot: Snapshot) -> Markup:
+    if any(bundle.rich_type for _, bundle in snapshot.results):
+        panels = [(ranks, bundle.html()) for ranks, bundle in snapshot.results]
+        return _tabs(f"{snapshot.key}-r", panels, snapshot.prefix)
+    lines = [_result_line(ranks, bundle, snapshot.prefix) for ranks, bundle in snapshot.results]
+    return _block(lines)
+
+
+def _result_line(ranks: tuple[int, ...], bundle: Bundle, prefix: bool) -> Markup:
+    return _line(ranks, Markup(ansi.to_html(bundle.text())), prefix, "result")
+
+
+def _tabs(name: str, panels: list[tuple[tuple[int, ...], Markup]], prefix: bool) -> Markup:
+    if not panels:
+        return _EMPTY
+    if len(panels) == 1:
+        ranks, content = panels[0]
+        label = fill("caption.html", label=name_ranks(ranks)) if prefix else _EMPTY
+        return fill("panel.html", label=label, content=content)
+    tabs = [
+        fill(
+            "tab.html",
+            id=f"mno-{name}-{position}",
+            name=f"mno-{name}",
+            checked=Markup(" checked") if position == 0 else _EMPTY,
+            label=name_ranks(ranks),
+            content=content,
+        )
+        for position, (ranks, content) in enumerate(panels)
+    ]
+    return fill("tabs.html", tabs=joined(tabs))
+
+
+def _error(group: ErrorGroup, num_groups: int) -> Markup:
+    marked = group.first and num_groups > 1
+    return fill(
+        "error.html",
+        open=Markup(" open") if group.first else _EMPTY,
+        headline=group.headline(),
+        mark=fill("mark.html") if marked else _EMPTY,
+        traceback=Markup(ansi.to_html(group.traceback.rstrip())),
+    )
+
+
+def _timing(state: CellState) -> Markup:
+    if progress_text(state):
+        percent = 100 * state.num_over // len(state.ranks)
+        return fill("progress.html", percent=percent, text=timing(state))
+    if not strip_shown(state):
+        return _EMPTY
+    slowest = max(state.seconds.values())
+    bars = [
+        fill(
+            "bar.html",
+            percent=max(4, round(100 * seconds / slowest)),
+            title=f"rank {rank}: {elapsed_text(seconds)}",
+        )
+        for rank, seconds in sorted(state.seconds.items())
+    ]
+    shown = joined(bars) if len(bars) <= MAX_BARS else _EMPTY
+    return fill("strip.html", bars=shown, text=timing(state))

@@ -1,0 +1,414 @@
+"""The one display of one cell: what its ranks print, show, return and raise.
+
+`CellView` takes events from any thread in any order and renders what it holds at that moment, as text and as
+HTML. It knows nothing of where the events come from or where the rendering goes (`LiveDisplay` does), and
+never waits.
+
+One lock guards all state; it is held to take an event or a snapshot, never while rendering or calling a
+listener. What is rendered is one immutable `Snapshot`; `cell_text` and `cell_html` are pure functions of it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from monarch_nb._protocol.shown import MimeBundle
+from monarch_nb._shape.rank_set import name_ranks
+from monarch_nb._display import cell_html, cell_text
+from monarch_nb._display.bars import merge_bars
+from monarch_nb._display.bundle import Bundle
+from monarch_nb._display.errors import ErrorGroup, ErrorInfo, fold_errors
+from monarch_nb._display.fold import NOTE, Fold, Row
+from monarch_nb._display.lines import Lines
+from monarch_nb._display.progress import PROGRESS_AFTER_S, CellState
+
+PROGRESS_EVERY_S = 1.0
+_NUM_HOLDS = 3
+"""How many looks a line in a terminal waits for the ranks that haven't printed it yet: what is written
+there can't be folded any more.
+"""
+
+_Key = TypeVar("_Key")
+
+
+MAX_NATIVES = 32
+"""How many outputs of their own a cell's displays may have in a notebook; more are shown as text."""
+
+
+class Native(msgspec.Struct, frozen=True):
+    """A display that a notebook shows as an output of its own. `key` is the place: which display of a rank,
+    which of those that differ by rank.
+    """
+
+    key: str
+    label: str
+    bundle: Bundle
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """All of a cell at one moment, folded. `key` makes ids in its HTML unique; `prefix`: are ranks named?"""
+
+    title: str
+    key: str
+    prefix: bool
+    rows: list[Row]
+    partial_rows: list[Row]
+    displays: list[tuple[tuple[int, ...], tuple[Bundle, ...]]]
+    results: list[tuple[tuple[int, ...], Bundle]]
+    errors: list[ErrorGroup]
+    state: CellState
+
+
+class CellView:
+    """Collect what the ranks of a cell send; render it.
+
+    `group` says how lines are shown: "fold", "order" as they come, "rank" by rank, "none" without ranks.
+
+    >>> view = CellView([0, 1], world_size=2)
+    >>> view.output(0, "stdout", "hi\\n")
+    >>> view.result(0, {"text/plain": "42"}); view.result(1, {"text/plain": "42"})
+    >>> print(view.text())
+    [0] hi
+    [0-1] 42
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        world_size: int,
+        *,
+        title: str = "",
+        more_hint: str = "%mesh logs",
+        max_rows: int = 1000,
+        group: str = "fold",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._ranks = tuple(ranks)
+        self._prefix = world_size > 1
+        self._title = title
+        self._key = secrets.token_hex(4)
+        self._clock = clock
+        self._prefix = self._prefix and group != "none"
+        self._fold: Fold | Lines
+        if group == "fold":
+            self._fold = Fold(ranks, max_rows=max_rows, more_hint=more_hint, prefix=self._prefix)
+        else:
+            self._fold = Lines(
+                ranks, prefix=self._prefix, by_rank=group == "rank", max_rows=max_rows, more_hint=more_hint
+            )
+        self._displays: dict[int, list[tuple[str | None, Bundle]]] = {rank: [] for rank in ranks}
+        self._bars: dict[int, dict[str, str]] = {}
+        """Progress bars by rank, in the order in which they came."""
+        self._to_clear: set[int] = set()
+        """Ranks whose output goes when they show something new."""
+        self._results: dict[int, Bundle] = {}
+        self._errors: list[ErrorInfo] = []
+        self._done: dict[int, float] = {}
+        self._started_at: float | None = None
+        self._ended_at: float | None = None
+        self._closed = False
+        self._waits = ""
+        self._goes_on: Callable[[], str] | None = None
+        self._version = 0
+        self._listener: Callable[[], None] | None = None
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """Have this called after each change, on the thread that made it. It must be quick and not raise."""
+        self._listener = listener
+
+    @property
+    def version(self) -> int:
+        """Grows with each change; equal versions render alike, but for the elapsed time."""
+        return self._version
+
+    @property
+    def title(self) -> str:
+        """What stands above it."""
+        return self._title
+
+    def retitle(self, title: str) -> None:
+        """Put something else above it."""
+        with self._lock:
+            self._title = title
+            self._version += 1
+        self._tell()
+
+    def describe_rest(self, goes_on: Callable[[], str]) -> None:
+        """Have this say what becomes of the cell when its display is left before its end."""
+        self._goes_on = goes_on
+
+    def unfinished_text(self) -> str:
+        """Return what becomes of the cell if nobody shows it from now on; empty if it's over."""
+        return self._goes_on() if self._goes_on is not None and self.state().running else ""
+
+    def leave(self, why: str) -> None:
+        """Say that nobody shows the cell from now on, and what becomes of it."""
+        rest = self.unfinished_text()
+        if rest:
+            with self._lock:
+                self._fold.finish()  # lines that aren't complete stand above it
+            self.note(f"{why}; {rest}")
+
+    def started(self, ago_s: float = 0.0) -> None:
+        """Start the clock of the cell, as of some time ago. The first event does so too, as of now."""
+        with self._lock:
+            if self._started_at is None:
+                self._started_at = self._clock() - max(0.0, ago_s)
+            self._touch()
+        self._tell()
+
+    def wait_for(self, text: str) -> None:
+        """Say for what the cell waits; an empty text: it doesn't any more."""
+        with self._lock:
+            self._waits = text
+            self._touch()
+        self._tell()
+
+    def output(self, rank: int, stream: str, text: str) -> None:
+        """Take a piece of what a rank printed."""
+        with self._lock:
+            self._clear_before(rank)
+            self._fold.feed(rank, stream, text)
+            self._touch()
+        self._tell()
+
+    def display(
+        self,
+        rank: int,
+        mimebundle: MimeBundle,
+        metadata: MimeBundle | None = None,
+        display_id: str | None = None,
+        update: bool = False,
+    ) -> None:
+        """Take what a rank displayed; with `update`, in place of what it displayed under this id."""
+        bundle = Bundle.of(mimebundle, metadata)
+        with self._lock:
+            self._clear_before(rank)
+            shown = self._displays[rank]
+            replaced = [place for place, (known, _) in enumerate(shown) if update and known == display_id]
+            for place in replaced:
+                shown[place] = (display_id, bundle)
+            if not replaced:
+                shown.append((display_id, bundle))
+            self._touch()
+        self._tell()
+
+    def bar(self, rank: int, key: str, text: str) -> None:
+        """Take how a progress bar of a rank looks now; empty: it has gone."""
+        with self._lock:
+            self._clear_before(rank)
+            bars = self._bars.setdefault(rank, {})
+            if text:
+                bars[key] = text
+            else:
+                bars.pop(key, None)
+            self._touch()
+        self._tell()
+
+    def _partial_rows(self) -> list[Row]:
+        """Return unfinished lines and bars as they look now: bars that say the same are one."""
+        num_levels = max(map(len, self._bars.values()), default=0)
+        bars = [
+            Row((rank,), "stdout", list(bars.values())[level])
+            for level in range(num_levels)
+            for rank, bars in sorted(self._bars.items())
+            if len(bars) > level
+        ]
+        waits = [Row((), NOTE, self._waits)] if self._waits and self._state().running else []
+        return [*merge_bars([*self._fold.partial_rows(), *bars]), *waits]
+
+    def clear(self, rank: int, *, wait: bool) -> None:
+        """Take away what a rank has shown so far; with `wait`, when it shows something new."""
+        with self._lock:
+            self._to_clear.add(rank)
+            if not wait:
+                self._clear_before(rank)
+            self._touch()
+        self._tell()
+
+    def _clear_before(self, rank: int) -> None:
+        if rank in self._to_clear:
+            self._to_clear.discard(rank)
+            self._fold.clear(rank)
+            self._displays[rank] = []
+            self._bars.pop(rank, None)
+
+    def result(self, rank: int, bundle: MimeBundle | None) -> None:
+        """Take the value of the last expression on a rank; None when it has none."""
+        if bundle is None:
+            return
+        with self._lock:
+            self._results[rank] = Bundle.of(bundle)
+            self._touch()
+        self._tell()
+
+    def error(self, rank: int, error: ErrorInfo) -> None:
+        """Take what a rank raised; the rank is over."""
+        with self._lock:
+            self._errors.append(error)
+            self._touch()
+            self._end_if_over()
+        self._tell()
+
+    def done(self, rank: int, seconds: float) -> None:
+        """Note that a rank is over, and how long it took."""
+        with self._lock:
+            self._done[rank] = seconds
+            self._touch()
+            self._end_if_over()
+        self._tell()
+
+    def done_all(self, seconds: Mapping[int, float]) -> None:
+        """Note that ranks are over, and how long each took."""
+        with self._lock:
+            self._done.update(seconds)
+            self._touch()
+            self._end_if_over()
+        self._tell()
+
+    def note(self, text: str) -> None:
+        """Take a line that no rank has printed."""
+        with self._lock:
+            self._fold.say(text)
+            self._touch()
+        self._tell()
+
+    def close(self) -> None:
+        """Note that nobody waits for this cell any more: unfinished lines count. Later events still show."""
+        with self._lock:
+            self._fold.finish()
+            self._closed = True
+            self._touch()
+            if self._ended_at is None:
+                self._ended_at = self._clock()
+        self._tell()
+
+    def state(self) -> CellState:
+        """Return how far the cell is."""
+        with self._lock:
+            return self._state()
+
+    def next_tick_s(self) -> float | None:
+        """Return in how many seconds the view changes though nothing happens (progress). None: never."""
+        if self._fold.is_holding:
+            return 0.0
+        state = self.state()
+        if state.closed or not state.running or self._started_at is None:
+            return None
+        return PROGRESS_EVERY_S if state.shows_progress else PROGRESS_AFTER_S - state.elapsed_s
+
+    def visible(self) -> bool:
+        """Say whether there is anything to show."""
+        with self._lock:
+            state = self._state()
+            content = self._fold.num_rows or any(self._displays.values()) or self._results or self._errors
+            return bool(content or state.shows_progress or self._partial_rows() or cell_text.timing(state))
+
+    def natives(self) -> list[Native]:
+        """Return what a notebook shows as outputs of its own, equal ones of several ranks once."""
+        with self._lock:
+            return self._natives()
+
+    def _natives(self) -> list[Native]:
+        found: list[Native] = []
+        most = max(map(len, self._displays.values()), default=0)
+        places = [
+            (
+                f"d{place}",
+                {rank: shown[place][1] for rank, shown in self._displays.items() if len(shown) > place},
+            )
+            for place in range(most)
+        ]
+        for name, bundles in [*places, ("r", self._results)]:
+            native = {rank: bundle for rank, bundle in bundles.items() if bundle.is_native}
+            for number, (ranks, bundle) in enumerate(_by_value(native)):
+                found.append(Native(f"{name}-{number}", name_ranks(ranks) if self._prefix else "", bundle))
+                if len(found) == MAX_NATIVES:
+                    return found
+        return found
+
+    def snapshot(self, *, without: Collection[Bundle] = ()) -> Snapshot:
+        """Return everything, folded; without bundles that are shown elsewhere."""
+        with self._lock:
+            displays = {
+                rank: bundles
+                for rank, shown in self._displays.items()
+                if (bundles := tuple(bundle for _, bundle in shown if bundle not in without))
+            }
+            results = {rank: bundle for rank, bundle in self._results.items() if bundle not in without}
+            return Snapshot(
+                title=self._title,
+                key=self._key,
+                prefix=self._prefix,
+                rows=merge_bars(self._fold.rows()),
+                partial_rows=self._partial_rows(),
+                displays=_by_value(displays),
+                results=_by_value(results),
+                errors=fold_errors(self._errors),
+                state=self._state(),
+            )
+
+    def text(self) -> str:
+        """Return the view as text, without colours."""
+        return cell_text.render(self.snapshot())
+
+    def html(self) -> str:
+        """Return the view as self-contained HTML; empty when there is nothing to show."""
+        return cell_html.render(self.snapshot())
+
+    def mimebundle(self) -> dict[str, str]:
+        """Return text/plain and text/html of the same moment; `natives` come beside it."""
+        snapshot = self.snapshot(without={native.bundle for native in self.natives()})
+        return {"text/plain": cell_text.render(snapshot), "text/html": cell_html.render(snapshot)}
+
+    def drain(self, *, final: bool = True) -> str:
+        """Return the output lines completed since the last call, for a terminal; unless that's the end,
+        one that only some ranks have printed waits a little.
+        """
+        with self._lock:
+            return self._fold.drain(0 if final else _NUM_HOLDS)
+
+    def closing_text(self) -> str:
+        """Return what comes after the output lines (displays, results, errors, times), with colours."""
+        return cell_text.render_closing(self.snapshot(), colour=True)
+
+    def _touch(self) -> None:
+        self._version += 1
+        if self._started_at is None:
+            self._started_at = self._clock()
+
+    def _end_if_over(self) -> None:
+        if self._ended_at is None and not self._state().running:
+            self._ended_at = self._clock()
+
+    def _tell(self) -> None:
+        if self._listener is not None:
+            self._listener()
+
+    def _state(self) -> CellState:
+        start = self._started_at
+        end = self._clock() if self._ended_at is None else self._ended_at
+        return CellState(
+            ranks=self._ranks,
+            done=tuple(rank for rank in self._ranks if rank in self._done),
+            failed=tuple(sorted({error.rank for error in self._errors})),
+            seconds=dict(self._done),
+            elapsed_s=0.0 if start is None else end - start,
+            num_lines=self._fold.num_rows,
+            closed=self._closed,
+        )
+
+
+def _by_value(values: Mapping[int, _Key]) -> list[tuple[tuple[int, ...], _Key]]:
+    """Return equal values once with their ranks, by lowest rank."""
+    groups: dict[_Key, list[int]] = {}
+    for rank in sorted(values):
+        groups.setdefault(values[rank], []).append(rank)
+    return [(tuple(ranks), value) for value, ranks in groups.items()]

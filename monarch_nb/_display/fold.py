@@ -1,0 +1,524 @@
+"""Fold what many ranks print into one list of rows, equal lines once.
+
+Ranks run the same program at different speeds, so their lines are nearly the same sequence, skewed in time.
+`Fold` keeps one ordered list of rows; a row is a line and the set of ranks that printed it. A new line of a
+rank joins an equal row further down than what that rank printed last, or becomes a new row at the end.
+
+Invariants, whatever the interleaving and however the text was cut into chunks:
+
+* the rows that contain a rank, read from top to bottom, are exactly the lines of that rank, in order;
+* a row contains a rank at most once, and lines that differ in anything, a number too, are different rows; but
+  on stderr, a warning or a line that tells of a failure may differ in its values (`monarch_nb._folding`), and
+  what actors log in their names: its row then lists them.
+
+A line that only one rank printed so far *floats*: it stands at the end, where it happened, and when its rank
+next joins a row further up, the floating line moves up in front of that row. So `hello 0, same` of rank 0
+followed by `hello 1, same` of rank 1 folds to three rows, while a lone warning in epoch 57 of rank 0's log
+stays at epoch 57. A lagging rank looks for a partner a bounded number of rows (`LOOKAHEAD_ROWS`) after its
+own last one, then among the newest; so a chance match far away does not tear the list apart.
+
+Rows form a linked list whose labels increase with gaps: "is it after" is one comparison, an insertion touches
+no other row. Equal lines are found by a dict from text to rows, sorted by label. A line costs about 1 us when
+it joins and 2 us when it is new. A carriage return overwrites its line and the last state counts. The list is
+bounded: beyond `max_rows` the middle is hidden with a row that says so, and far beyond that it is forgotten.
+
+Not thread-safe: `CellView` has the lock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from operator import attrgetter
+
+import msgspec
+
+from monarch_nb._shape.rank_set import format_ranks
+from monarch_nb._folding import NAMED, Values, is_trouble, merge, split, split_name
+
+LOOKAHEAD_ROWS = 1000
+FLOATING_ROWS = 64
+"""How many lines of its own a rank may print before they stay where they are."""
+KEPT_PER_SHOWN = 50
+"""Rows held in memory for each one shown, so that a rank far behind still finds its partners."""
+NOTE = "note"
+"""The stream of a row that no rank printed."""
+
+_GAP = 1 << 60
+_by_label = attrgetter("label")
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One line and the ranks that printed it.
+
+    >>> Row((0, 1, 2), "stdout", "epoch 1")
+    Row(ranks=(0, 1, 2), stream='stdout', text='epoch 1')
+    """
+
+    ranks: tuple[int, ...]
+    stream: str
+    text: str
+
+
+class _Line:
+    __slots__ = (
+        "drained",
+        "label",
+        "mask",
+        "next",
+        "num_held",
+        "prev",
+        "stream",
+        "text",
+        "touched",
+        "values",
+    )
+
+    def __init__(self, label: int, stream: str, text: str, mask: int) -> None:
+        self.label = label
+        self.stream = stream
+        self.text = text
+        self.mask = mask
+        self.drained = 0
+        self.num_held = 0
+        self.touched = True
+        self.values: dict[int, Values] | None = None
+        """Of a warning or failure, by rank; `text` is then its pattern."""
+        self.prev: _Line | None = None
+        self.next: _Line | None = None
+
+
+class _Place(msgspec.Struct):
+    """The position of a rank: its last settled row, its floating rows after that, its unfinished line per
+    stream.
+    """
+
+    bit: int
+    anchor: _Line
+    floating: deque[_Line] = msgspec.field(default_factory=deque)
+    partial: dict[str, list[str]] = msgspec.field(default_factory=dict)
+
+    def settle(self, row: _Line) -> None:
+        """Fix all rows up to this one in place."""
+        while self.floating and self.floating[0].label <= row.label:
+            self.floating.popleft()
+        self.anchor = row
+
+
+class Fold:
+    """The lines of some ranks, folded.
+
+    `prefix` says whether `drain` names the ranks; by default, when there are several. `max_rows=None` keeps
+    everything.
+
+    >>> fold = Fold([0, 1])
+    >>> fold.feed(0, "stdout", "epoch 1\\nloss 0.5\\n")
+    >>> fold.feed(1, "stdout", "epoch 1\\nloss 0.7\\n")
+    >>> print(fold.drain(), end="")
+    [0-1] epoch 1
+    [0] loss 0.5
+    [1] loss 0.7
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        *,
+        max_rows: int | None = 1000,
+        more_hint: str = "",
+        prefix: bool | None = None,
+    ) -> None:
+        self._head = self._last = _Line(0, "", "", 0)
+        self._ranks = set(ranks)
+        self._all = sum(1 << rank for rank in self._ranks)
+        self.is_holding = False
+        """Whether the last `drain` has kept rows back."""
+        self._places: dict[int, _Place] = {}
+        self._owners: dict[int, _Place] = {}
+        self._index: dict[str, dict[str, list[_Line]]] = {}
+        self._max_rows = max_rows
+        self._more_hint = more_hint
+        self._prefix = len(self._ranks) > 1 if prefix is None else prefix
+        self._num_rows = 0
+        self._num_forgotten = 0
+        self._num_undrained = 0
+        self._touched: list[_Line] = []
+
+    @property
+    def num_rows(self) -> int:
+        """Folded rows so far, also those no longer held."""
+        return self._num_rows + self._num_forgotten
+
+    def knows(self, rank: int) -> bool:
+        """Say whether this rank's lines are folded here."""
+        return rank in self._ranks
+
+    def add_rank(self, rank: int) -> None:
+        """Fold the lines of one more rank."""
+        self._ranks.add(rank)
+        self._all |= 1 << rank
+        self._new_place(rank, self._last)
+
+    def _new_place(self, rank: int, anchor: _Line) -> _Place:
+        if rank not in self._ranks:
+            raise KeyError(rank)
+        place = self._places[rank] = _Place(1 << rank, anchor)
+        self._owners[place.bit] = place
+        return place
+
+    def feed(self, rank: int, stream: str, text: str) -> None:
+        """Take a piece of what a rank printed; it may end anywhere, also between `\\r` and `\\n`."""
+        place = self._places.get(rank) or self._new_place(rank, self._head)
+        pieces = place.partial.get(stream)
+        if pieces is None:
+            pieces = place.partial[stream] = []
+        if "\n" not in text and "\r" not in text:
+            pieces.append(text)
+            return
+        if pieces:
+            text = "".join((*pieces, text))
+            pieces.clear()
+        lines = text.split("\n")
+        tail = lines.pop()
+        for line in lines:
+            self._add(place, stream, last_state(line) if "\r" in line else line)
+        if tail:
+            pieces.append(last_state(tail) + "\r" if tail.endswith("\r") else last_state(tail))
+
+    def clear(self, rank: int) -> None:
+        """Forget what a rank has printed."""
+        place = self._places.pop(rank, None)
+        if place is None:
+            return
+        del self._owners[place.bit]
+        for row in list(self._walk()):
+            if row.mask == place.bit:
+                self._remove(row)
+            else:
+                row.mask &= ~place.bit
+
+    def _remove(self, row: _Line) -> None:
+        """Take a row out that no rank has any more."""
+        equal = self._index[row.stream][row.text]
+        equal.remove(row)
+        if not equal:
+            del self._index[row.stream][row.text]
+        if row in self._touched:
+            self._touched.remove(row)
+        self._unlink(row)
+        self._num_rows -= 1
+        assert row.prev is not None
+        for place in self._places.values():
+            if place.anchor is row:
+                place.anchor = row.prev
+
+    def say(self, text: str) -> None:
+        """Add a line that no rank has printed."""
+        row = _Line(self._last.label + _GAP, NOTE, text, 0)
+        row.prev = self._last
+        self._last.next = self._last = row
+        self._index.setdefault(NOTE, {}).setdefault(text, []).append(row)
+        self._touched.append(row)
+        self._num_rows += 1
+
+    def finish(self) -> None:
+        """Count what has no line end as lines. Later text starts new lines."""
+        for place in self._places.values():
+            for stream, pieces in place.partial.items():
+                text = last_state("".join(pieces))
+                pieces.clear()
+                if text.strip():
+                    self._add(place, stream, text)
+
+    def rows(self) -> list[Row]:
+        """Return the complete lines; beyond `max_rows`, a row of stream `NOTE` replaces the middle."""
+        cap = self._max_rows
+        if cap is None or self.num_rows <= cap:
+            return in_rank_order([_public(line) for line in self._walk()])
+        tail: list[_Line] = []
+        line = self._last
+        while len(tail) < cap - cap // 2 and line.prev is not None:
+            tail.append(line)
+            line = line.prev
+        top = [_public(line) for line, _ in zip(self._walk(), range(cap // 2), strict=False)]
+        note = self._note(self.num_rows - cap)
+        return [*in_rank_order(top), note, *in_rank_order([_public(line) for line in reversed(tail)])]
+
+    def partial_rows(self) -> list[Row]:
+        """Return the unfinished lines as they look now, such as progress bars, equal ones once."""
+        masks: dict[tuple[str, str], int] = {}
+        for place in self._places.values():
+            for stream, pieces in place.partial.items():
+                text = last_state("".join(pieces)) if pieces else ""
+                if text.strip():
+                    masks[stream, text] = masks.get((stream, text), 0) | place.bit
+        return [Row(_ranks_of(mask), stream, text) for (stream, text), mask in masks.items()]
+
+    def drain(self, num_holds: int = 0) -> str:
+        """Return the lines completed since the last call, for a plain text stream.
+
+        A row returned before that more ranks have joined since is returned again, for these ranks only.
+
+        Args:
+            num_holds: how many calls keep back a row that some ranks haven't printed yet, and with it what
+                comes after it.
+        """
+        touched = sorted(self._touched, key=_by_label)
+        held = self._first_to_hold(touched, num_holds) if num_holds else len(touched)
+        touched, self._touched = touched[:held], touched[held:]
+        self.is_holding = bool(self._touched)
+        parts: list[str] = []
+        if self._num_undrained:
+            parts.append(self._note(self._num_undrained).text + "\n")
+            self._num_undrained = 0
+        for line in touched:
+            new = line.mask & ~line.drained
+            line.drained, line.touched, line.num_held = line.mask, False, 0
+            parts.append(f"{prefix_of(_ranks_of(new)) if self._prefix else ''}{_text_of(line, new)}\n")
+        return "".join(parts)
+
+    def forget_drained(self, num_kept: int) -> None:
+        """Forget the complete lines of a fold without `max_rows` if more than `num_kept` are held and `drain`
+        has returned all.
+
+        A rank that prints one of them later than others gets a row of its own, as it would from `drain` in
+        any case.
+        """
+        if self._num_rows <= num_kept or self._touched:
+            return
+        for row in self._walk():
+            row.prev = None  # so that no cycle is left, and each is freed at once
+        self._num_forgotten += self._num_rows
+        self._num_rows = 0
+        self._head.next, self._last = None, self._head
+        self._index.clear()
+        for place in self._places.values():
+            place.anchor = self._head
+            place.floating.clear()
+
+    def _first_to_hold(self, touched: list[_Line], num_holds: int) -> int:
+        """Return where in these rows the first one stands that waits for more ranks; all that do have
+        waited once more then.
+        """
+        first = len(touched)
+        for at in range(len(touched) - 1, -1, -1):
+            line = touched[at]
+            if line.stream != NOTE and line.mask != self._all and line.num_held < num_holds:
+                line.num_held += 1
+                first = at
+        return first
+
+    def _add(self, place: _Place, stream: str, text: str) -> None:
+        if stream == "stderr" and len(self._ranks) > 1:
+            values: Values = ()
+            if is_trouble(text):
+                text, values = split(text)
+            elif NAMED in text:
+                text, values = split_name(text)
+            if values:
+                self._add_trouble(place, stream, text, values)
+                return
+        row = place.anchor.next
+        if row is None or row.text != text or place.floating or row.stream != stream:
+            row = self._find(place, stream, text)
+        if row is None:
+            self._append(place, stream, text)
+        else:
+            self._join(place, row)
+
+    def _add_trouble(self, place: _Place, stream: str, pattern: str, values: Values) -> None:
+        row = self._find(place, stream, pattern)
+        if row is None:
+            row = self._append(place, stream, pattern)
+            row.values = {}
+        else:
+            self._join(place, row)
+        assert row.values is not None
+        row.values[place.bit.bit_length() - 1] = values
+
+    def _find(self, place: _Place, stream: str, text: str) -> _Line | None:
+        equal = self._index.get(stream, {}).get(text)
+        if equal is None or len(self._ranks) == 1 or equal[-1].label <= place.anchor.label:
+            return None
+        near = place.anchor.label
+        recent = self._last.label - LOOKAHEAD_ROWS * _GAP
+        found = _first(equal, near, near + LOOKAHEAD_ROWS * _GAP, place.bit)
+        if found is None and recent > near:
+            found = _first(equal, recent, self._last.label, place.bit)
+        return found
+
+    def _append(self, place: _Place, stream: str, text: str) -> _Line:
+        row = _Line(self._last.label + _GAP, stream, text, place.bit)
+        row.prev = self._last
+        self._last.next = self._last = row
+        texts = self._index.get(stream)
+        if texts is None:
+            texts = self._index[stream] = {}
+        if text in texts:
+            texts[text].append(row)
+        else:
+            texts[text] = [row]
+        self._touched.append(row)
+        place.floating.append(row)
+        if len(place.floating) > FLOATING_ROWS:
+            place.anchor = place.floating.popleft()
+        self._num_rows += 1
+        if self._max_rows is not None and self._num_rows > KEPT_PER_SHOWN * self._max_rows:
+            self._forget(self._max_rows)
+        return row
+
+    def _join(self, place: _Place, row: _Line) -> None:
+        owner = self._owners.get(row.mask)
+        if owner is not None and owner.anchor.label < row.label:
+            owner.settle(row)
+        row.mask |= place.bit
+        if not row.touched:
+            row.touched = True
+            self._touched.append(row)
+        if place.floating:
+            self._pull_up(place, row)
+        place.anchor = row
+
+    def _pull_up(self, place: _Place, target: _Line) -> None:
+        """Move the floating rows of a rank that come after `target` to just before it."""
+        movers = [row for row in place.floating if row.label > target.label]
+        place.floating.clear()
+        if not movers:
+            return
+        for row in movers:
+            equal = self._index[row.stream][row.text]
+            del equal[bisect_left(equal, row.label, key=_by_label)]
+            self._unlink(row)
+        before = target.prev
+        assert before is not None  # the head stands before every row
+        if (target.label - before.label) // (len(movers) + 1) == 0:
+            self._relabel()
+        step = (target.label - before.label) // (len(movers) + 1)
+        for row in movers:
+            row.label = before.label + step
+            row.prev, row.next = before, target
+            before.next = target.prev = row
+            before = row
+            insort(self._index[row.stream][row.text], row, key=_by_label)
+
+    def _unlink(self, row: _Line) -> None:
+        assert row.prev is not None
+        row.prev.next = row.next
+        if row.next is None:
+            self._last = row.prev
+        else:
+            row.next.prev = row.prev
+
+    def _relabel(self) -> None:
+        for position, row in enumerate(self._walk(), 1):
+            row.label = position * _GAP
+
+    def _walk(self) -> Iterator[_Line]:
+        row = self._head.next
+        while row is not None:
+            yield row
+            row = row.next
+
+    def _forget(self, max_rows: int) -> None:
+        """Drop the middle: keep what is shown at the top and the newer half."""
+        num_dropped = self._num_rows // 2
+        rows = self._walk()
+        top = next(
+            row for position, row in enumerate(rows, 1) if position == max_rows // 2 or row.next is None
+        )
+        dropped = [row for row, _ in zip(rows, range(num_dropped), strict=False)]
+        first, last = dropped[0].label, dropped[-1].label
+        for place in self._places.values():
+            while place.floating and place.floating[0].label <= last:
+                place.anchor = place.floating.popleft()
+            if first <= place.anchor.label <= last:
+                place.anchor = top
+        for stream, text in {(row.stream, row.text) for row in dropped}:
+            texts = self._index[stream]
+            texts[text] = [row for row in texts[text] if not first <= row.label <= last]
+            if not texts[text]:
+                del texts[text]
+        self._num_undrained += sum(row.touched for row in dropped)
+        self._touched = [row for row in self._touched if not first <= row.label <= last]
+        top.next = dropped[-1].next
+        if top.next is None:
+            self._last = top
+        else:
+            top.next.prev = top
+        self._num_rows -= num_dropped
+        self._num_forgotten += num_dropped
+        self._relabel()
+
+    def _note(self, num_hidden: int) -> Row:
+        where = f"; all of them: {self._more_hint}" if self._more_hint else ""
+        return Row((), NOTE, f"... {num_hidden:,} lines not shown{where}")
+
+
+def last_state(line: str) -> str:
+    """Return what a terminal shows of a line with carriage returns: what was written after the last one.
+
+    >>> last_state("10%\\r100%\\r")
+    '100%'
+    """
+    return line.rstrip("\r").rpartition("\r")[2]
+
+
+def prefix_of(ranks: Sequence[int]) -> str:
+    """Return the ranks as they stand before a line, with the space: `[0-3,7] `; nothing for no ranks."""
+    return f"[{format_ranks(ranks)}] " if ranks else ""
+
+
+def _first(equal: list[_Line], after: int, until: int, bit: int) -> _Line | None:
+    for position in range(bisect_right(equal, after, key=_by_label), len(equal)):
+        row = equal[position]
+        if row.label > until:
+            return None
+        if not row.mask & bit:
+            return row
+    return None
+
+
+def _public(row: _Line) -> Row:
+    return Row(_ranks_of(row.mask), row.stream, row.text if row.values is None else _text_of(row, row.mask))
+
+
+def _text_of(row: _Line, mask: int) -> str:
+    """Return what a row says of some of its ranks."""
+    if not row.values or not mask:
+        return row.text
+    return merge(row.text, {rank: row.values[rank] for rank in _ranks_of(mask)})
+
+
+@lru_cache(maxsize=4096)
+def _ranks_of(mask: int) -> tuple[int, ...]:
+    return tuple(rank for rank in range(mask.bit_length()) if mask >> rank & 1)
+
+
+def in_rank_order(rows: list[Row]) -> list[Row]:
+    """Return rows with neighbours that share no rank in rank order; the order of each rank's lines stays.
+
+    Which rank was faster by a millisecond is no news, and readers look for rank 3 after rank 2. A line that
+    no rank has printed stays where it was said.
+
+    >>> [row.ranks for row in in_rank_order([Row((2,), "stdout", "b"), Row((0,), "stdout", "a")])]
+    [(0,), (2,)]
+    """
+    result: list[Row] = []
+    run: list[Row] = []
+    seen: set[int] = set()
+    for row in rows:
+        if not row.ranks or not seen.isdisjoint(row.ranks):
+            result += sorted(run, key=_first_rank)
+            run, seen = [], set()
+        if not row.ranks:
+            result.append(row)
+            continue
+        run.append(row)
+        seen.update(row.ranks)
+    return result + sorted(run, key=_first_rank)
+
+
+def _first_rank(row: Row) -> int:
+    return row.ranks[0]

@@ -1,0 +1,373 @@
+"""Keep a cell's display up to date while it runs, at most ten times a second.
+
+The thread that receives events only sets a flag. One thread for all cells looks at the flags ten times a
+second and publishes; a cell that ends before that publishes once, from `finish`. Large displays rest longer,
+so that no cell takes more than `BYTES_PER_S` (Jupyter's server cuts a kernel off at 1 MB/s).
+
+Threads and locks: `_publishing` is held to publish, and `finish` sets its flag under it, so after `finish`
+the thread publishes nothing but what comes late. The view's own lock is never held while publishing.
+
+Routing: ipykernel sends what is displayed or printed to the cell whose context the thread carries, or else to
+the cell that ran last. So a publisher is made in its cell and keeps that context for the first display and
+for text. Updates go by display id and find their output from anywhere; they are sent as part of the cell that
+runs now, because clients that execute notebooks (nbclient, papermill) only listen to that one.
+
+IPython is looked for only in `sys.modules`: a program that did not import it gets plain text.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import secrets
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, TextIO
+
+from monarch_nb._protocol.shown import MimeBundle
+from monarch_nb._display.cell_html import label_bundle
+from monarch_nb._display.cell_view import Native
+from monarch_nb._display.progress import PROGRESS_AFTER_S, CellState, progress_text
+
+INTERVAL_S = 0.1
+_NOTHING = {"text/plain": "", "text/html": ""}
+_GONE = ("", "")
+BYTES_PER_S = 400_000
+LINGER_S = 5.0
+
+
+class View(Protocol):
+    """The interface of views that can be shown: a `CellView`, or a `StackView` of several."""
+
+    @property
+    def version(self) -> int: ...
+    def listen(self, listener: Callable[[], None] | None) -> None: ...
+    def close(self) -> None: ...
+    def state(self) -> CellState: ...
+    def next_tick_s(self) -> float | None: ...
+    def visible(self) -> bool: ...
+    def mimebundle(self) -> dict[str, str]: ...
+    def natives(self) -> list[Native]: ...
+    def drain(self, *, final: bool = True) -> str: ...
+    def closing_text(self) -> str: ...
+    def unfinished_text(self) -> str: ...
+    def leave(self, why: str) -> None: ...
+
+
+class Publisher(Protocol):
+    """The interface of publishers, which show a view. Calls never overlap; they come from any thread."""
+
+    def publish(self, view: View, *, final: bool) -> int:
+        """Show the view as it is now; return how many bytes that took. `final`: the cell has ended;
+        what comes late follows in further final calls.
+        """
+
+
+class NotebookPublisher:
+    """One output of a notebook cell, replaced by each update. For front ends that show HTML.
+
+    While the cell runs, the output's metadata say what becomes of it if the kernel should go: our JupyterLab
+    extension then writes that into the output, for a kernel that is restarted can't: JupyterLab doesn't
+    listen to it any more.
+    """
+
+    def __init__(self) -> None:
+        self._display_id = f"monarch-nb-{secrets.token_hex(8)}"
+        self._context = contextvars.copy_context()
+        self._shown = False
+        self._version = -1
+        self._natives: dict[str, tuple[str, str]] = {}
+        """What is shown in outputs of their own: label and bundle, by place."""
+
+    def publish(self, view: View, *, final: bool) -> int:
+        """Display the view's mimebundle, or update the one displayed before."""
+        version = view.version
+        if final and version == self._version:
+            return 0
+        if not self._shown and not view.visible():
+            return 0  # a cell without output: nothing to render
+        bundle: MimeBundle = view.mimebundle()
+        if self._shown or bundle["text/html"]:
+            unfinished = "" if final else view.unfinished_text()
+            self._send(bundle, {"monarch_nb": {"unfinished": unfinished}} if unfinished else {})
+            self._version = version
+        return sum(map(len, bundle.values())) + self._publish_natives(view.natives())
+
+    def _publish_natives(self, natives: list[Native]) -> int:
+        """Show what the front end itself draws, each below the ranks that it's from; return how many bytes
+        that took.
+        """
+        num_bytes = 0
+        for native in natives:
+            before = self._natives.get(native.key)
+            self._natives[native.key] = (native.label, native.bundle.key)
+            if native.label and (before is None or before[0] != native.label):
+                self._send_native(
+                    f"{native.key}-ranks", label_bundle(native.label), {}, known=before is not None
+                )
+            if before is None or before[1] != native.bundle.key:
+                data = {**native.bundle.data, "text/plain": native.bundle.text()}
+                self._send_native(native.key, data, native.bundle.metadata, known=before is not None)
+                num_bytes += len(native.bundle.key)
+        for key in self._natives.keys() - {native.key for native in natives}:
+            if self._natives[key] != _GONE:
+                self._send_native(key, _NOTHING, {}, known=True)
+                if self._natives[key][0]:
+                    self._send_native(f"{key}-ranks", _NOTHING, {}, known=True)
+                self._natives[key] = _GONE
+        return num_bytes
+
+    def _send_native(self, key: str, data: MimeBundle, metadata: MimeBundle, *, known: bool) -> None:
+        from IPython.display import display, update_display
+
+        display_id = f"{self._display_id}-{key}"
+        if known:
+            update_display(dict(data), raw=True, metadata=dict(metadata), display_id=display_id)
+        else:
+            self._context.copy().run(
+                display, dict(data), raw=True, metadata=dict(metadata), display_id=display_id
+            )
+
+    def _send(self, bundle: MimeBundle, metadata: MimeBundle) -> None:
+        from IPython.display import display, update_display
+
+        if self._shown:
+            update_display(bundle, raw=True, metadata=metadata, display_id=self._display_id)
+        else:
+            self._shown = True
+            self._context.copy().run(
+                display, bundle, raw=True, metadata=metadata, display_id=self._display_id
+            )
+
+
+class TerminalPublisher:
+    """A text stream: lines once complete, the rest at the end. On a terminal, a progress line below them."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stdout if stream is None else stream
+        self._terminal = self._stream.isatty()
+        self._context = contextvars.copy_context()
+        self._progress = ""
+        self._is_closed = False
+
+    def publish(self, view: View, *, final: bool) -> int:
+        """Print what is new."""
+        if not self._progress and not view.visible():
+            return 0
+        text = view.drain(final=final) + (view.closing_text() if final and not self._is_closed else "")
+        self._is_closed |= final
+        progress = "" if final or not self._terminal else progress_text(view.state())
+        written = (
+            (("\r\x1b[2K" if self._progress else "") + text + progress)
+            if text or progress != self._progress
+            else ""
+        )
+        if written:
+            self._progress = progress
+            self._context.copy().run(self._write, written)
+        return len(written)
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+class LiveDisplay:
+    """Show a view until `finish`. Works as a context manager too.
+
+    With MONARCH_NB_LIVE=0 in the environment it is shown once, at the end: for runners that keep only the
+    first version of a display (nbval), or logs that should have one.
+
+    >>> from monarch_nb._display import CellView
+    >>> view = CellView([0, 1], world_size=2)
+    >>> with LiveDisplay(view):
+    ...     view.output(0, "stdout", "hi\\n"); view.output(1, "stdout", "hi\\n")
+    [0-1] hi
+    """
+
+    def __init__(
+        self, view: View, *, publisher: Publisher | None = None, interval_s: float = INTERVAL_S,
+        on_tick: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._view = view
+        self._publisher = choose_publisher() if publisher is None else publisher
+        self._interval_s = interval_s
+        self._on_tick = on_tick
+        """Called by the clock at each look; quick."""
+        self._publishing = threading.Lock()
+        self._starting = threading.Lock()
+        self._finished = False
+        self._changed = False
+        self._ending = False
+        self._late = False
+        self._shown_by_clock = False
+        self._rest_until = 0.0
+        self._next_change_at: float | None = time.monotonic() + PROGRESS_AFTER_S
+        if os.environ.get("MONARCH_NB_LIVE", "1") != "0":
+            view.listen(self._on_change)
+
+    def __enter__(self) -> LiveDisplay:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.finish()
+
+    def finish(self) -> None:
+        """Close the view and publish it a last time, on the caller's thread. Further calls do nothing."""
+        with self._publishing:
+            if self._finished:
+                return
+            self._finished = True
+            self._view.listen(None)
+            self._view.close()
+            self._publisher.publish(self._view, final=True)
+        self._view.listen(self._on_late)
+
+    def _on_late(self) -> None:
+        """Publish the view once more, in a moment, with all that comes after its end until then."""
+        with self._starting:
+            if self._late:
+                return
+            self._late = True
+        timer = threading.Timer(self._interval_s, self._publish_late)
+        timer.daemon = True
+        timer.start()
+
+    def _publish_late(self) -> None:
+        self._late = False
+        with self._publishing:
+            self._publisher.publish(self._view, final=True)
+
+    def update(self) -> None:
+        """Publish what there is now, on the caller's thread."""
+        with self._publishing:
+            if not self._finished and self._view.visible():
+                self._publisher.publish(self._view, final=False)
+
+    def leave(self, why: str) -> None:
+        """Say in the display that nobody shows the rest here, and publish it a last time, on the caller's
+        thread.
+        """
+        self._view.leave(why)
+        self.finish()
+        self._view.listen(None)
+
+    def finish_soon(self) -> None:
+        """Have it finished in the background; returns at once."""
+        self._ending = True
+        self._on_change()
+
+    def _on_change(self) -> None:
+        self._changed = True
+        if not self._shown_by_clock:
+            self._shown_by_clock = True
+            _clock.add(self)
+
+    def tick(self) -> bool:
+        """Publish if something has changed; say whether to be asked again. Called by the clock's thread."""
+        if self._ending:
+            self.finish()
+        if self._finished:
+            return False
+        if self._on_tick is not None:
+            self._on_tick()
+        now = time.monotonic()
+        due = self._changed or (self._next_change_at is not None and now >= self._next_change_at)
+        if due and now >= self._rest_until:
+            self._changed = False
+            with self._publishing:
+                if self._finished:
+                    return False
+                size_bytes = self._publisher.publish(self._view, final=False) if self._view.visible() else 0
+            self._rest_until = now + max(self._interval_s, size_bytes / BYTES_PER_S)
+            next_s = self._view.next_tick_s()
+            self._next_change_at = None if next_s is None else time.monotonic() + next_s
+        return True
+
+
+class _Clock:
+    """One thread for all displays: a cell that is over at once shouldn't have to start and wake one.
+
+    It looks every `INTERVAL_S` while there are displays, and for `LINGER_S` afterwards; then it sleeps until
+    one is added.
+    """
+
+    def __init__(self) -> None:
+        self._displays: list[LiveDisplay] = []
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._asleep = False
+
+    def add(self, display: LiveDisplay) -> None:
+        """Tick a display until it has finished."""
+        with self._lock:
+            self._displays.append(display)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="monarch-nb-display", daemon=True)
+                self._thread.start()
+            asleep = self._asleep
+        if asleep:
+            self._wake.set()
+
+    def displays(self) -> list[LiveDisplay]:
+        """Return those that have shown something and aren't finished."""
+        with self._lock:
+            return list(self._displays)
+
+    def _run(self) -> None:
+        idle_since = time.monotonic()
+        while True:
+            time.sleep(INTERVAL_S)
+            with self._lock:
+                displays = list(self._displays)
+            for display in displays:
+                if not _ticks_on(display):
+                    with self._lock:
+                        self._displays.remove(display)
+            if displays:
+                idle_since = time.monotonic()
+            elif time.monotonic() - idle_since > LINGER_S:
+                self._sleep()
+
+    def _sleep(self) -> None:
+        with self._lock:
+            if self._displays:
+                return
+            self._asleep = True
+            self._wake.clear()
+        self._wake.wait()
+        self._asleep = False
+
+
+def _ticks_on(display: LiveDisplay) -> bool:
+    """Tick a display; one that can't be shown any more (a closed stream) is left alone."""
+    try:
+        return display.tick()
+    except Exception:
+        traceback.print_exc()
+        return False
+
+
+_clock = _Clock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _clock.__init__())  # type: ignore[misc]
+
+
+def leave_displays(why: str) -> None:
+    """Have each display that isn't finished say so: this program is about to end."""
+    for display in _clock.displays():
+        display.leave(why)
+
+
+def choose_publisher() -> Publisher:
+    """Return a publisher for where this program runs: a kernel's front end, or text."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return NotebookPublisher() if getattr(shell, "kernel", None) is not None else TerminalPublisher()

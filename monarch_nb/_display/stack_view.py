@@ -1,0 +1,117 @@
+"""Several cells in one display, below each other: what was missed while nobody was there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from monarch_nb._display.cell_view import CellView, Native
+from monarch_nb._display.progress import CellState
+
+
+class StackView:
+    """Views below each other, shown as one. `LiveDisplay` takes it for a view.
+
+    Args:
+        shows_empty: whether views are shown that have nothing but a title.
+
+    >>> views = [CellView([0], world_size=1, title="first"), CellView([0], world_size=1, title="second")]
+    >>> views[0].output(0, "stdout", "hi\\n"); views[1].output(0, "stdout", "ho\\n")
+    >>> print(StackView(views).text())
+    first
+    hi
+    second
+    ho
+    """
+
+    def __init__(self, views: Sequence[CellView], *, shows_empty: bool = True) -> None:
+        self._views = list(views)
+        self._shows_empty = shows_empty
+        self._titled: set[int] = set()
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """Have this called after each change of any view."""
+        for view in self._views:
+            view.listen(listener)
+
+    @property
+    def version(self) -> int:
+        """Grows with each change."""
+        return sum(view.version for view in self._views)
+
+    def close(self) -> None:
+        """Note that nobody waits any more."""
+        for view in self._views:
+            view.close()
+
+    def state(self) -> CellState:
+        """Return how far the first cell is that still runs, or the last."""
+        states = [view.state() for view in self._views]
+        return next((s for s in states if s.running), states[-1])
+
+    def next_tick_s(self) -> float | None:
+        """Return in how many seconds something changes by itself."""
+        return min((t for v in self._views if (t := v.next_tick_s()) is not None), default=None)
+
+    def unfinished_text(self) -> str:
+        """Return what becomes of the cells that aren't over, if nobody shows them from now on."""
+        return "; ".join(text for view in self._views if (text := view.unfinished_text()))
+
+    def leave(self, why: str) -> None:
+        """Say that nobody shows the cells from now on, and what becomes of them."""
+        for view in self._views:
+            view.leave(why)
+
+    def visible(self) -> bool:
+        """Say whether there is anything to show."""
+        return any(view.visible() or (view.title and self._shows_empty) for view in self._views)
+
+    def _shown(self) -> list[CellView]:
+        return [view for view in self._views if self._shows_empty or view.visible()]
+
+    def text(self) -> str:
+        """Return all as text."""
+        return "\n".join(text for view in self._shown() if (text := view.text()))
+
+    def html(self) -> str:
+        """Return all as HTML."""
+        return "".join(view.html() for view in self._shown())
+
+    def mimebundle(self) -> dict[str, str]:
+        """Return text/plain and text/html."""
+        bundles = [view.mimebundle() for view in self._shown()]
+        return {
+            "text/plain": "\n".join(b["text/plain"] for b in bundles if b["text/plain"]),
+            "text/html": "".join(b["text/html"] for b in bundles),
+        }
+
+    def natives(self) -> list[Native]:
+        """Return what a notebook shows as outputs of its own."""
+        return [
+            Native(
+                f"{position}-{native.key}", " ".join(filter(None, (view.title, native.label))), native.bundle
+            )
+            for position, view in enumerate(self._views)
+            for native in view.natives()
+        ]
+
+    def drain(self, *, final: bool = True) -> str:
+        """Return the lines completed since the last call, each view's after its title."""
+        parts = []
+        for position, view in enumerate(self._views):
+            text = view.drain(final=final)
+            if text:
+                parts.append(self._title(position) + text)
+        return "".join(parts)
+
+    def _title(self, position: int) -> str:
+        title = self._views[position].title
+        if not title or position in self._titled:
+            return ""
+        self._titled.add(position)
+        return f"{title}\n"
+
+    def closing_text(self) -> str:
+        """Return what comes after the lines."""
+        closing = [view.closing_text() for view in self._views]
+        shown = [self._shows_empty or bool(text) for text in closing]
+        return "".join(self._title(i) + text for i, text in enumerate(closing) if shown[i])

@@ -1,0 +1,72 @@
+"""Verbs about what ran: history, rerun, result."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._commands import actions
+from monarch_nb._commands.parser import Namespace
+from monarch_nb._display import CellView, LiveDisplay, ViewWatcher
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb._magics.cell import finish_cell, show_cell
+from monarch_nb._magics.script import rerun_script
+from monarch_nb._magics.state import State
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh import Mesh
+
+
+def history(state: State, arguments: Namespace) -> Any:
+    """Show the journal; with a number, all about that entry."""
+    mesh = state.mesh(arguments.name)
+    if arguments.number is not None:
+        print(mesh.journal.entry(arguments.number).text())
+        return None
+    return actions.history(mesh, arguments)
+
+
+def rerun(state: State, arguments: Namespace) -> None:
+    """Run a cell of the journal again, on the same ranks or others."""
+    mesh = state.mesh(arguments.name)
+    entry = mesh.journal.entry(arguments.number)
+    if entry.kind != "cell":
+        raise MeshUsageError(
+            f"#{entry.n} of the journal is no cell but {entry.kind}; only cells can be run again: see "
+            "%mesh history"
+        )
+    if entry.record.nolog:
+        raise MeshUsageError(f"#{entry.n} of the journal can't be run again: its source isn't kept (# nolog)")
+    ranks = mesh.select(arguments.ranks or entry.ranks)
+    if entry.record.script:
+        rerun_script(mesh, entry, ranks)
+        return
+    show_cell(mesh, entry.source, ranks, number=entry.number, rerun_of=entry.n)
+
+
+def _running(mesh: Mesh) -> int | None:
+    """Return the number of the youngest cell that runs."""
+    return next((e.n for e in reversed(mesh.history()) if e.kind == "cell" and e.ended is None), None)
+
+
+def result(state: State, arguments: Namespace) -> None:
+    """Wait for a cell, show it, and fail if it has failed."""
+    mesh = state.mesh(arguments.name)
+    number = arguments.number or state.last_async.get(mesh.name) or _running(mesh)
+    if number is None:
+        raise MeshUsageError(
+            "%mesh result: no cell was started with --async here, and none runs; name one of %mesh history"
+        )
+    entry = mesh.journal.entry(number)
+    if entry.kind != "cell":
+        raise MeshUsageError(
+            f"%mesh result: #{number} of the journal is no cell but {entry.kind}; name one of %mesh history"
+        )
+    view = CellView(mesh.select(entry.ranks), len(mesh))
+    with LiveDisplay(view):
+        view.started(ago_s=time.time() - entry.when)
+        run = mesh.journal.replay(entry, ViewWatcher(view))
+        view.describe_rest(run.goes_on)
+        ended = run.wait()
+    run.seen()
+    finish_cell(mesh, ended)

@@ -1,0 +1,87 @@
+"""Questions of ranks in the cell that waits: each by itself, with its rank before it; the answer goes to that
+rank.
+
+A rank that doesn't ask any more (it's dead, or was interrupted) has its question taken back.
+"""
+
+from __future__ import annotations
+
+import getpass
+from typing import TYPE_CHECKING
+
+from monarch_nb._protocol.keyboard import AnswerUser, QuestionRow, RefuseUser, UserQuestions
+from monarch_nb.actor.handle import session_of
+from monarch_nb._debug import Question, TakenBack
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh import Mesh
+
+NO_KEYBOARD = "nobody can type where this notebook runs (papermill, nbclient)"
+INPUT_OVER_MIME = "application/vnd.monarch-nb.input-over+json"
+
+
+def answer_questions(mesh: Mesh) -> None:
+    """Ask whoever sits here until no rank asks any more."""
+    session = session_of(mesh)
+    while True:
+        seen = session.num_questions_over
+        rows = session.request(UserQuestions())
+        if not rows:
+            return
+        try:
+            text = _asked(mesh, rows[0], seen)
+        except (NotImplementedError, RuntimeError) as error:  # StdinNotImplementedError is either, by version
+            if "stdin" not in str(error).lower() and "input" not in str(error).lower():
+                raise
+            session.request(RefuseUser(NO_KEYBOARD))
+        except KeyboardInterrupt:
+            mesh.interrupt(sorted({row.rank for row in rows}))
+            return
+        except TakenBack:
+            pass
+        else:
+            if not session.request(AnswerUser(rows[0].id, text)):
+                print(f"rank {rows[0].rank} doesn't ask any more")
+
+
+def _asked(mesh: Mesh, row: QuestionRow, seen: int) -> str:
+    """Ask what a rank asks.
+
+    Args:
+        seen: how many questions were over before it was known that this one isn't.
+
+    Raises:
+        TakenBack: if the rank doesn't ask any more.
+    """
+
+    def taken_back() -> None:
+        close_box()
+        print(f"rank {row.rank} doesn't ask any more")
+
+    prompt = f"[{row.rank}] {row.prompt}" if len(mesh) > 1 else row.prompt
+    session = session_of(mesh)
+    with Question(getpass.getpass if row.hidden else None, taken_back) as ask:
+        session.take_back_question[row.id] = ask.take_back
+        try:
+            if session.num_questions_over != seen:
+                raise TakenBack  # perhaps this one: look again
+            return ask(prompt)
+        finally:
+            del session.take_back_question[row.id]
+
+
+def close_box() -> None:
+    """Have the front end take its input box away: the kernel doesn't wait for it any more.
+
+    Jupyter's protocol has no message for that. An update of a display that isn't there is one that everybody
+    else passes over, and ours looks for the type.
+    """
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    if getattr(shell, "kernel", None) is None:
+        print()  # what follows doesn't belong behind the prompt
+        return
+    shell.display_pub.publish(
+        data={INPUT_OVER_MIME: {}}, transient={"display_id": "monarch-nb-input"}, update=True
+    )

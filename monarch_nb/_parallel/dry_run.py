@@ -1,0 +1,713 @@
+"""A forward without numbers: what comes out, how long it takes, and which layers look across the batch.
+
+The module is run twice over shapes alone. Once as one rank sees it, on its part of the batch (`local`); once
+as one tensor over all ranks (`whole`), with DTensor's rules. Where both do the same operations with the same
+numbers, and no rule asks for another layout, each rank can do its part by itself. A layer where that isn't so
+looks across the batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import Replicate
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from monarch_nb._rank.tensor.private import make_wrapper, no_torch_function
+from monarch_nb._parallel.numbers import split_dims
+from monarch_nb._parallel.rules import is_by_rows, is_shaping, is_uniform, reason_of, row_layout
+from monarch_nb._tensor.metadata import Grid, Meta, intern
+from monarch_nb._tensor.place import Place, users_line
+from monarch_nb._tensor.propagation import Propagation
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A tensor without numbers."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __repr__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.size)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A layer that looks across the batch.
+
+    Attributes:
+        path: of the layer.
+        kind: its class.
+        op: where it does.
+        reason: in words.
+        place: line of the user's.
+        num_bytes: of what every rank has to get from the others, a forward.
+    """
+
+    path: str
+    kind: str
+    op: str
+    reason: str
+    place: Place
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """A tensor that comes out.
+
+    Attributes:
+        shape: of the whole.
+        layout: over the data axis: Shard(0), Replicate or Partial.
+        wants_gradient: whether it has a history.
+    """
+
+    shape: Shape
+    layout: Any
+    wants_gradient: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """The result of a dry run: all that is known of a module's forward.
+
+    Attributes:
+        outputs: its tensors, flat, and `structure` and `leaves` of what it returns.
+        findings: layers that look across the batch.
+        used: names of parameters that contribute to the result.
+        num_flops: of one rank's forward.
+        saved_bytes: what one rank keeps for the backward; `saved_by_layer`: the same by layer that made it.
+        num_ops: how many operations it is.
+    """
+
+    outputs: tuple[Out, ...]
+    leaves: tuple[Any, ...]
+    structure: Any
+    findings: tuple[Finding, ...]
+    used: frozenset[str]
+    num_flops: int = 0
+    saved_bytes: int = 0
+    saved_by_layer: Mapping[str, int] = field(default_factory=dict)
+    num_ops: int = 0
+
+
+class CantFollow(Exception):
+    """The forward needs numbers, or does something that can't be followed; the text says what."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """One operation of the run on one rank's part."""
+
+    func: Any
+    scalars: tuple[Any, ...]
+    sizes: tuple[tuple[int, ...], ...]
+
+
+class _Found(Exception):
+    """A layer was found; the run begins anew with it on the whole batch."""
+
+    def __init__(self, path: str, op: str, reason: str, place: Place) -> None:
+        super().__init__(reason)
+        self.path, self.op, self.reason, self.place = path, op, reason, place
+
+
+class LooksAcross(Exception):
+    """A layer looks across the batch, and it wasn't said that it may.
+
+    Attributes:
+        finding: which, and where.
+    """
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.reason)
+        self.finding = finding
+
+
+class LocalMismatch(Exception):
+    """An operation that one rank can't do on its part, though one process can on the whole batch.
+
+    Attributes:
+        path: of the layer, `op` its operation, `place` its line.
+        inputs: the operation's tensors: a name, if it's a parameter, and the shape on one rank.
+        error: what torch says.
+    """
+
+    def __init__(
+        self, path: str, op: str, place: Place, inputs: Sequence[tuple[str, Shape]], error: Exception
+    ) -> None:
+        super().__init__(str(error))
+        self.path, self.op, self.place, self.inputs, self.error = path, op, place, tuple(inputs), error
+
+
+class Dry(torch.Tensor):  # type: ignore[misc]
+    """A tensor over all ranks, without values."""
+
+    mesh_meta: Meta
+
+    @staticmethod
+    def __new__(cls, meta: Meta, requires_grad: bool = False) -> Dry:
+        made = make_wrapper(
+            cls, meta.size, strides=meta.stride, storage_offset=meta.offset, dtype=meta.dtype, device="cpu",
+            requires_grad=requires_grad,
+        )  # fmt: skip
+        made.mesh_meta = meta
+        return made  # type: ignore[no-any-return]
+
+    __torch_function__ = no_torch_function
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Raise `CantFollow`: this is called only outside of a dry run, and nothing can be done there."""
+        raise CantFollow(f"{func} after the dry run")
+
+
+def is_dry(value: Any) -> bool:
+    """Say whether a value is a tensor of a dry run."""
+    return isinstance(value, Dry)
+
+
+class DryRunner:
+    """Dry runs of one module over so many ranks.
+
+    Args:
+        module: of the user's; its parameters' shapes are used, nothing else.
+        num_ranks: over which a batch is split.
+        replicate: layers that run on the whole batch because the user says so.
+    """
+
+    def __init__(self, module: nn.Module, num_ranks: int, replicate: Sequence[str] = ()) -> None:
+        self.module, self.num_ranks = module, num_ranks
+        self.replicate = tuple(replicate)
+        self.grid = Grid(None, (num_ranks,), ("data",), range(num_ranks), "cpu")
+        self.propagation = Propagation(is_dry)
+        self.paths = {layer: path for path, layer in module.named_modules()}
+        self.outcomes: dict[Any, Any] = {}
+        self.fine: dict[str, list[int | None]] = {}
+        """Layers that rules can't follow, but numbers say that they do each row by itself: how results are
+        split."""
+        self._known: list[Finding] = []
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any], rows: int, *, finds: bool = True) -> DryRun:
+        """Follow a forward.
+
+        Args:
+            args, kwargs: of the module; tensors may be plain or fake: only their shapes count.
+            rows: size of the batch: what is as long in its first dimension is split.
+            finds: layers that look across the batch run on all of it; else they are an error.
+
+        Raises:
+            LocalMismatch, CantFollow: see there. And what the module raises for one process, too.
+        """
+        while True:
+            whole = tuple(dict.fromkeys([*self.replicate, *(f.path for f in self._known)]))
+            try:
+                local = _Local(self, whole, rows)
+                result = self._run(local, args, kwargs)
+                used = _used(result, local.parameters)
+                over_all = _Whole(self, whole, rows, local.steps)
+                return self._known_by(local, over_all, self._run(over_all, args, kwargs), used, result)
+            except LocalMismatch as error:
+                self._run(_Whole(self, (), rows, None), args, kwargs)  # raises what one process would, too
+                if not finds:
+                    raise
+                self._note(_Found(error.path, error.op, "shapes don't fit on a part of it", error.place))
+            except _Found as found:
+                if self._is_fine(found, over_all):
+                    continue
+                if not finds:
+                    raise LooksAcross(self._finding(found)) from None
+                self._note(found)
+
+    def _is_fine(self, found: _Found, over_all: _Whole) -> bool:
+        """Try the layer with numbers; and the layers around it, if it has none that split."""
+        if found.path in self.fine or found.path not in over_all.inputs:
+            return False
+        args, kwargs = over_all.inputs[found.path]
+        dims = split_dims(self.module.get_submodule(found.path), args, kwargs, self.num_ranks)
+        if dims is None:
+            return False
+        self.fine[found.path] = dims
+        return True
+
+    def _run(self, mode: _Mode, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        state = mode.state(self.module)
+        given = pytree.tree_map(mode.given, (tuple(args), dict(kwargs)))
+        with mode.following():
+            return functional_call(self.module, state, *given, tie_weights=True)
+
+    def _note(self, found: _Found) -> None:
+        if "" in (f.path for f in self._known) or found.path in (f.path for f in self._known):
+            raise CantFollow(f"{found.op}: {found.reason}")
+        layer = self.module.get_submodule(found.path)
+        alike = [layer]
+        if type(layer).__module__.startswith("torch.nn."):
+            alike = [m for m in self.paths if type(m) is type(layer) and m.training == layer.training]
+        self._known = [
+            f for f in self._known if not f.path.startswith(f"{found.path}." if found.path else "")
+        ]
+        self._known += [replace(self._finding(found), path=self.paths[each]) for each in alike]
+
+    def _finding(self, found: _Found) -> Finding:
+        kind = type(self.module.get_submodule(found.path)).__name__
+        return Finding(found.path, kind, found.op, found.reason, found.place)
+
+    def _known_by(
+        self, local: _Local, over_all: _Whole, result: Any, used: frozenset[str], on_rank: Any
+    ) -> DryRun:
+        leaves, structure = pytree.tree_flatten(result)
+        parts = [x for x in pytree.tree_leaves(on_rank) if isinstance(x, torch.Tensor)]
+        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        outputs = tuple(over_all.out(x, p) for x, p in zip(tensors, parts, strict=True))
+        kept = tuple(None if isinstance(x, torch.Tensor) else x for x in leaves)
+        holes = tuple(_Hole if isinstance(x, torch.Tensor) else k for x, k in zip(leaves, kept, strict=True))
+        findings = tuple(replace(f, num_bytes=local.gathered.get(f.path, 0)) for f in self._known)
+        return DryRun(
+            outputs, holes, structure, findings, used, local.num_flops, sum(local.saved.values()),
+            dict(local.saved), len(local.steps),
+        )  # fmt: skip
+
+
+_Hole: Any = object()
+
+
+def is_hole(value: Any) -> bool:
+    """Say whether a leaf of a result stands for a tensor."""
+    return value is _Hole
+
+
+def _used(result: Any, parameters: Mapping[str, torch.Tensor]) -> frozenset[str]:
+    """Return the names of parameters to which a result's history leads."""
+    names = {id(each): name for name, each in parameters.items()}
+    seen: set[Any] = set()
+    found = set()
+    todo = [x.grad_fn for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) in names:
+            found.add(names[id(variable)])
+        todo += [each for each, _ in node.next_functions]
+    return frozenset(found)
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[misc]
+    """Follows operations; knows in which layer they are."""
+
+    def __init__(self, runner: DryRunner, whole: Sequence[str], rows: int) -> None:
+        super().__init__()
+        self._runner, self._whole, self._rows = runner, frozenset(whole), rows
+        self._layers: list[str] = []
+        self._depth = 0
+        """How many layers around run on the whole batch."""
+        self._is_unseen = False
+        self.parameters: dict[str, torch.Tensor] = {}
+
+    @property
+    def path(self) -> str:
+        """The layer whose forward runs."""
+        return self._layers[-1] if self._layers else ""
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follow what is done in a `with` block."""
+        with ExitStack() as stack:
+            for layer, path in self._runner.paths.items():
+                hooks = (
+                    layer.register_forward_pre_hook(self._entering(path), with_kwargs=True, prepend=True),
+                    layer.register_forward_hook(self._leaving(path), always_call=True),
+                )
+                for each in hooks:
+                    stack.callback(each.remove)
+            stack.enter_context(self._around())
+            stack.enter_context(self)
+            yield
+
+    @contextmanager
+    def _around(self) -> Iterator[None]:
+        yield
+
+    def _entering(self, path: str) -> Callable[..., Any]:
+        def enter(_layer: Any, args: Any, kwargs: Any) -> Any:
+            self._layers.append(path)
+            self.enter(path, args, kwargs)
+            if path not in self._whole:
+                return None
+            self._depth += 1
+            return args if self._depth > 1 else self._unseen(self.gather, (args, kwargs))
+
+        def enter_all(layer: Any, args: Any, kwargs: Any) -> Any:
+            found = enter(layer, args, kwargs)
+            return (args, kwargs) if found is None or found is args else found
+
+        return enter_all
+
+    def _leaving(self, path: str) -> Callable[..., Any]:
+        def leave(_layer: Any, _args: Any, output: Any) -> Any:
+            if self._layers:
+                self._layers.pop()
+            output = self.leave(path, output)
+            if path not in self._whole:
+                return output
+            self._depth -= 1
+            return output if self._depth else self._unseen(self.own, output)
+
+        return leave
+
+    def _unseen(self, function: Callable[..., Any], values: Any) -> Any:
+        """Do something to values that is no operation of the module's."""
+        self._is_unseen = True
+        try:
+            return pytree.tree_map(function, values)
+        finally:
+            self._is_unseen = False
+
+    def state(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        """Return parameters and buffers as tensors of this run."""
+        made: dict[int, torch.Tensor] = {}
+        for each in module.parameters():
+            made[id(each)] = self.value(each).requires_grad_(each.requires_grad)
+        for each in module.buffers():
+            made[id(each)] = self.value(each)
+        named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers()]
+        state = {name: made[id(each)] for name, each in named}
+        self.parameters = {name: made[id(each)] for name, each in module.named_parameters()}
+        return state
+
+    def name_of(self, value: Any) -> str:
+        """Return the name of a parameter, or of what a view shows a part of; "" if it's neither."""
+        for name, each in self.parameters.items():
+            if value is each or (value._is_view() and value._base is each):
+                return name
+        return ""
+
+    # What differs
+
+    def enter(self, path: str, args: Any, kwargs: Any) -> None:
+        """Take note of the arguments of a layer whose forward begins; here, do nothing."""
+
+    def leave(self, path: str, output: Any) -> Any:
+        """Return the output of a layer whose forward has ended; here, unchanged."""
+        return output
+
+    def value(self, plain: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def given(self, value: Any) -> Any:
+        raise NotImplementedError
+
+    def gather(self, value: Any) -> Any:
+        raise NotImplementedError
+
+    def own(self, value: Any) -> Any:
+        raise NotImplementedError
+
+    def _is_batch(self, value: Any, rows: int) -> bool:
+        return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == rows
+
+
+class _Local(_Mode):
+    """As one rank sees it."""
+
+    def __init__(self, runner: DryRunner, whole: Sequence[str], rows: int) -> None:
+        super().__init__(runner, whole, rows)
+        self.steps: list[_Step] = []
+        self.num_flops = 0
+        self.saved: dict[str, int] = {}
+        self.gathered: dict[str, int] = {}
+        self._seen: set[int] = set()
+        self._kept: list[Any] = []
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+
+    @contextmanager
+    def _around(self) -> Iterator[None]:
+        with _quiet(), self._fake, torch.autograd.graph.saved_tensors_hooks(self._save, lambda x: x):
+            yield
+
+    def _save(self, value: torch.Tensor) -> torch.Tensor:
+        storage = value.untyped_storage()
+        if storage._cdata not in self._seen:
+            self._seen.add(storage._cdata)
+            self._kept.append(storage)
+            if not self.name_of(value):
+                self.saved[self.path] = self.saved.get(self.path, 0) + storage.nbytes()
+        return value
+
+    def value(self, plain: torch.Tensor) -> torch.Tensor:
+        with self._fake:
+            return torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, device="cpu")
+
+    def given(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        made = self.value(value)
+        if not self._is_batch(value, self._rows):
+            return made
+        with self._fake:
+            size = (self._rows // self._runner.num_ranks, *value.shape[1:])
+            return torch.empty(size, dtype=value.dtype, device="cpu")
+
+    def gather(self, value: Any) -> Any:
+        if not self._is_batch(value, self._rows // self._runner.num_ranks):
+            return value
+        more = value.numel() * (self._runner.num_ranks - 1) * value.element_size()
+        self.gathered[self.path] = self.gathered.get(self.path, 0) + more
+        return _Gather.apply(value, self._runner.num_ranks)
+
+    def own(self, value: Any) -> Any:
+        rows = self._rows // self._runner.num_ranks
+        return value.narrow(0, 0, rows) if self._is_batch(value, self._rows) else value
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._is_unseen:
+            return func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except (LocalMismatch, CantFollow):
+            raise
+        except Exception as error:
+            raise self._mismatch(func, args, kwargs, error) from error
+        counter = flop_registry.get(getattr(func, "overloadpacket", None))
+        if counter is not None:
+            self.num_flops += counter(*args, **kwargs, out_val=result)
+        if not _is_bookkeeping(func):
+            sizes = tuple(tuple(x.shape) for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor))
+            self.steps.append(_Step(func, _scalars(args, kwargs), sizes))
+        return result
+
+    def _mismatch(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Exception:
+        if type(error).__name__.startswith(("DataDependent", "DynamicOutput")):
+            place = Place(*users_line(), "")
+            return CantFollow(f"{func} needs numbers that only ranks have ({place})")
+        inputs = [
+            (self.name_of(x), Shape(tuple(x.shape), tuple(x.stride()), x.dtype))
+            for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)
+        ]  # fmt: skip
+        return LocalMismatch(self.path, str(func), Place(*users_line(), ""), inputs, error)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence torch's own log about fake tensors: this package reports what they can't do."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+class _Gather(torch.autograd.Function):  # type: ignore[misc]
+    """Stands for the gathering of a batch."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, num: int) -> Any:
+        return value.new_empty((value.shape[0] * num, *value.shape[1:]))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise NotImplementedError
+
+
+class _Whole(_Mode):
+    """As one tensor over all ranks."""
+
+    def __init__(
+        self, runner: DryRunner, whole: Sequence[str], rows: int, steps: Sequence[_Step] | None
+    ) -> None:
+        super().__init__(runner, whole, rows)
+        self._steps = steps
+        self._at = 0
+        self._trusted = 0
+        """How many layers around have been tried with numbers."""
+        self.inputs: dict[str, Any] = {}
+
+    def enter(self, path: str, args: Any, kwargs: Any) -> None:
+        """Note what a layer is called with."""
+        self._trusted += path in self._runner.fine
+        self.inputs[path] = pytree.tree_map(_spec, (args, kwargs))
+
+    def leave(self, path: str, output: Any) -> Any:
+        """Lay out what comes out of a layer that was tried with numbers."""
+        dims = self._runner.fine.get(path)
+        if dims is None:
+            return output
+        self._trusted -= 1
+        leaves, structure = pytree.tree_flatten(output)
+        rest = iter(dims)
+        return pytree.tree_unflatten([self._as_tried(x, rest) for x in leaves], structure)
+
+    def _as_tried(self, value: Any, dims: Iterator[int | None]) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        dim = next(dims)
+        layout = Replicate() if dim is None else row_layout(dim)
+        return _Lay.apply(value, layout) if is_dry(value) else value
+
+    def _dry(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, layout: Any) -> Dry:
+        return Dry(intern(size, stride, dtype, self._runner.grid, (layout,)))
+
+    def value(self, plain: torch.Tensor) -> torch.Tensor:
+        return self._dry(plain.shape, plain.stride(), plain.dtype, Replicate())
+
+    def given(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        layout = row_layout() if self._is_batch(value, self._rows) else Replicate()
+        return self._dry(value.shape, value.stride(), value.dtype, layout)
+
+    def gather(self, value: Any) -> Any:
+        return _Lay.apply(value, Replicate()) if is_dry(value) else value
+
+    def own(self, value: Any) -> Any:
+        return (
+            _Lay.apply(value, row_layout()) if self._is_batch(value, self._rows) and is_dry(value) else value
+        )
+
+    def out(self, value: torch.Tensor, on_rank: torch.Tensor) -> Out:
+        """Describe a tensor of the result."""
+        shape = Shape(tuple(value.shape), tuple(value.stride()), value.dtype)
+        layout = value.mesh_meta.placements[0] if is_dry(value) else Replicate()
+        return Out(shape, layout, on_rank.requires_grad)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        step = None
+        if self._steps is not None and not self._is_unseen and not _is_bookkeeping(func):
+            step = self._steps[self._at] if self._at < len(self._steps) else None
+            self._at += 1
+            if step is None or step.func is not func:
+                self._found(func, "the shape of a part of the batch leads to other operations")
+        if not any(map(is_dry, pytree.tree_leaves((args, kwargs)))):
+            return self._plain(func, args, kwargs, step)
+        return self._follow(func, args, kwargs, step)
+
+    def _found(self, func: Any, reason: str) -> None:
+        raise _Found(self.path, str(func), reason, Place(*users_line(), ""))
+
+    def _plain(self, func: Any, args: Any, kwargs: Any, step: _Step | None) -> Any:
+        """Do an operation that makes a tensor out of nothing."""
+        result = func(*args, **kwargs)
+        if step is None or self._depth or self._trusted or not isinstance(result, torch.Tensor):
+            return result
+        dims = [n for n, (a, b) in enumerate(zip(result.shape, step.sizes[0], strict=True)) if a != b]
+        if not dims:
+            return result
+        is_split = len(dims) == 1 and result.shape[dims[0]] == step.sizes[0][dims[0]] * self._runner.num_ranks
+        if not is_split or not is_uniform(func):
+            self._found(func, "what it makes depends on the size of the batch")
+        return self._dry(result.shape, result.stride(), result.dtype, row_layout(dims[0]))
+
+    def _follow(self, func: Any, args: Any, kwargs: Any, step: _Step | None) -> Any:
+        args, kwargs = pytree.tree_map(self._adopted, (args, kwargs))
+        first = next(x for x in pytree.tree_leaves((args, kwargs)) if is_dry(x)).mesh_meta
+        parts, moved = self._parts(func, args, kwargs, first)
+        if step is not None and not self._depth and not self._trusted:
+            if moved:
+                self._found(func, moved)
+            if not is_shaping(func) and _scalars(args, kwargs) != step.scalars:
+                self._found(func, "it's called with another number for a part of the batch")
+            sizes = tuple(self._on_rank(p) for p in parts if p is not None)
+            if sizes != step.sizes:
+                self._found(func, f"a part of the batch gives {step.sizes}, not {sizes}")
+        return self._result(func, args, parts)
+
+    def _adopted(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and not is_dry(value):
+            return self._dry(value.shape, value.stride(), value.dtype, Replicate())
+        return value
+
+    def _parts(self, func: Any, args: Any, kwargs: Any, first: Meta) -> tuple[list[Meta | None], str]:
+        """Return what comes out, worked out once for all operations that are alike."""
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        key = (func, structure, *((x.mesh_meta if is_dry(x) else (type(x), x)) for x in leaves))
+        if key not in self._runner.outcomes:
+            self._runner.outcomes[key] = self._new_parts(func, args, kwargs, first)
+        found: tuple[list[Meta | None], str] = self._runner.outcomes[key]
+        return found
+
+    def _new_parts(self, func: Any, args: Any, kwargs: Any, first: Meta) -> tuple[list[Meta | None], str]:
+        """Return what comes out, and why ranks can't do it by themselves ("" if they can)."""
+        if is_by_rows(func, args, kwargs):
+            shapes = self._runner.propagation.per_rank(func, args, kwargs, self._runner.grid).parts
+            layout = args[0].mesh_meta.placements
+            return [p and p.with_layout(layout) for p in shapes], ""
+        outcome = self._runner.propagation.over_grid(func, args, kwargs, first)
+        if outcome.is_unknown:
+            raise CantFollow(f"{func} gives a shape that depends on numbers ({Place(*users_line(), '')})")
+        if outcome.moves:
+            return list(outcome.parts), outcome.moves
+        inputs = [x.mesh_meta for x in pytree.tree_leaves((args, kwargs)) if is_dry(x)]
+        is_split = any(not m.placements[0].is_replicate() for m in inputs)
+        if outcome.is_whole and is_split and not self._runner.propagation.is_random(func, args, kwargs):
+            return list(outcome.parts), outcome.reason or reason_of(func)
+        return list(outcome.parts), ""
+
+    def _on_rank(self, meta: Meta) -> tuple[int, ...]:
+        size, (layout,) = list(meta.size), meta.placements or ()
+        if layout.is_shard():
+            size[layout.dim] //= self._runner.num_ranks
+        return tuple(size)
+
+    def _result(self, func: Any, args: Any, parts: Sequence[Meta | None]) -> Any:
+        written = func._schema.arguments
+        if func._schema.returns and written and written[0].alias_info and written[0].alias_info.is_write:
+            return args[0]
+        made = [None if p is None else Dry(p) for p in parts]
+        returns = func._schema.returns
+        if not returns:
+            return None
+        if len(returns) == 1 and "[]" not in str(returns[0].type) and "List" not in str(returns[0].type):
+            return made[0]
+        return list(made) if len(returns) == 1 else tuple(made)
+
+
+def _spec(value: Any) -> Any:
+    """Return what stands for a tensor where a layer is tried with numbers."""
+    if not is_dry(value):
+        return value
+    layout = value.mesh_meta.placements[0]
+    return tuple(value.shape), value.dtype, layout.dim if layout.is_shard() else None
+
+
+class _Lay(torch.autograd.Function):  # type: ignore[misc]
+    """The same tensor, laid out otherwise."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Dry, layout: Any) -> Any:
+        return Dry(value.mesh_meta.with_layout((layout,)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise NotImplementedError
+
+
+def _is_bookkeeping(func: Any) -> bool:
+    return str(func).startswith(("aten.detach", "prim."))
+
+
+def _scalars(args: Any, kwargs: Any) -> tuple[Any, ...]:
+    return tuple(
+        x
+        for x in pytree.tree_leaves((args, kwargs))
+        if isinstance(x, (int, float)) and not isinstance(x, bool)
+    )

@@ -1,0 +1,583 @@
+"""Modules that run on the ranks as they are: a forward is one command, a backward another. Loss and optimiser
+are the program's own, on tensors of the mesh.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.distributed.tensor import Partial, Shard
+from torch.utils import _pytree as pytree
+
+from monarch_nb._rank.tensor.private import keeps_graph
+from monarch_nb._rank.tensor.protocol import Hole, ParallelSpec
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb._parallel.choice import Candidate, candidates, choose, facts_of
+from monarch_nb._parallel.dry_run import (
+    CantFollow,
+    DryRun,
+    DryRunner,
+    LocalMismatch,
+    LooksAcross,
+    Out,
+    is_hole,
+)
+from monarch_nb._parallel.explanation import Explanation, ties_of
+from monarch_nb._parallel.mismatch import across_error, mismatch_error
+from monarch_nb._tensor.distribute import laid_out, moved_to
+from monarch_nb._tensor.engines import grid_of
+from monarch_nb._tensor.metadata import Grid, Placements, contiguous, intern
+from monarch_nb._tensor.module import brought, check_module, copied
+from monarch_nb._tensor.tensor import Tensor
+
+M = TypeVar("M", bound=nn.Module)
+STRATEGIES = ("auto", "ddp", "fsdp", "hsdp")
+PRECISIONS = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16"}
+ASK_S = 60.0
+
+
+def parallelize(
+    module: M,
+    mesh: Any,
+    strategy: str = "auto",
+    *,
+    sample: Any = None,
+    replicate: Sequence[str] = (),
+    optimizer: Any = "AdamW",
+    precision: str | None = None,
+    checkpoint: bool | str = "auto",
+    compile: bool = False,  # noqa: A002 (what torch calls it)
+    memory: int | None = None,
+) -> M:
+    """Return a copy of a module that runs on all ranks of a mesh. A loop that was written for one device
+    stays as
+    it is: the optimiser gets `model.parameters()`, inputs and targets are plain tensors.
+
+    Each rank does its rows of the batch with torch's own DistributedDataParallel or fully_shard. Layers that
+    look across the batch (batch norm, an attention that picks tokens of the whole batch) are found by a run
+    without
+    numbers, and every rank runs them on the whole batch: what comes out is what one process would compute.
+    `explain(model)` says what was chosen.
+
+    Args:
+        module: any, with numbers in its parameters. Its Python attributes are taken as they are now.
+        mesh: of `monarch_nb.distributed.Mesh`, or any other. All of its ranks share the batch.
+        strategy: "auto" takes the fastest that fits into memory. "ddp", "fsdp" (FSDP2), "hsdp" by hand;
+            layers that look across the batch are an error then, unless they're named in `replicate`. "hsdp"
+            replicates over the first axis of the mesh and shards over the others; on a mesh of one axis it
+            replicates between hosts and shards within each.
+        sample: an input, or a tuple of them: the choice counts activations too, and errors come at once.
+            Without it, that's done at the first forward.
+        replicate: paths of layers that every rank runs on the whole batch.
+        optimizer: name or class of the one that will be used: its state counts.
+        precision: "bf16" or "fp16": layers compute in that, parameters stay as they are.
+        checkpoint: True computes activations of repeated layers again in the backward; "auto": if it must be.
+        compile: use torch.compile on the ranks.
+        memory: bytes that one rank may use; by default what's free.
+
+    Raises:
+        MeshUsageError: for unknown words and paths.
+        ShapeError, ShardingError: for a layer that looks across the batch, with a strategy by hand.
+
+    Example:
+        >>> model = monarch_nb.parallelize(GPT(), mesh)                 # doctest: +SKIP
+        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)  # doctest: +SKIP
+        >>> loss = criterion(model(inputs), targets)                    # doctest: +SKIP
+        >>> loss.backward(); optimizer.step()                           # doctest: +SKIP
+        >>> monarch_nb.explain(model)                                   # doctest: +SKIP
+    """
+    check_module(module)
+    _check_words(module, strategy, replicate, precision, checkpoint)
+    asked = _Asked(
+        strategy,
+        tuple(replicate),
+        optimizer if isinstance(optimizer, str) else optimizer.__name__,
+        PRECISIONS.get(precision or "", ""),
+        None if checkpoint == "auto" else bool(checkpoint),
+        compile,
+        memory,
+    )
+    made: M = Parallel(module, mesh, asked, sample).made
+    return made
+
+
+def explain(model: nn.Module) -> Explanation:
+    """Return why a module runs as it does.
+
+    Raises:
+        MeshUsageError: for a module that wasn't made by `parallelize`.
+    """
+    return parallel_of(model).explanation()
+
+
+def parallel_of(model: nn.Module) -> Parallel:
+    """Return what runs a module on the ranks.
+
+    Raises:
+        MeshUsageError: for a module that wasn't made by `parallelize`.
+    """
+    found = model.__dict__.get("forward") if isinstance(model, nn.Module) else None
+    if isinstance(found, Parallel):
+        return found
+    raise MeshUsageError("this wants a module of monarch_nb.parallelize(module, mesh)")
+
+
+def _check_words(
+    module: nn.Module, strategy: str, replicate: Sequence[str], precision: str | None, checkpoint: bool | str
+) -> None:
+    if strategy not in STRATEGIES:
+        raise MeshUsageError(f"strategy is one of {', '.join(map(repr, STRATEGIES))}; not {strategy!r}")
+    if precision is not None and precision not in PRECISIONS:
+        raise MeshUsageError(f"precision is 'bf16', 'fp16' or None; not {precision!r}")
+    if checkpoint not in (True, False, "auto"):
+        raise MeshUsageError(f"checkpoint is True, False or 'auto'; not {checkpoint!r}")
+    if isinstance(replicate, str):
+        raise MeshUsageError(f"replicate is a list of layers: replicate=[{replicate!r}]")
+    paths = {path for path, _ in module.named_modules()}
+    for path in replicate:
+        if path not in paths:
+            near = [p for p in paths if p.rpartition(".")[2] == str(path).rpartition(".")[2]] or sorted(
+                paths
+            )[1:6]
+            raise MeshUsageError(
+                f"the module has no layer {path!r}; it has {', '.join(map(repr, sorted(near)))}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The options that the user gave: see `parallelize`."""
+
+    strategy: str
+    replicate: tuple[str, ...]
+    optimizer: str
+    precision: str
+    checkpoint: bool | None
+    compiles: bool
+    memory: int | None
+
+
+class Parallel:
+    """The forward of one module on a mesh.
+
+    Attributes:
+        made: what the program has: parameters are tensors of the mesh.
+    """
+
+    def __init__(self, module: nn.Module, mesh: Any, asked: _Asked, sample: Any) -> None:
+        self._mesh, self._asked = mesh, asked
+        self._num_ranks = math.prod(grid_of(mesh).shape)
+        self._runner = DryRunner(module, self._num_ranks, asked.replicate)
+        self._groups = _groups(module)
+        self._ties = ties_of([(n, id(p)) for n, p in module.named_parameters(remove_duplicate=False)])
+        self._known: dict[Any, DryRun | None] = {}
+        self._last: DryRun | None = None
+        self._slow = ""
+        self._built: tuple[Tensor, ParallelSpec] | None = None
+        machine = self._machine(mesh)
+        replicas = _replicas(grid_of(mesh).shape, machine[1], asked.strategy)
+        self._facts = facts_of(module, self._groups, machine, asked.optimizer, replicas)
+        self._skeleton = _skeleton(module)
+        if sample is not None:
+            args = sample if isinstance(sample, tuple) else (sample,)
+            self._last = self._dry(args, {}, _rows(pytree.tree_leaves(args)))
+        self._ways = candidates(self._facts, self._last, asked.checkpoint)
+        self._taken = self._choose()
+        self._grid = self._grid_for(mesh)
+        self.made: Any = copied(module, self._grid, self._layout)
+        self.made.forward = self
+
+    # --- the choice
+
+    def _machine(self, mesh: Any) -> tuple[int, int, str, int]:
+        found = list(grid_of(mesh).engine.control.machine.call().get(ASK_S).values())
+        hosts = [host for host, _, _ in found]
+        device = next(kind for _, kind, _ in found)
+        on_host = max(hosts.count(each) for each in hosts)
+        free = min(size for *_, size in found) // (on_host if device == "cpu" else 1)
+        return len(hosts), len(set(hosts)), device, self._asked.memory or free
+
+    def _choose(self) -> Candidate:
+        if self._asked.strategy == "auto":
+            return choose(self._ways)
+        fitting = [w for w in self._ways if w.strategy == self._asked.strategy and w.reshards]
+        if not fitting:
+            raise MeshUsageError(
+                f"strategy={self._asked.strategy!r} replicates over the first axis of a mesh, or over hosts, "
+                f"and shards over the rest; this mesh has one axis of {self._facts.num_ranks} on "
+                f"{self._facts.num_hosts}: Mesh(shape=(2, {max(2, self._facts.num_ranks // 2)})) has two, "
+                "strategy='fsdp' shards over all ranks"
+            )
+        return next(
+            (w for w in fitting if w.fits), fitting[-1] if self._asked.checkpoint is None else fitting[0]
+        )
+
+    def _grid_for(self, mesh: Any) -> Grid:
+        engine = grid_of(mesh).engine
+        if self._taken.strategy == "hsdp":
+            copies = self._taken.num_replicas
+            return engine.grid((copies, self._num_ranks // copies), ("replicas", "shards"))  # type: ignore[no-any-return]
+        return engine.grid((self._num_ranks,), ("data",))  # type: ignore[no-any-return]
+
+    def _layout(self, parameter: nn.Parameter) -> Placements:
+        """Return how a parameter lies on the ranks."""
+        if self._taken.strategy == "ddp" or parameter.dim() == 0:
+            return self._grid.replicated
+        return (*self._grid.replicated[:-1], Shard(0))
+
+    def explanation(self) -> Explanation:
+        """Return why it runs as it does."""
+        return Explanation(
+            self._facts,
+            tuple(self._ways),
+            self._taken,
+            self._asked.strategy != "auto",
+            self._groups,
+            self._last,
+            self._apart(),
+            self._ties,
+            self._slow,
+        )
+
+    def _apart(self) -> tuple[str, ...]:
+        if self._taken.strategy == "ddp":
+            return ()
+        return tuple(name for name, each in self._skeleton.named_parameters() if each.dim() == 0)
+
+    # --- the dry run
+
+    def _dry(self, args: Any, kwargs: Any, rows: int) -> DryRun:
+        is_auto = self._asked.strategy == "auto"
+        try:
+            return self._runner.run(args, kwargs, rows, finds=is_auto)
+        except LocalMismatch as found:
+            kind = type(self._runner.module.get_submodule(found.path)).__name__
+            raise mismatch_error(found, kind, rows, self._num_ranks) from found.error
+        except LooksAcross as found:
+            raise across_error(found.finding, self._num_ranks) from None
+
+    # --- calls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        rows = _rows(leaves)
+        dry = self._known_dry(args, kwargs, leaves, structure, rows) if rows % self._num_ranks == 0 else None
+        leaves = [self._given(each, rows) for each in leaves]
+        if dry is None:
+            args, kwargs = pytree.tree_unflatten(leaves, structure)
+            return type(self.made).forward(self.made, *args, **kwargs)
+        return self._run(dry, leaves, structure)
+
+    def _known_dry(self, args: Any, kwargs: Any, leaves: Any, structure: Any, rows: int) -> DryRun | None:
+        """Return the dry run of a call; None if it has to run operation by operation."""
+        key = (structure, self._flags(), torch.is_grad_enabled(), *map(_key_of, leaves))
+        if key in self._known:
+            return self._known[key]
+        for layer, mine in zip(self._runner.module.modules(), self.made.modules(), strict=True):
+            layer.training = mine.training
+        try:
+            _check_sent(structure)
+            found: DryRun | None = self._dry(args, kwargs, rows)
+        except CantFollow as error:
+            self._slow = f"the forward can't be followed without numbers: {error}"
+            found = None
+        if found is not None:
+            self._last, self._ways = found, candidates(self._facts, found, self._asked.checkpoint)
+            self._taken = next(way for way in self._ways if way.name == self._taken.name)
+        self._known[key] = found
+        return found
+
+    def _flags(self) -> tuple[bool, ...]:
+        return tuple(layer.training for layer in self.made.modules())
+
+    def _given(self, value: Any, rows: int) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        is_split = value.dim() > 0 and rows and value.shape[0] == rows and rows % self._num_ranks == 0
+        layout = (Shard(0),) * len(self._grid.shape) if is_split else self._grid.replicated
+        if not isinstance(value, Tensor):
+            return brought(value, self._grid, layout)
+        if value.mesh_meta.grid is not self._grid:
+            moved = moved_to(value, self._grid, layout)
+            return brought(value.full(), self._grid, layout) if moved is None else moved
+        return laid_out(value, layout) if value.placements != layout else value
+
+    def _run(self, dry: DryRun, leaves: list[Any], structure: Any) -> Any:
+        module = self._on_ranks(dry)
+        grads = torch.is_grad_enabled() and any(out.wants_gradient for out in dry.outputs)
+        call = _Call(self, module, dry, leaves, structure, self._flags(), grads)
+        outputs = _Run.apply(call, *call.inputs, *call.parameters) if grads else call.forward()
+        parts = iter(outputs)
+        kept = [next(parts) if is_hole(each) else each for each in dry.leaves]
+        return pytree.tree_unflatten(kept, dry.structure)
+
+    @property
+    def grid(self) -> Grid:
+        """Where its tensors are."""
+        return self._grid
+
+    def tensor_grid(self) -> Grid:
+        """Return where its batches lie: `feed` asks it."""
+        return self._grid
+
+    # --- the module on the ranks
+
+    def _on_ranks(self, dry: DryRun) -> Tensor:
+        """Return the module there; made with the first forward, and anew where a layer has to run
+        otherwise.
+        """
+        spec = self._spec(dry)
+        if self._built is None or not _is_covered(spec, self._built[1]):
+            self._built = self._build(spec), spec
+        return self._built[0]
+
+    def _spec(self, dry: DryRun) -> ParallelSpec:
+        before = self._built[1] if self._built else None
+        whole = tuple(dict.fromkeys([
+            *self._asked.replicate, *(f.path for f in dry.findings), *(before.whole if before else ()),
+        ]))  # fmt: skip
+        whole = tuple(p for p in whole if not any(p != q and (not q or p.startswith(f"{q}.")) for q in whole))
+        trained = [n for n, p in self.made.named_parameters() if p.requires_grad]
+        unused = torch.is_grad_enabled() and any(n not in dry.used for n in trained)
+        return ParallelSpec(
+            module=self._skeleton, strategy="ddp" if self._taken.strategy == "ddp" else "fsdp",
+            groups=self._groups, reshards=self._taken.reshards, whole=whole,
+            checkpointed=self._groups if self._taken.checkpoints else (), apart=self._apart(),
+            precision=self._asked.precision, compiles=self._asked.compiles,
+            has_unused=unused or (before is not None and before.has_unused),
+            seed=torch.initial_seed() % (1 << 31),
+        )  # fmt: skip
+
+    def _build(self, spec: ParallelSpec) -> Tensor:
+        engine = self._grid.engine
+        ours = list(self.made.parameters())
+        skeleton = copy.deepcopy(self._skeleton)
+        for theirs, each in zip(skeleton.parameters(), ours, strict=True):
+            theirs.requires_grad_(each.requires_grad)
+        for theirs, each in zip(skeleton.buffers(), self.made.buffers(), strict=True):
+            theirs.copy_(each.full())
+        sent = replace(spec, module=skeleton)
+        holes = [Hole(n) for n in range(len(ours))]
+        module: Tensor = engine.own(
+            "own.module", (sent, self._grid.number, holes), [p.detach() for p in ours], self.unknown
+        )
+        for number, each in enumerate(ours):
+            _rebind(each, engine.own("own.module_parameter", (Hole(0), number), [module], each.mesh_meta))
+        for name, each in self.made.named_buffers():
+            _rebind(each, engine.own("own.module_buffer", (Hole(0), name), [module], each.mesh_meta))
+        return module
+
+    def revive(self) -> None:
+        """Put it on the mesh again, if that was healed: without numbers."""
+        grid = self._grid_for(self._mesh)
+        if grid is self._grid:
+            return
+        self._grid, self._built = grid, None
+        for each in [*self.made.parameters(), *self.made.buffers()]:
+            old = each.mesh_meta
+            meta = intern(old.size, contiguous(old.size), old.dtype, grid, old.placements)
+            args = (tuple(old.size), old.dtype, grid.number, old.placements)
+            _rebind(each, grid.engine.own("own.zeros", args, [], meta))
+            each.grad = None
+
+    @property
+    def unknown(self) -> Any:
+        """What is said of a value that is no tensor."""
+        return intern((), (), torch.float32, self._grid, None)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise MeshUsageError(
+            "a module of the mesh can't be copied: copy.deepcopy the module before parallelize"
+        )
+
+    def __reduce__(self) -> Any:
+        raise MeshUsageError("a module of the mesh isn't saved as a whole: save model.state_dict()")
+
+
+class _Call:
+    """One forward and its backward."""
+
+    def __init__(
+        self,
+        parallel: Parallel,
+        module: Tensor,
+        dry: DryRun,
+        leaves: list[Any],
+        structure: Any,
+        flags: tuple[bool, ...],
+        grads: bool,
+    ) -> None:
+        self._parallel, self._module, self._dry, self._leaves = parallel, module, dry, leaves
+        self._structure, self._flags, self._grads = pytree.treespec_dumps(structure), flags, grads
+        self._engine, self._grid = parallel.grid.engine, parallel.grid
+        self._ran: Tensor | None = None
+        tensors = [n for n, x in enumerate(leaves) if isinstance(x, Tensor)]
+        self._wanted = tuple(n for n in tensors if leaves[n].requires_grad) if grads else ()
+        self.inputs = [leaves[n] for n in self._wanted]
+        named = list(parallel.made.named_parameters())
+        self._numbers = tuple(n for n, (name, p) in enumerate(named) if p.requires_grad and name in dry.used)
+        self.parameters = [named[n][1] for n in self._numbers]
+
+    def forward(self) -> tuple[Tensor, ...]:
+        """Run it on the ranks."""
+        tensors: list[Any] = [self._module]
+
+        def hole(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            tensors.append(value.detach())
+            return Hole(len(tensors) - 1)
+
+        leaves = tuple(map(hole, self._leaves))
+        args = (Hole(0), leaves, self._structure, self._flags, self._wanted if self._grads else None)
+        self._ran = self._engine.own("own.module_forward", args, tensors, self._parallel.unknown)
+        self._leaves = []
+        return tuple(self._output(n, out) for n, out in enumerate(self._dry.outputs))
+
+    def without_gradient(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return those that have no history."""
+        return [x for x, out in zip(outputs, self._dry.outputs, strict=True) if not out.wants_gradient]
+
+    def _output(self, number: int, out: Out) -> Tensor:
+        layout = self.layout(out)
+        meta = intern(out.shape.size, out.shape.stride, out.shape.dtype, self._grid, layout)
+        args = (Hole(0), Hole(1), number, layout)
+        found: Tensor = self._engine.own("own.module_output", args, [self._module, self._ran], meta)
+        return found
+
+    def layout(self, out: Out) -> Placements:
+        """Return how a result lies on all axes."""
+        return (out.layout,) * len(self._grid.shape)
+
+    def backward(self, gradients: Sequence[Any], keeps: bool) -> list[Any]:
+        """Go back through it on the ranks."""
+        if self._ran is None:
+            raise RuntimeError(
+                "this forward was gone back through already: loss.backward(retain_graph=True) keeps its "
+                "history"
+            )
+        numbers = tuple(n for n, each in enumerate(gradients) if each is not None)
+        given = [self._laid(gradients[n]) for n in numbers]
+        holes = tuple(Hole(2 + n) for n in range(len(given)))
+        layouts = tuple(self.layout(self._dry.outputs[n]) for n in numbers)
+        args = (Hole(0), Hole(1), holes, numbers, layouts, self._numbers, keeps)
+        made = self._engine.own(
+            "own.module_backward", args, [self._module, self._ran, *given], self._parallel.unknown
+        )
+        self._ran = self._ran if keeps else None
+        metas = [*map(_input_gradient, self.inputs), *(_gradient(p.mesh_meta) for p in self.parameters)]
+        return [self._engine.own("own.part", (Hole(0), n), [made], meta) for n, meta in enumerate(metas)]
+
+    def _laid(self, gradient: Any) -> Tensor:
+        found: Tensor = (
+            gradient if isinstance(gradient, Tensor) else brought(gradient, self._grid, self._grid.replicated)
+        )
+        return found.detach()  # type: ignore[no-any-return]
+
+
+class _Run(torch.autograd.Function):  # type: ignore[misc]
+    """A forward on the ranks as one step of the program's history."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *_: Any) -> Any:
+        """Run it."""
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        outputs = call.forward()
+        ctx.mark_non_differentiable(*call.without_gradient(outputs))
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Go back."""
+        return None, *ctx.call.backward(gradients, keeps_graph())
+
+
+def _gradient(meta: Any) -> Any:
+    return intern(meta.size, contiguous(meta.size), meta.dtype, meta.grid, meta.placements)
+
+
+def _input_gradient(value: Tensor) -> Any:
+    meta = value.mesh_meta
+    layout = tuple(each if each.is_shard() else Partial() for each in meta.placements or ())
+    return intern(meta.size, contiguous(meta.size), meta.dtype, meta.grid, layout)
+
+
+def _rebind(old: Any, new: Tensor) -> None:
+    old.mesh_meta, old.mesh_handle = new.mesh_meta, new.mesh_handle
+
+
+def _check_sent(structure: Any) -> None:
+    """Raise if ranks couldn't be told how arguments are put together.
+
+    Raises:
+        CantFollow: naming the container.
+    """
+    try:
+        pytree.treespec_dumps(structure)
+    except (NotImplementedError, TypeError) as error:
+        raise CantFollow(f"arguments in a container that can't be sent: {error}") from error
+
+
+def _replicas(shape: Sequence[int], num_hosts: int, strategy: str) -> int:
+    """Return how many copies "hsdp" keeps. Axes that the user made say it, if it's asked for; what is chosen
+    keeps what is gathered within a host.
+
+    >>> _replicas((4, 2), 1, "hsdp"), _replicas((8,), 2, "hsdp"), _replicas((4, 2), 1, "auto")
+    (4, 2, 1)
+    """
+    axes = [size for size in shape if size > 1]
+    return axes[0] if strategy == "hsdp" and len(axes) > 1 else num_hosts
+
+
+def _is_covered(wanted: ParallelSpec, built: ParallelSpec) -> bool:
+    return set(wanted.whole) <= set(built.whole) and wanted.has_unused <= built.has_unused
+
+
+def _rows(leaves: Sequence[Any]) -> int:
+    """Return the size of the batch: of the first tensor's first dimension; 1 if there's none."""
+    return next((x.shape[0] for x in leaves if isinstance(x, torch.Tensor) and x.dim()), 1)
+
+
+def _key_of(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), tuple(value.stride()), value.dtype, value.requires_grad
+    return type(value), value
+
+
+def _skeleton(module: nn.Module) -> nn.Module:
+    """Return a copy without numbers; buffers have theirs."""
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in module.parameters()
+    }
+    return copy.deepcopy(module, memo)
+
+
+def _groups(module: nn.Module) -> tuple[str, ...]:
+    """Return repeated layers: those of one class in a ModuleList. What people wrap by hand."""
+    shared = _shared(module)
+    found: list[str] = []
+    for path, layer in module.named_modules():
+        if not isinstance(layer, nn.ModuleList) or any(path.startswith(f"{each}.") for each in found):
+            continue
+        children = [(f"{path}.{name}" if path else name, child) for name, child in layer.named_children()]
+        alike = len(children) > 1 and len({type(child) for _, child in children}) == 1
+        if alike and all(list(c.parameters()) for _, c in children):
+            found += [p for p, child in children if not any(id(x) in shared for x in child.parameters())]
+    return tuple(found)
+
+
+def _shared(module: nn.Module) -> set[int]:
+    """Return parameters that stand in several layers."""
+    seen: set[int] = set()
+    again: set[int] = set()
+    for layer in module.modules():
+        for each in layer.parameters(recurse=False):
+            (again if id(each) in seen else seen).add(id(each))
+    return again

@@ -1,0 +1,53 @@
+"""Something that one browser watches: at most one message of it is under way."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from monarch_nb._server.meshes import Meshes
+from monarch_nb._server.messages import Failed, Gone, WatchMessage
+
+Send = Callable[[WatchMessage], None]
+
+
+class Watch(ABC):
+    """Something that one browser watches. Owned by the event loop's thread."""
+
+    def __init__(self, meshes: Meshes, send: Send) -> None:
+        self._meshes = meshes
+        self._send = send
+        self._is_ready = True
+        self.over = False
+
+    def taken(self) -> None:
+        """Note that the browser has taken the last message, and send what is new."""
+        self._is_ready = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Send what is new, if the browser can take it."""
+        if self._is_ready and not self.over:
+            message = self.next_message()
+            if message is not None:
+                self._is_ready = False
+                self._send(message)
+
+    def send_last(self, message: Gone | Failed) -> None:
+        """Send the last message."""
+        if not self.over:
+            self.over = True
+            self._send(message)
+            self.close()
+
+    @abstractmethod
+    async def begin_watch(self) -> None:
+        """Begin to watch."""
+
+    @abstractmethod
+    def next_message(self) -> WatchMessage | None:
+        """Return a message with all that is new, or None."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Watch no longer."""

@@ -1,0 +1,228 @@
+"""Prefixes: made of a store's content at their final path, tested there, and complete when the manifest lies
+beside them."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from monarch_nb._sync.env import manifest as manifests
+from monarch_nb._sync.env import templates
+from monarch_nb._sync.env.bytecode import PINNED_S
+from monarch_nb._sync.env.errors import EnvironmentSyncError
+from monarch_nb._sync.env.manifest import Entry, Manifest, Part
+from monarch_nb._sync.env.store import ID_LENGTH, MODES, Store, WrongContent, full_or, locked, write_all
+
+RUNNABLE = ("env/bin/python", "base/bin/python3", "base/bin/python")
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """An environment on this host.
+
+    Attributes:
+        id: of the environment.
+        root: directory with its layers.
+        python: the interpreter.
+        path: what stands for the notebook's `sys.path`, without what the working directory gives.
+    """
+
+    id: str
+    root: str
+    python: str
+    path: tuple[str, ...]
+
+
+def prefix_root(store_root: str, environment: str) -> str:
+    """Return where an environment's prefix is, or would be."""
+    return f"{store_root}/envs/{environment[:ID_LENGTH]}"
+
+
+def find_prefix(store_root: str, environment: str) -> Prefix | None:
+    """Return the prefix of an environment, if it's there and complete."""
+    root = prefix_root(store_root, environment)
+    with suppress(OSError, manifests.ManifestError):
+        with open(root + ".manifest", "rb") as file:
+            found = manifests.read_manifest(file.read())
+        if found.id == environment and os.path.isdir(root):
+            return _prefix(root, found)
+    return None
+
+
+def hold(store_root: str, environment: str) -> int:
+    """Return a descriptor that keeps a prefix from being removed while it, or a copy of it, is open.
+
+    Raises:
+        OSError: if there's no such prefix.
+    """
+    root = prefix_root(store_root, environment)
+    fd = os.open(root + ".lock", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        os.utime(fd)  # last used now
+        os.stat(root + ".manifest")
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def place(store: Store, found: Manifest, test: Callable[[Prefix], str]) -> Prefix:
+    """Make the prefix of an environment whose parts and content the store has, unless it's there.
+
+    Args:
+        test: says why a prefix can't be used; empty if it can.
+
+    Raises:
+        WrongContent: if content is missing or was changed.
+        StoreFull: if there's no room.
+        EnvironmentSyncError: if the prefix doesn't pass its test; it's removed then.
+    """
+    if (there := find_prefix(store.root, found.id)) is not None:  # who runs in it keeps its lock
+        return there
+    root = prefix_root(store.root, found.id)
+    with _making(root):
+        if (there := find_prefix(store.root, found.id)) is not None:
+            return there
+        shutil.rmtree(root, ignore_errors=True)  # what a process that has died had made
+        parts = [store.part(part.id) for part in found.parts]
+        manifests.check_tree(parts)
+        fresh = store.new_folder()
+        try:
+            _fill(store, fresh, parts, _roots(root, found))
+            if found.facts.get("system_python"):
+                _link_system_python(fresh)
+            _write_to_disk(fresh)
+            os.rename(fresh, root)
+        except OSError as error:
+            raise full_or(error, store.root) from None
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+        prefix = _prefix(root, found)
+        if problem := test(prefix):
+            shutil.rmtree(root, ignore_errors=True)
+            raise EnvironmentSyncError(problem)
+        _complete(store, root, found)
+    return prefix
+
+
+def missing_content(store: Store, parts: Sequence[Part]) -> dict[str, int]:
+    """Return the content that a store lacks for parts: its size by its name."""
+    missing: dict[str, int] = {}
+    looked: set[tuple[str, bool]] = set()
+    for part in parts:
+        for entry in part.entries:
+            key = (entry.content, entry.kind == manifests.EXECUTABLE)
+            if entry.kind != manifests.LINK and key not in looked:
+                looked.add(key)
+                if not any(
+                    store.has(entry.content, entry.size, is_executable=x) for x in (key[1], not key[1])
+                ):
+                    missing[entry.content] = entry.size
+    return missing
+
+
+def absent_content(store_root: str, parts: Sequence[Part]) -> dict[str, int]:
+    """Return the content that the store at `store_root` has no file for: its size by its name. Nothing is
+    written, and no file is read.
+    """
+    sizes = {e.content: e.size for p in parts for e in p.entries if e.kind != manifests.LINK}
+    return {content: size for content, size in sizes.items() if not _has_file(store_root, content)}
+
+
+def _has_file(store_root: str, content: str) -> bool:
+    path = f"{store_root}/objects/{content[:2]}/{content[2:]}"
+    return os.path.exists(path) or os.path.exists(path + "x")
+
+
+def _fill(store: Store, folder: str, parts: Sequence[Part], roots: Mapping[str, str]) -> None:
+    made = {""}
+    links: list[Entry] = []
+    for part in parts:
+        for entry in part.entries:
+            _make_folders(folder, entry.path.rpartition("/")[0], made)
+            if entry.kind == manifests.LINK:
+                links.append(entry)
+            elif entry.kind in manifests.MADE_THERE:
+                _write_template(store, f"{folder}/{entry.path}", entry, roots)
+            else:
+                _link(store, f"{folder}/{entry.path}", entry)
+    for entry in links:  # last: nothing is made through a link
+        os.symlink(entry.content, f"{folder}/{entry.path}")
+
+
+def _link_system_python(folder: str) -> None:
+    """Give an environment that was made from the distribution's Python this machine's."""
+    os.makedirs(f"{folder}/env/bin", exist_ok=True)
+    for name in ("python", "python3"):
+        if not os.path.lexists(f"{folder}/env/bin/{name}"):
+            os.symlink("/usr/bin/python3", f"{folder}/env/bin/{name}")
+
+
+def _make_folders(folder: str, path: str, made: set[str]) -> None:
+    if path not in made:
+        _make_folders(folder, path.rpartition("/")[0], made)
+        os.mkdir(f"{folder}/{path}", 0o755)
+        made.add(path)
+
+
+def _link(store: Store, path: str, entry: Entry) -> None:
+    is_executable = entry.kind == manifests.EXECUTABLE
+    if not store.has(entry.content, entry.size, is_executable=is_executable):
+        if not store.has(entry.content, entry.size, is_executable=not is_executable):
+            raise WrongContent(f"{entry.path}: its content isn't in the store")
+        store.copy_mode(entry.content, is_executable=is_executable)
+    os.link(store.object_path(entry.content, is_executable=is_executable), path, follow_symlinks=False)
+
+
+def _write_template(store: Store, path: str, entry: Entry, roots: Mapping[str, str]) -> None:
+    if not store.has(entry.content, entry.size):
+        raise WrongContent(f"{entry.path}: its content isn't in the store")
+    content = templates.fill(store.read(entry.content), roots)
+    with store.writing(path) as fd:
+        write_all(fd, content)
+        os.fchmod(fd, MODES[entry.kind == manifests.SCRIPT])
+        os.utime(fd, (PINNED_S, PINNED_S))
+
+
+def _roots(root: str, found: Manifest) -> dict[str, str]:
+    names = [each.partition(":")[0] for each in found.facts.get("layers", "").split()]
+    return {name: f"{root}/{name}" for name in names}
+
+
+def _prefix(root: str, found: Manifest) -> Prefix:
+    python = next((f"{root}/{path}" for path in RUNNABLE if os.path.lexists(f"{root}/{path}")), "")
+    path = tuple(f"{root}/{each}" for each in found.facts.get("path", "").split("\n") if each)
+    return Prefix(found.id, root, python, path)
+
+
+@contextmanager
+def _making(root: str) -> Iterator[None]:
+    """Keep others from making the same prefix, or removing it, meanwhile."""
+    fd = locked(root + ".lock", fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def _write_to_disk(folder: str) -> None:
+    """Have the kernel write what was made, so that a crash leaves no prefix with empty files."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        ctypes.CDLL(None).syncfs(fd)
+    finally:
+        os.close(fd)
+
+
+def _complete(store: Store, root: str, found: Manifest) -> None:
+    path = store.new_file()
+    with store.writing(path) as fd:
+        write_all(fd, found.text)
+        os.fsync(fd)
+    os.rename(path, root + ".manifest")

@@ -1,0 +1,95 @@
+"""Says whether a store can be in a directory: on a file system of this machine, with hard links, locks and
+renames that hold.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from contextlib import ExitStack, suppress
+
+from monarch_nb._sync.env.mounts import NETWORK, file_system_of
+
+STORE_VARIABLE = "MONARCH_NB_STORE"
+_ADVICE = f"start the host with {STORE_VARIABLE}=DIRECTORY, which names one on a disk of its own"
+_CANNOT = {errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL, errno.ENOLCK}
+
+
+def on_network(root: str) -> str:
+    """Return why no store can be at `root`, as its file system is another machine's; empty if it isn't.
+
+    Nothing is written: not even the directory needs to be there.
+    """
+    system = file_system_of(root)
+    if system.type not in NETWORK:
+        return ""
+    where = f"{system.type} ({system.source})"
+    return f"the store {root} is on {where}, where neither links nor locks can be relied on: {_ADVICE}"
+
+
+def lacking(root: str, tmp: str) -> str:
+    """Return what the file system of a store can't do; empty if it can all that is needed. Tries it.
+
+    Args:
+        tmp: a directory of our own in it; what is tried is removed.
+
+    Raises:
+        OSError: if it can't be tried: no room, no permission.
+    """
+    name = os.path.basename(tmp)
+    made, (there, link) = f"{tmp}/probe", _probes(root, name)
+    try:
+        with open(made, "xb"):
+            pass
+        for what, do, source, target in (
+            ("rename files", os.rename, made, there),
+            ("link files", os.link, there, link),
+            ("make symbolic links", os.symlink, there, made),
+        ):
+            try:
+                do(source, target)
+            except OSError as error:
+                if error.errno not in _CANNOT:
+                    raise
+                return _cannot(root, what)
+        if os.stat(there).st_ino != os.stat(link).st_ino:
+            return _cannot(root, "link files")
+        return "" if _locks(there) else _cannot(root, "lock files")
+    finally:
+        with suppress(OSError):
+            os.unlink(made)
+        remove_probes(root, name)
+
+
+def remove_probes(root: str, name: str) -> None:
+    """Remove what a process has tried, of which `name` is its directory in tmp/."""
+    for path in _probes(root, name):
+        with suppress(OSError):
+            os.unlink(path)
+
+
+def _probes(root: str, name: str) -> tuple[str, str]:
+    return f"{root}/objects/{name}.probe", f"{root}/envs/{name}.probe"
+
+
+def _cannot(root: str, what: str) -> str:
+    kind = file_system_of(root).type or "a file system"
+    return f"the store {root} is on {kind} that can't {what} there: {_ADVICE}"
+
+
+def _locks(path: str) -> bool:
+    """Say whether a lock that one has keeps another one out."""
+    with ExitStack() as stack:
+        fds = [os.open(path, os.O_RDWR | os.O_CLOEXEC) for _ in range(2)]
+        for fd in fds:
+            stack.callback(os.close, fd)
+        try:
+            fcntl.flock(fds[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fds[1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False

@@ -1,0 +1,67 @@
+"""Notices that something was installed into the environment of this process, or edited in it, without looking
+at its files.
+
+inotify looks after its directories: what is read from it right before a cell misses no change. Byte code
+counts as nothing: importing a module writes it. Directories of code, such as sources of editable installs,
+are looked after by workspaces.
+"""
+
+from __future__ import annotations
+
+import os
+
+from monarch_nb._reload.watch import Watch
+from monarch_nb._sync.env.layers import CODE, USER, Layers
+from monarch_nb._sync.env.tree import folders_of
+
+_BYTE_CODE = (".pyc", "__pycache__")
+
+
+class EnvironmentWatch:
+    """The layers of an environment, looked after. Used by one thread at a time.
+
+    Attributes:
+        num_folders: that are looked after.
+        unseen: folders that can't be: on a network's file system, or beyond the limit of watches.
+
+    Raises:
+        OSError: if a layer can't be read.
+    """
+
+    def __init__(self, found: Layers) -> None:
+        self.num_folders = 0
+        self.unseen: list[str] = []
+        self._watch = Watch()
+        self._has_changed = False
+        self.follow(found)
+
+    def follow(self, found: Layers) -> None:
+        """Look after these layers from now on, and what is new in them.
+
+        Raises:
+            OSError: if a layer can't be read.
+        """
+        self._layers = [layer for layer in found.layers if layer.kind != CODE or layer.name == USER]
+        folders: list[str] = []
+        for layer in self._layers:
+            for folder in folders_of(layer):
+                self._watch.add(folder, is_below=folder != layer.root)
+                folders.append(folder)
+        self.num_folders = len(folders)
+        self.unseen = [folder for folder in folders if self._watch.is_blind(folder)]
+
+    def has_changed(self) -> bool:
+        """Say whether something has changed since `taken`. Costs some microseconds if nothing has."""
+        touched = self._watch.touched()
+        if touched is None or not all(os.path.basename(path).endswith(_BYTE_CODE) for path in touched):
+            self._has_changed = True
+        return self._has_changed
+
+    def taken(self) -> None:
+        """Count what is there now as known: called before it's looked at, so that no change is lost."""
+        self.has_changed()
+        self._has_changed = False
+
+    def close(self) -> None:
+        """Look after nothing any more."""
+        self._watch.close()

@@ -1,0 +1,113 @@
+"""Tensors that are made where a mesh is active: `with procs.activate(): torch.rand(3, 4)`. Each rank has a
+value of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from monarch_nb._frames.owner import frames_from, is_of_package, module_of
+from monarch_nb.actor.active import get_active_mesh
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb._tensor.borrow import get_active_stream
+from monarch_nb._tensor.engines import grid_of
+from monarch_nb._tensor.groups import process_group as process_group
+from monarch_nb._tensor.groups import rank_tensor as rank_tensor
+from monarch_nb._tensor.groups import rank_tensors as rank_tensors
+from monarch_nb._tensor.metadata import FREE, Grid
+from monarch_nb._tensor.tensor import Tensor
+
+_NOT_USERS = ("torch.", "pickle.", "cloudpickle.", "contextlib.")
+_OF_THE_RANKS = ("device", "pin_memory", "layout")
+"""What a rank decides, or there's only one of."""
+
+
+def active_grid() -> Grid:
+    """Return the grid of the mesh in use, for tensors of the stream in use.
+
+    Raises:
+        MeshUsageError: if there's none.
+    """
+    mesh = get_active_mesh()
+    if mesh is None:
+        raise MeshUsageError(
+            "this requires an active mesh: `with mesh.activate():` around it, or a tensor of a mesh as an "
+            "argument"
+        )
+    return grid_of(mesh).variant(get_active_stream().name, FREE)
+
+
+def makes_tensors() -> TorchFunctionMode:
+    """Return what has torch's functions make tensors of the active mesh."""
+    return MakesTensors()
+
+
+class MakesTensors(TorchFunctionMode):  # type: ignore[misc]
+    """Within it, tensors that the user's code makes, or a layer of torch.nn, are of the active mesh. What
+    this package, optimisers and torch itself need stays in this process.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run the user's tensor constructors on the active mesh, any other function of torch here."""
+        named = dict(kwargs or {})
+        if func not in _device_constructors() or get_active_mesh() is None or _is_meta(named):
+            return func(*args, **named)
+        if _stays_here(sys._getframe(1)):
+            return func(*args, **named)
+        return _made(func, args, named, active_grid())
+
+
+def _is_meta(named: Mapping[str, Any]) -> bool:
+    return named.get("device") is not None and torch.device(named["device"]).type == "meta"
+
+
+def _stays_here(frame: Any) -> bool:
+    """Say whether this package has called torch, or a part of torch that makes tensors for itself."""
+    modules = [f"{module_of(each)}." for each in frames_from(frame)]
+    if modules and modules[0].startswith("torch.") and not modules[0].startswith("torch.nn."):
+        return True
+    return is_of_package(next((m for m in modules if not m.startswith(_NOT_USERS)), "").rstrip("."))
+
+
+def _made(func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any], grid: Grid) -> Any:
+    with _OnTheRanks(grid):
+        found = func(*args, **named)
+    if isinstance(found, Tensor) or not isinstance(found, torch.Tensor):
+        return found
+    made = grid.engine.put(found, grid, None)  # of numbers that are here
+    return made.requires_grad_(found.requires_grad)
+
+
+class _OnTheRanks(TorchDispatchMode):  # type: ignore[misc]
+    """Sends operations that take no tensors to the ranks."""
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__()
+        self._grid = grid
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run an operation without tensor arguments on the ranks; run any other one here."""
+        named = dict(kwargs or {})
+        if any(isinstance(each, torch.Tensor) for each in (*args, *named.values())):
+            return func(*args, **named)
+        kept = {name: value for name, value in named.items() if name not in _OF_THE_RANKS}
+        return self._grid.engine.create(func, args, kept, self._grid)

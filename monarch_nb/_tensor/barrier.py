@@ -1,0 +1,176 @@
+"""Settles failures: ranks that can't go on report, and wait until it's known whether all have failed at the
+same command.
+
+If all have, they are together still, and go on with the next one. If only some did, the others may wait for
+them in a collective, for good: they are stopped, meet anew, and go on behind the last command that anyone has
+begun.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb._rank.tensor.protocol import GoOn, Report, Reset, Resume
+from monarch_nb.actor import Channel
+from monarch_nb.exceptions import MeshError, RemoteException, SupervisionError
+from monarch_nb._tensor.failure import Failure
+
+if TYPE_CHECKING:
+    from monarch_nb._tensor.controller import Engine
+
+GRACE_S = 0.25
+"""So long the other ranks have to fail at the same command, too."""
+AGAIN_S = 0.5
+"""So often those that don't stop are told again: one may have entered another collective meanwhile."""
+MEET_S = 30.0
+STARTED_ANEW = (
+    "a rank was lost, and started anew since; tensors that were on the mesh are lost with it: make them again"
+)
+
+
+class Barrier:
+    """Failures of one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.port, self._receiver = Channel.open()
+        self._reports: dict[int, Report] = {}
+        self._failures: dict[int, Failure] = {}
+        self._changed = threading.Condition()
+        self._deciding = self._is_void = False
+        self._listen()
+
+    def error(self, seq: int) -> RemoteException:
+        """Return the error of a command that has failed."""
+        found = self._failures.get(seq)
+        return (
+            found.error()
+            if found is not None
+            else RemoteException(f"command {seq} failed, on which this depends")
+        )
+
+    def release(self) -> None:
+        """Void what is being decided, because a rank was lost; ranks that wait for a decision begin anew."""
+        with self._changed:
+            self._is_void = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._deciding, MEET_S)
+            self._reports.clear()
+            self._is_void = False
+        self._engine.control.halt.call().get(MEET_S)
+        self._engine.control.decide.call(Reset()).get(MEET_S)
+
+    # --- reports
+
+    def _listen(self) -> None:
+        self._receiver.recv().add_done_callback(self._reported)
+
+    def _reported(self, future: Any) -> None:
+        """Take in the report of a rank, and begin to decide. Called where messages are read: nothing here
+        waits.
+        """
+        try:
+            report: Report = future.get()
+        except (MeshError, RuntimeError):  # the mesh has ended
+            return
+        self._listen()
+        if report.epoch != self._engine.epoch:  # of before a loss
+            return
+        with self._changed:
+            self._reports[report.rank] = report
+            self._changed.notify_all()
+            if self._deciding:
+                return
+            self._deciding = True
+        threading.Thread(target=self._decide, name="tensor-barrier", daemon=True).start()
+
+    def _decide(self) -> None:
+        try:
+            self._settle()
+        except SupervisionError as error:
+            self._engine.lose(error)
+        except MeshError as error:
+            self._engine.lose(
+                SupervisionError(f"ranks that had failed couldn't be brought together again: {error}")
+            )
+        finally:
+            with self._changed:
+                self._deciding = False
+                self._changed.notify_all()
+
+    def _settle(self) -> None:
+        if self._all_within(GRACE_S) and len({r.seq for r in self._reports.values()}) == 1:
+            self._go_on()
+            return
+        self._halt()
+        self._engine.worker.stand.broadcast()  # for those that have nothing to do
+        while not self._all_within(AGAIN_S):
+            if self._is_void:
+                return
+            self._halt()
+        self._resume()
+
+    def _halt(self) -> None:
+        """Stop all ranks.
+
+        Raises:
+            SupervisionError: if one is dead, or was started anew since: the others have nobody to go on with.
+        """
+        if not all(self._engine.control.halt.call().get(MEET_S).values()):
+            self._engine.control.decide.call(Reset()).get(MEET_S)
+            raise SupervisionError(STARTED_ANEW)
+
+    def _all_within(self, seconds: float) -> bool:
+        """Wait until all ranks have reported; say whether they have."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_void or self._are_all_here(), seconds)
+            return not self._is_void and self._are_all_here()
+
+    def _are_all_here(self) -> bool:
+        return len(self._reports) == int(self._engine.num_ranks)
+
+    # --- decisions
+
+    def _go_on(self) -> None:
+        reports = self._take_reports()
+        seq = reports[0].seq
+        self._note(seq, reports, is_partial=False)
+        self._engine.control.decide.broadcast(GoOn(seq))
+
+    def _resume(self) -> None:
+        reports = self._take_reports()
+        causes = (
+            [r for r in reports if r.kind and not _is_consequence(r)]
+            or [r for r in reports if r.kind]
+            or reports
+        )
+        cause = min(r.seq for r in causes)
+        self._note(cause, [r for r in causes if r.seq == cause], is_partial=True)
+        address = self._engine.control_of(0).open_store.call_one().get(MEET_S)
+        decision = Resume(
+            cause,
+            min(r.seq for r in reports),
+            max(r.seq + bool(r.kind) for r in reports),
+            self._engine.next_epoch(),
+            address,
+        )
+        self._engine.control.decide.broadcast(decision)
+
+    def _take_reports(self) -> list[Report]:
+        with self._changed:
+            reports, self._reports = sorted(self._reports.values(), key=lambda r: r.rank), {}
+        return reports
+
+    def _note(self, seq: int, reports: list[Report], *, is_partial: bool) -> None:
+        engine = self._engine
+        place = engine.places.of(seq, engine.stream.count)
+        self._failures[seq] = Failure(seq, tuple(reports), engine.num_ranks, place, is_partial)
+
+
+def _is_consequence(report: Report) -> bool:
+    """Say whether a rank raised because its connections were shut down under it, or its peers have gone."""
+    return any(
+        word in report.message
+        for word in ("Connection closed by peer", "Connection reset", "gloo/transport", "NCCL")
+    )

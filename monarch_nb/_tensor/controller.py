@@ -1,0 +1,754 @@
+"""One mesh's engine: what is done to its tensors becomes commands, and what ranks report becomes errors.
+
+An operation that was done before with tensors of the same kind costs a look-up and some words. One that is
+new is propagated (see `propagation`), and its plan is told to the ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch_nb._rank.tensor.private import decompositions, item_op, restride, schema_of, version_of
+from monarch_nb._rank.tensor.protocol import (
+    FIRST_PLAN,
+    NOT_BEGUN,
+    SINGLE,
+    Definition,
+    Fetched,
+    GridDefinition,
+    Hole,
+    ScalarHole,
+)  # fmt: skip
+from monarch_nb.exceptions import DeviceMeshError, MeshError, MeshUsageError, SupervisionError, WrongTensor
+from monarch_nb._tensor import worker
+from monarch_nb._tensor.barrier import STARTED_ANEW, Barrier
+from monarch_nb._tensor.metadata import (
+    LENT,
+    READ_ONLY,
+    TAKEN,
+    Grid,
+    Meta,
+    Placements,
+    contiguous,
+    forget,
+    intern,
+)  # fmt: skip
+from monarch_nb._tensor.place import Places, users_line
+from monarch_nb._tensor.plan import Plan, TemplateMaker, floats_travel, positions, written_names
+from monarch_nb._tensor.propagation import Outcome, Propagation
+from monarch_nb._tensor.slots import Handle, Slots
+from monarch_nb._tensor.stream import Stream
+from monarch_nb._tensor.tensor import Tensor, maker_of
+from monarch_nb._units import size_text
+
+_numbers = itertools.count(1)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+START_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Adopted:
+    """A plain tensor that was sent, and as what: good as long as it's unchanged."""
+
+    plain: weakref.ref[torch.Tensor]
+    version: int
+    made: Tensor
+
+    def is_of(self, plain: torch.Tensor, grid: Grid) -> bool:
+        """Say whether that's what this tensor is now."""
+        is_same = version_of(plain) == self.version and self.plain() is plain
+        return is_same and self.made.mesh_meta.grid is grid
+
+
+def is_tensor(value: Any) -> bool:
+    """Say whether a value is a tensor of a mesh."""
+    return isinstance(value, Tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A call of an operator on tensors of the mesh.
+
+    Attributes:
+        func: the operator.
+        args, kwargs: what it's called with.
+        tensors, scalars: what stands in them, in order.
+    """
+
+    func: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    tensors: Sequence[Tensor]
+    scalars: Sequence[float]
+
+    @property
+    def meta(self) -> Meta:
+        """What its first tensor is like: all are of one mesh."""
+        found = self.tensors[0].mesh_meta
+        return found.on(found.grid.free)
+
+
+class Engine:
+    """Tensors of one mesh of processes.
+
+    Args:
+        procs: where values live. Their actors are spawned at once.
+        find_grid: returns the grid of a mesh, also of another engine's.
+    """
+
+    def __init__(self, procs: Any, find_grid: Callable[[Any], Grid]) -> None:
+        self.procs = procs
+        self.find_grid = find_grid
+        self.num_ranks = procs.size()
+        self.name = f"tensors-{os.getpid()}-{next(_numbers)}"
+        self.device = "cpu"
+        self._barrier = Barrier(self)
+        self._worker, self._control = worker.spawn(procs, self.name, self._barrier.port)
+        self._epoch = 0
+        self.is_closed = False
+        self._lost: SupervisionError | None = None
+        self.module = ""
+        """The layer whose forward runs."""
+        self._warned_of: set[str] = set()
+        self._adopted: dict[int, _Adopted] = {}
+        self._begin_anew()
+
+    # --- life
+
+    def _begin_anew(self) -> None:
+        """Begin with nothing known, here and on the ranks."""
+        self.slots = Slots()
+        self.places = Places()
+        self._grids: dict[Any, Grid] = {}
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._own_plans: dict[Any, Plan] = {}
+        self._next_plan = itertools.count(FIRST_PLAN)
+        self._propagation = Propagation(is_tensor)
+        self._adopted.clear()
+        self.num_misses = 0
+        try:
+            address = self.control_of(0).open_store.call_one().get(START_S)
+            self.stream = Stream(self._worker, self.slots)
+            self._worker.start.call(self._epoch, address).get(START_S)
+        except SupervisionError as error:
+            self._lost = error
+            raise
+
+    def control_of(self, rank: int) -> Any:
+        """Return the control actor of one rank."""
+        return self._control.flatten("rank").slice(rank=rank) if self.num_ranks > 1 else self._control
+
+    @property
+    def control(self) -> Any:
+        """The control actors of all ranks."""
+        return self._control
+
+    @property
+    def worker(self) -> Any:
+        """The actors that do the commands."""
+        return self._worker
+
+    @property
+    def epoch(self) -> int:
+        """Number of the process groups that are in use."""
+        return self._epoch
+
+    def next_epoch(self) -> int:
+        """Return the number of process groups that are made anew."""
+        self._epoch += 1
+        return self._epoch
+
+    def lose(self, error: SupervisionError) -> None:
+        """Note that a rank has died: the stream is closed, and values that were there are gone."""
+        self._lost = error
+        self.stream.close()
+
+    def restart(self) -> None:
+        """Begin anew after a heal: ranks are all there again, values aren't."""
+        self.stream.close()
+        forget(self)
+        self.next_epoch()
+        self._barrier.release()
+        self._lost = None
+        self._begin_anew()
+
+    def close(self) -> None:
+        """Send nothing any more."""
+        self.is_closed = True
+        self.stream.close()
+        forget(self)
+
+    def grid(self, shape: Sequence[int], names: Sequence[str], ranks: Sequence[int] | None = None) -> Grid:
+        """Return the grid with these axes of all ranks, or of some, the last axis fastest."""
+        self._check_alive()
+        members = tuple(range(self.num_ranks) if ranks is None else ranks)
+        key = (tuple(shape), tuple(names), members)
+        found = self._grids.get(key)
+        if found is None:
+            found = self._grids[key] = Grid(self, shape, names, members, self.device)
+            self.stream.define(GridDefinition(found.number, found.shape, found.names, found.ranks))
+        return found
+
+    def _check_alive(self) -> None:
+        if self._lost is None:
+            return
+        if self.procs.healthy():
+            self.restart()
+            return
+        raise SupervisionError(
+            f"this mesh has lost ranks, and its tensors with them: {str(self._lost).splitlines()[0]}\n"
+            "put it right: monarch_nb.heal_mesh(mesh); then make its tensors again"
+        )
+
+    # --- operations
+
+    def dispatch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+        """Do an operation on tensors of this mesh."""
+        tensors: list[Any] = []
+        scalars: list[float] = []
+        number = id(func)  # an operator's own hash is computed in Python
+        key: list[Any] = [number]
+        travels = _travels.get(number)
+        if travels is None:
+            travels = _travels[number] = floats_travel(func)
+            _operators.append(func)
+        for each in args:
+            kind = type(each)
+            if kind is Tensor:
+                tensors.append(each)
+                key.append(each.mesh_meta)
+            elif kind is float and travels:
+                scalars.append(each)
+                key.append(float)
+            elif kind is list or kind is tuple or kind in _PLAIN:
+                if self._gather(each, tensors, scalars, key, travels):
+                    return self.dispatch(func, *self._adopt_in(func, args, kwargs or {}))
+            else:
+                key.append(each)
+                key.append(kind)
+        if kwargs:
+            for name, each in kwargs.items():
+                key.append(name)
+                if self._gather(each, tensors, scalars, key, travels):
+                    return self.dispatch(func, *self._adopt_in(func, args, kwargs))
+        plan = self._plans.get(tuple(key))
+        if plan is None:
+            return self._new(Operation(func, args, kwargs or {}, tensors, scalars), tuple(key))
+        return self._command(plan, tensors, scalars)
+
+    def _gather(
+        self, value: Any, tensors: list[Any], scalars: list[float], key: list[Any], travels: bool
+    ) -> bool:
+        """Take an argument apart; say whether a plain tensor is in it."""
+        kind = type(value)
+        if kind is Tensor:
+            tensors.append(value)
+            key.append(value.mesh_meta)
+        elif kind is list or kind is tuple:
+            key += (len(value), kind)
+            found = [self._gather(each, tensors, scalars, key, travels) for each in value]  # all of them
+            return any(found)
+        elif kind is float and travels:
+            scalars.append(value)
+            key.append(float)
+        elif isinstance(value, torch.Tensor):
+            return True
+        else:
+            key += (value, kind)
+        return False
+
+    def _command(self, plan: Plan, tensors: Sequence[Any], scalars: Sequence[float]) -> Any:
+        """Add a command to the stream; return its result."""
+        if plan.is_random:
+            scalars = [*scalars, float(torch.randint(1 << 53, ()))]
+        stream, slots = self.stream, self.slots
+        with stream.lock:
+            if slots.has_many_dropped() and stream.drop():
+                self.places.add(_NOWHERE)
+            seq = stream.count
+            self.places.add((*users_line(), self.module))
+            if plan.rebuild is None:  # one new tensor: nearly all of them
+                meta: Any = plan.outputs[0]
+                handle = Handle(slots, seq, meta.num_bytes)
+                stream.add(plan.number, [t.mesh_handle.slot for t in tensors], scalars, (handle.slot,))
+                make = meta.make
+                if make is None:
+                    make = meta.make = maker_of(meta)
+                made = make()
+                made.mesh_meta, made.mesh_handle = meta, handle
+                return made
+            parts = [self._part(each, tensors, seq) for each in plan.outputs]
+            new = [
+                p.mesh_handle.slot for p, o in zip(parts, plan.outputs, strict=True) if isinstance(o, Meta)
+            ]
+            stream.add(plan.number, [t.mesh_handle.slot for t in tensors], scalars, new)
+        for n in plan.writes:
+            tensors[n].mesh_handle.seq = seq
+        return plan.rebuild(parts)
+
+    def _part(self, output: Any, tensors: Sequence[Any], seq: int) -> Any:
+        if type(output) is Meta:
+            return Tensor(output, Handle(self.slots, seq, output.num_bytes))
+        return None if output is None else tensors[output]
+
+    # --- operations that are new
+
+    def _new(self, op: Operation, key: tuple[Any, ...]) -> Any:
+        self._check_alive()
+        self._check_together(op.func, op.args, op.kwargs, op.tensors)
+        if torch.Tag.inplace_view in op.func.tags and op.func is not _aten.detach_.default:
+            return self._reshape_in_place(op)
+        value = self._value(op.func, op.args, op.tensors)
+        if value is not _NO_VALUE:
+            return value
+        if op.tensors[0].is_global and op.func in _TAKEN_APART:
+            return decompositions[op.func](*op.args, **op.kwargs)
+        self.num_misses += 1
+        outcome = self._outcome(op)
+        if outcome.reason:
+            self._tell_of_whole(op.func, op.tensors, outcome.reason)
+        if outcome.is_unknown:
+            return self._ask(op)
+        plan = self._plan(op, outcome)
+        self._plans[key] = plan
+        return self._command(plan, op.tensors, op.scalars)
+
+    def _reshape_in_place(self, op: Operation) -> Tensor:
+        """Put the view that, say, squeeze makes in the place of the tensor that squeeze_ is called on."""
+        view = _VIEWS.get(op.func)
+        if view is None:
+            raise MeshUsageError(
+                f"{op.func.overloadpacket.__name__} would change the size of a tensor of the mesh in place, "
+                "which can't be done: make a new tensor of that size"
+            )
+        changed: Tensor = op.tensors[0]
+        made = self.dispatch(view, op.args, op.kwargs)
+        changed.mesh_meta, changed.mesh_handle = made.mesh_meta, made.mesh_handle
+        restride(changed, made.mesh_meta.size, made.mesh_meta.stride, made.mesh_meta.offset)
+        return changed
+
+    def _outcome(self, op: Operation) -> Outcome:
+        """Find out what the result is like."""
+        if op.meta.placements is None:
+            return self._propagation.per_rank(op.func, op.args, op.kwargs, op.meta.grid)
+        return self._propagation.over_grid(op.func, op.args, op.kwargs, op.meta)
+
+    def _plan(self, op: Operation, outcome: Outcome) -> Plan:
+        """Make a plan, and have the ranks know it."""
+        func, meta = op.func, op.meta
+        where = positions(func, op.args, op.kwargs, is_tensor)
+        writes = tuple(n for name in written_names(func) for n in where.get(name, ()))
+        outputs, rebuild = _shape_of_result(func, outcome.parts, where)
+        is_random = outcome.is_whole and self._propagation.is_random(func, op.args, op.kwargs)
+        maker = TemplateMaker(is_tensor, floats_travel(func))
+        template, named = maker.of(op.args, op.kwargs)
+        if is_random:
+            maker.num_scalars += 1
+            template = (ScalarHole(maker.num_scalars - 1), *template)
+        slots = [n for n, each in enumerate(outputs) if isinstance(each, Meta)]
+        plan = Plan(next(self._next_plan), str(func), outputs, rebuild, writes, is_random)
+        self.stream.define(Definition(
+            plan.number, str(func), template, named, maker.num_tensors, maker.num_scalars,
+            (SINGLE,) if slots and _is_single(func) else tuple(slots), writes,
+            None if meta.placements is None else meta.grid.number, outcome.is_whole, is_random,
+            tuple(p.placements for p in outputs if isinstance(p, Meta)) if outcome.is_whole else (),
+            self._members(meta.grid),
+        ))  # fmt: skip
+        return plan
+
+    def _members(self, grid: Grid) -> tuple[int, ...]:
+        """Return the ranks that do what is done over a grid; () for all."""
+        return () if len(grid.ranks) == self.num_ranks else grid.ranks
+
+    def create(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Grid) -> Tensor:
+        """Do an operation that takes no tensors: each rank has its result as a value of its own."""
+        self._check_alive()
+        key = (func, grid, str(args), str(kwargs))
+        plan = self._own_plans.get(key)
+        if plan is None:
+            outcome = self._propagation.per_rank(func, args, kwargs, grid)
+            plan = Plan(next(self._next_plan), str(func), outcome.parts, None, ())
+            self._own_plans[key] = plan
+            template = TemplateMaker(is_tensor, travels=False).of(args, kwargs)
+            self.stream.define(
+                Definition(plan.number, str(func), *template, outputs=(SINGLE,), ranks=self._members(grid))
+            )
+        made: Tensor = self._command(plan, (), ())
+        return made
+
+    def _ask(self, op: Operation) -> Any:
+        """Do an operation whose shapes depend on numbers: the ranks do it, and say what came out."""
+        grid = op.meta.grid
+        num = 1 if _is_single(op.func) else len(schema_of(op.func).returns)
+        unknown = intern((), (), torch.float32, grid, grid.replicated)
+        asked = Outcome((unknown,) * num, is_whole=True)
+        made = self._command(self._plan(op, asked), op.tensors, op.scalars)
+        known = [self._known(each) for each in ([made] if num == 1 else made)]
+        return known[0] if num == 1 else tuple(known)
+
+    def _known(self, made: Tensor) -> Tensor:
+        found = self.fetch(made, "describe")[made.mesh_meta.grid.ranks[0]]
+        meta = intern(
+            found.size, found.stride, found.dtype, made.mesh_meta.grid, made.mesh_meta.grid.replicated
+        )
+        return Tensor(meta, made.mesh_handle)
+
+    def _value(self, func: Any, args: Sequence[Any], tensors: Sequence[Any]) -> Any:
+        """Return the result of an operation that gives numbers, not tensors."""
+        returns = schema_of(func).returns
+        if len(returns) != 1 or "Tensor" in str(returns[0].type):
+            return _NO_VALUE
+        if func is torch.ops.aten.is_same_size.default:
+            return args[0].shape == args[1].shape
+        if func is item_op:
+            return self.full(args[0]).item()
+        return func(*pytree.tree_map(lambda x: self.full(x) if is_tensor(x) else x, tuple(args)))
+
+    def _check_together(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]
+    ) -> None:
+        metas = [t.mesh_meta for t in tensors]
+        grids = {m.grid for m in metas}
+        for grid in grids:
+            if grid.base not in self._grids.values():
+                raise _lost_or_foreign(func, grid, self)
+        if len({grid.base for grid in grids}) > 1:
+            raise WrongTensor(
+                f"WRONG_MESH: {func} on tensors of different meshes: {', '.join(map(repr, grids))}; "
+                f"{_FIX_MESH}"
+            )
+        if len({m.placements is None for m in metas}) > 1:
+            raise WrongTensor(
+                f"{func} on a tensor that is one over the whole mesh, and one of which each rank has "
+                f"its own ({', '.join(map(repr, metas))}): make them alike with "
+                "monarch_nb.as_global(x, [...]) or monarch_nb.per_rank(y)"
+            )
+        where = positions(func, args, kwargs, is_tensor)
+        written = [tensors[n] for name in written_names(func) for n in where.get(name, ())]
+        check_access(func, metas, [t.mesh_meta for t in written])
+        for name in written_names(func):
+            if any(tensors[n].mesh_meta.is_copy for n in where.get(name, ())):
+                raise WrongTensor(
+                    f"{func} would write into a view of a sharded tensor that had to be laid out "
+                    "anew, so its base wouldn't see it. Write out of place: x = torch.where(...), "
+                    "torch.cat(...), or y = view.clone(); y.add_(...)"
+                )
+
+    # --- plain tensors among them
+
+    def _adopt_in(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return the arguments with plain tensors laid out on the mesh: such a tensor has one value, so
+        all ranks may know it.
+        """
+        partners = [t for t in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(t, Tensor)]
+        where = written_names(func)
+        names = [a.name for a in schema_of(func).arguments]
+        for name, each in [*zip(names, args, strict=False), *kwargs.items()]:
+            if name in where and not all(isinstance(t, Tensor) for t in pytree.tree_leaves(each)):
+                raise WrongTensor(
+                    f"LOCAL_TENSOR: {func} would change a plain tensor of this process by one of a "
+                    "mesh. Distribute it first, monarch_nb.distribute(t, mesh, ...), or take the "
+                    "mesh's here: x.full()"
+                )
+        if partners[0].placements is None:
+            raise WrongTensor(
+                f"LOCAL_TENSOR: {func} on a plain tensor and one of which each rank has its own. "
+                "Make it in `with mesh.activate():`, or send it: monarch_nb.replicated(t, mesh)"
+            )
+
+        def adopted(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or is_tensor(value):
+                return value
+            return self.adopt(value, partners[0].mesh_meta.grid, _like(value, partners))
+
+        return pytree.tree_map(adopted, tuple(args)), pytree.tree_map(adopted, dict(kwargs))
+
+    def adopt(self, plain: torch.Tensor, grid: Grid, placements: Placements) -> Tensor:
+        """Return a plain tensor as one of the mesh. It's sent once, as long as it's unchanged."""
+        known = self._adopted.get(id(plain))
+        if known is not None and known.is_of(plain, grid):
+            return known.made
+        made = self.put(plain, grid, placements)
+        number = id(plain)
+        forgets = weakref.ref(plain, lambda _: self._adopted.pop(number, None))
+        self._adopted[number] = _Adopted(forgets, version_of(plain), made)
+        return made
+
+    # --- values that go and come
+
+    def put(self, plain: Any, grid: Grid, placements: Placements | None, *, maps: bool = False) -> Tensor:
+        """Send a plain tensor to the ranks; each keeps its part.
+
+        Args:
+            placements: None: each rank has it as a value of its own; then `plain` may be a list with one for
+                each rank.
+            maps: ranks keep the memory in which it comes, instead of a copy of their part.
+        """
+        self._check_alive()
+        first = next(p for p in plain if p is not None) if isinstance(plain, list) else plain
+        meta = intern(first.shape, contiguous(first.shape), first.dtype, grid, placements)
+        is_large = maps or isinstance(plain, list) or first.numel() * first.element_size() > _LARGE
+        with self.stream.lock:  # a small one is sent later, when it may have changed: its copy is
+            self.stream.add_parcel(
+                [p if p is None else p.detach() for p in plain]
+                if isinstance(plain, list)
+                else _parcel(plain, is_large)
+            )
+            number = None if placements is None else grid.number
+            made: Tensor = self.own("own.put", (number, placements, grid.ranks, maps), [], meta)
+            if is_large:
+                self.stream.flush()
+        return made
+
+    def own(self, op: str, args: tuple[Any, ...], tensors: Sequence[Tensor], meta: Meta) -> Any:
+        """Do one of the executor's own operations. `args` is the template of its arguments."""
+        is_known = _is_hashable(args)
+        kinds = tuple(map(type, pytree.tree_leaves(args))) if op == "own.call" else ()  # 1, 1.0 and True
+        key = (op, args if is_known else id(args), kinds, tuple(t.mesh_meta for t in tensors), meta)
+        plan = self._own_plans.get(key)
+        if plan is None:
+            plan = Plan(next(self._next_plan), op, (meta,), None, ())
+            if is_known:
+                self._own_plans[key] = plan
+            self.stream.define(
+                Definition(
+                    plan.number,
+                    op,
+                    args,
+                    (),
+                    len(tensors),
+                    0,
+                    (SINGLE,),
+                    (),
+                    meta.grid.number,
+                    ranks=() if op in _OF_ALL_RANKS else self._members(meta.grid),
+                )
+            )
+        return self._command(plan, tensors, ())
+
+    def full(self, tensor: Tensor) -> torch.Tensor:
+        """Return the whole of a global tensor as a plain one."""
+        meta = tensor.mesh_meta
+        if meta.placements is None:
+            if len(meta.grid.ranks) > 1:
+                raise WrongTensor(
+                    f"each of {len(meta.grid.ranks)} ranks has a value of its own here: which one? "
+                    "monarch_nb.inspect(x, rank=0), or monarch_nb.fetch_shard(x).get()"
+                )
+            found: torch.Tensor = self.fetch(tensor, "each")[meta.grid.ranks[0]]
+            return found
+        self.check_usable(tensor)
+        whole = self.own("own.whole", (Hole(0),), [tensor.detach()], meta.with_layout(meta.grid.replicated))
+        value: torch.Tensor = self.fetch(whole, "first")[meta.grid.ranks[0]]
+        return value
+
+    def check_usable(self, tensor: Tensor) -> None:
+        """Raise unless a value can be read.
+
+        Raises:
+            WrongTensor: if it's of another mesh, or borrowed to be changed.
+            DeviceMeshError: if it was lost.
+        """
+        self._check_alive()
+        grid = tensor.mesh_meta.grid
+        if grid.base not in self._grids.values():
+            raise _lost_or_foreign("this", grid, self)
+        check_access("a value that is fetched,", [tensor.mesh_meta], [])
+
+    def fetch(self, tensor: Tensor, how: str) -> list[Any]:
+        """Return what each rank says of a value: see `Executor.fetch`.
+
+        Raises:
+            RemoteException: if it couldn't be made.
+            SupervisionError: if a rank is dead.
+        """
+        self.check_usable(tensor)
+        self.stream.flush()
+        try:
+            answers: list[Fetched] = list(
+                self._worker.fetch.call(tensor.mesh_handle.slot, how, tensor.mesh_meta.grid.ranks[0])
+                .get()
+                .values()
+            )
+        except SupervisionError as error:
+            self.lose(error)
+            raise
+        return self.values_of(answers)
+
+    def values_of(self, answers: Sequence[Fetched]) -> list[Any]:
+        """Return what ranks have answered to a fetch.
+
+        Raises:
+            RemoteException: if it couldn't be made.
+            SupervisionError: if a rank was started anew meanwhile.
+        """
+        failed = next((a.failed for a in answers if a.failed >= 0), None)
+        if any(a.failed == NOT_BEGUN for a in answers):
+            self.lose(SupervisionError(STARTED_ANEW))
+            raise SupervisionError(STARTED_ANEW)
+        if failed is not None:
+            raise self._barrier.error(failed)
+        return [a.value for a in answers]
+
+    def fetch_later(self, tensor: Tensor, how: str) -> Any:
+        """Ask the ranks as `fetch` does; return a future of what each says."""
+        self.check_usable(tensor)
+        self.stream.flush()
+        asked = self._worker.fetch.call(tensor.mesh_handle.slot, how, tensor.mesh_meta.grid.ranks[0])
+        return asked.then(lambda answers: self.values_of(list(answers.values())))
+
+    def synchronize(self) -> None:
+        """Wait until the ranks have done everything."""
+        self.stream.flush()
+        self._worker.reached.call().get()
+
+    # --- what is said once
+
+    def _tell_of_whole(self, func: Any, tensors: Sequence[Tensor], reason: str) -> None:
+        name = str(func)
+        if name in self._warned_of:
+            return
+        self._warned_of.add(name)
+        size = size_text(sum(t.mesh_meta.num_bytes for t in tensors))
+        warnings.warn(
+            f"{name} can't be done on shards ({', '.join(repr(t.mesh_meta) for t in tensors[:3])}): "
+            f"every rank gathers its inputs, {size}, and does all of it; the result is the "
+            f"same. ({reason[:200]})",
+            stacklevel=6,
+        )
+
+
+def check_access(what: Any, metas: Sequence[Meta], written: Sequence[Meta]) -> None:
+    """Raise if tensors are on different streams, or are borrowed so that this can't be done with them.
+
+    Args:
+        written: those that are changed.
+    """
+    streams = sorted({m.grid.stream for m in metas})
+    if len(streams) > 1:
+        raise WrongTensor(
+            f"WRONG_STREAM: {what} on tensors of different streams: {', '.join(map(repr, streams))}; bring "
+            "one over: borrowed, borrow = stream.borrow(x)"
+        )
+    if any(m.grid.access == TAKEN for m in metas):
+        raise WrongTensor(
+            f"BORROWED: {what} on a tensor that another stream has borrowed to change it; it can be used "
+            "again after borrow.drop()"
+        )
+    if any(m.grid.access == LENT for m in written):
+        raise WrongTensor(
+            f"BORROWED: {what} would change a tensor that another stream has borrowed; it can be changed "
+            "after borrow.drop()"
+        )
+    if any(m.grid.access == READ_ONLY for m in written):
+        raise WrongTensor(
+            f"MUTATING_BORROW: {what} would change a tensor that was borrowed to be read; borrow it so: "
+            "stream.borrow(x, mutable=True)"
+        )
+
+
+_travels: dict[int, bool] = {}
+"""Whether floats travel beside commands, by id of the operator."""
+_operators: list[Any] = []
+"""Those whose ids are known: they live as long as this program."""
+_LARGE = 1 << 20
+
+
+_OF_ALL_RANKS = frozenset({"own.put", "own.move"})
+"""Operations of which ranks outside of the result's grid do a part, too."""
+_NOWHERE = (None, 0, "")
+_NO_VALUE: Any = object()
+_aten = torch.ops.aten
+_VIEWS = {
+    _aten.as_strided_.default: _aten.as_strided.default,
+    _aten.squeeze_.default: _aten.squeeze.default,
+    _aten.squeeze_.dim: _aten.squeeze.dim,
+    _aten.squeeze_.dims: _aten.squeeze.dims,
+    _aten.t_.default: _aten.t.default,
+    _aten.transpose_.default: _aten.transpose.int,
+    _aten.unsqueeze_.default: _aten.unsqueeze.default,
+}
+"""For operations that change a tensor's shape in place: those that make a view of that shape."""
+_TAKEN_APART = frozenset(
+    {
+        _aten.mse_loss.default,
+        _aten.mse_loss_backward.default,
+        _aten.huber_loss.default,
+        _aten.huber_loss_backward.default,
+        _aten.smooth_l1_loss.default,
+        _aten.smooth_l1_loss_backward.default,
+        _aten.binary_cross_entropy.default,
+        _aten.binary_cross_entropy_backward.default,
+        _aten.soft_margin_loss.default,
+        _aten.soft_margin_loss_backward.default,
+    }
+)
+"""Torch has no sharding rule for these, but for what they're made of."""
+_FIX_MESH = "move one of them: monarch_nb.distribute(x.full(), mesh, ...)"
+
+
+def _is_single(func: Any) -> bool:
+    returns = schema_of(func).returns
+    return len(returns) == 1 and str(returns[0].type) in ("Tensor", "Optional[Tensor]")
+
+
+def _shape_of_result(
+    func: Any, parts: tuple[Meta | None, ...], where: Mapping[str, tuple[int, ...]]
+) -> tuple[tuple[Any, ...], Callable[[list[Any]], Any] | None]:
+    """Return the parts of a result, inputs that are returned by their position; and what makes the result
+    of them.
+    """
+    returns = schema_of(func).returns
+    if not returns:
+        return (), lambda _: None
+    by_alias = {
+        alias: where[a.name]
+        for a in schema_of(func).arguments
+        if a.alias_info is not None and a.alias_info.is_write and where.get(a.name)
+        for alias in a.alias_info.before_set
+    }
+    outputs: list[Any] = list(parts)
+    for n, each in enumerate(returns):
+        if each.alias_info is not None and each.alias_info.is_write:
+            outputs[n] = by_alias[next(iter(each.alias_info.before_set))][0]
+    if _is_single(func):
+        return (outputs[0],), None if isinstance(outputs[0], Meta) else lambda made: made[0]
+    return tuple(outputs), list if len(returns) == 1 else tuple
+
+
+def _lost_or_foreign(func: Any, grid: Grid, engine: Engine) -> MeshError:
+    if grid.engine is not engine:
+        return WrongTensor(f"WRONG_MESH: {func} on tensors of different meshes; {_FIX_MESH}")
+    return DeviceMeshError(
+        "this tensor was lost with a rank of its mesh, which was healed since: make it again, from a "
+        "checkpoint or from the start"
+    )
+
+
+def _parcel(plain: torch.Tensor, is_large: bool) -> torch.Tensor:
+    found = plain.detach()
+    return found if is_large else found.clone()
+
+
+def _like(plain: torch.Tensor, partners: Sequence[Tensor]) -> Placements:
+    """Return the layout for a plain tensor: that of a partner of the same shape, else whole on every rank."""
+    whole = partners[0].mesh_meta.grid.replicated
+    like = next((p.placements for p in partners if p.shape == plain.shape and plain.dim()), None) or whole
+    return tuple(each if each.is_shard() else whole[0] for each in like)
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True

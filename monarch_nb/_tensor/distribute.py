@@ -1,0 +1,117 @@
+"""Plain tensors to ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from monarch_nb._rank.tensor.protocol import Hole
+from monarch_nb.exceptions import ShardingError, WrongTensor
+from monarch_nb._tensor.engines import grid_of
+from monarch_nb._tensor.metadata import Grid, Placements, contiguous, intern, placements_of
+from monarch_nb._tensor.tensor import Tensor
+
+
+def distribute(tensor: torch.Tensor, mesh: Any, sharding_spec: Sequence[Any] | None = None) -> Tensor:
+    """Lay a tensor out over a mesh: each rank gets its part. The result is one tensor still.
+
+    Args:
+        tensor: a plain tensor of any shape; or one of this mesh already, which is laid out anew.
+        mesh: of `monarch_nb.distributed.Mesh`, or any other.
+        sharding_spec: for each dimension the axis of the mesh over which it's split, several axes, or None.
+            Without it, every rank has the whole tensor.
+
+    Returns:
+        A tensor of the same shape, type and `requires_grad`.
+
+    Raises:
+        MeshUsageError: for an axis that the mesh doesn't have, or a spec that's longer than the tensor.
+        SupervisionError: (a DeviceMeshError) if the mesh is dead.
+
+    Example:
+        >>> spec = ["data_parallel", None]  # doctest: +SKIP
+        >>> dt = monarch_nb.distribute(torch.randn(8, 4), mesh, sharding_spec=spec)  # doctest: +SKIP
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise WrongTensor(
+            f"distribute takes a tensor, not {type(tensor).__name__}: torch.as_tensor(x) makes one"
+        )
+    if tensor.is_sparse or tensor.is_meta or tensor.is_quantized:
+        kind = "meta" if tensor.is_meta else "sparse" if tensor.is_sparse else "quantized"
+        raise WrongTensor(f"distribute takes dense tensors that have numbers, not a {kind} one")
+    grid = grid_of(mesh)
+    placements = placements_of(sharding_spec or [], tensor.shape, grid)
+    if isinstance(tensor, Tensor):
+        return redistribute(tensor, sharding_spec or [])
+    made = grid.engine.put(tensor, grid, placements)
+    return made.requires_grad_(tensor.requires_grad)  # type: ignore[no-any-return]
+
+
+def redistribute(tensor: Tensor, sharding_spec: Sequence[Any]) -> Tensor:
+    """Return the same tensor, laid out otherwise. Gradients flow through.
+
+    Raises:
+        ShardingError: of a tensor of which each rank has its own.
+    """
+    meta = tensor.mesh_meta
+    if meta.placements is None:
+        raise ShardingError(
+            "each rank has a value of its own of this tensor: monarch_nb.as_global(x, [...]) makes "
+            "one of them first"
+        )
+    found: Tensor = _Redistribute.apply(tensor, placements_of(sharding_spec, meta.size, meta.grid))
+    return found
+
+
+class _Redistribute(torch.autograd.Function):  # type: ignore[misc]
+    """The gradient comes back in the layout that the input had."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, placements: Any) -> Any:
+        """Lay out."""
+        ctx.layout = tuple(
+            each if each.is_shard() else tensor.mesh_meta.grid.replicated[0]
+            for each in tensor.placements or ()
+        )
+        return laid_out(tensor, placements)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Lay the gradient out as the input was."""
+        return laid_out(gradients[0], ctx.layout), None
+
+
+def moved_to(tensor: Tensor, grid: Grid, placements: Placements) -> Tensor | None:
+    """Return a tensor over another grid of the same ranks, where each has its part already or gets it from
+    the others; None if it can't be so: other ranks, a history, rows that can't be split evenly.
+
+    Args:
+        placements: split along dimension 0 over all axes, or whole on every rank.
+    """
+    meta = tensor.mesh_meta
+    base, num = meta.grid.base, len(grid.ranks)
+    splits = placements[0].is_shard()
+    is_even = not splits or meta.size[0] % num == 0
+    is_same = base.engine is grid.engine and base.ranks == grid.ranks and meta.placements is not None
+    if not is_same or not is_even or tensor.requires_grad:
+        return None
+    laid = laid_out(tensor, placements[:1] * len(base.shape))
+    size = (meta.size[0] // num, *meta.size[1:]) if splits else tuple(meta.size)
+    part = intern(size, contiguous(size), meta.dtype, meta.grid, None)
+    local = grid.engine.own("own.local", (Hole(0),), [laid], part)
+    whole = intern(meta.size, contiguous(meta.size), meta.dtype, grid, placements)
+    found: Tensor = grid.engine.own("own.from_local", (Hole(0), grid.number, placements), [local], whole)
+    return found
+
+
+def laid_out(tensor: Tensor, placements: Any) -> Tensor:
+    """Return a tensor in a layout; itself, as another object, if it's in that."""
+    meta = tensor.mesh_meta
+    if meta.placements == placements:
+        return tensor.detach()  # type: ignore[no-any-return]
+    found: Tensor = meta.grid.engine.own(
+        "own.redistribute", (Hole(0), placements), [tensor], meta.with_layout(placements)
+    )
+    return found

@@ -1,0 +1,78 @@
+"""A tensor of a mesh as a notebook shows it: which part lies at each point of the grid. Nothing is asked of
+the ranks here.
+"""
+
+from __future__ import annotations
+
+import html
+import itertools
+from collections.abc import Sequence
+
+from monarch_nb._tensor.metadata import Meta
+
+MOST_CELLS = 256
+"""A grid of more points isn't drawn."""
+
+
+def parts(meta: Meta) -> list[str]:
+    """Return what each rank of the grid has, in the grid's order: `[0:4, :]`.
+
+    Example:
+        >>> parts(meta)                                      # doctest: +SKIP
+        ['[0:2, :]', '[2:4, :]']
+    """
+    return [_part(meta, point) for point in itertools.product(*map(range, meta.grid.shape))]
+
+
+def _part(meta: Meta, point: Sequence[int]) -> str:
+    if meta.placements is None:
+        return f"its own {list(meta.size)}"
+    bounds = [(0, size) for size in meta.size]
+    is_partial = False
+    for at, axis, placement in zip(point, meta.grid.shape, meta.placements, strict=True):
+        is_partial = is_partial or placement.is_partial()
+        if placement.is_shard():
+            first, last = bounds[placement.dim]
+            bounds[placement.dim] = _chunk(first, last, at, axis)
+    pairs = zip(bounds, meta.size, strict=True)
+    texts = [":" if each == (0, size) else f"{each[0]}:{each[1]}" for each, size in pairs]
+    return f"[{', '.join(texts)}]" + (" to be summed" if is_partial else "")
+
+
+def _chunk(first: int, last: int, at: int, num: int) -> tuple[int, int]:
+    """Return the bounds of one of `num` parts, as `torch.chunk` makes them: the last ones may be shorter."""
+    step = -(-(last - first) // num)
+    return min(first + at * step, last), min(first + (at + 1) * step, last)
+
+
+def rows(meta: Meta) -> list[list[str]]:
+    """Return the grid as a table with a head; the last axis runs across."""
+    grid = meta.grid
+    *outer, across = grid.names
+    found = parts(meta)
+    num = grid.shape[-1]
+    points = itertools.product(*map(range, grid.shape[:-1]))
+    table = [["", *(f"{across}={n}" for n in range(num))]]
+    for n, point in enumerate(points):
+        label = ", ".join(f"{name}={at}" for name, at in zip(outer, point, strict=True))
+        table.append([label, *found[n * num : (n + 1) * num]])
+    return table
+
+
+def html_of(meta: Meta, text: str) -> str:
+    """Return the HTML of a tensor: what it is, and where its parts lie.
+
+    Args:
+        text: its numbers and its kind.
+    """
+    head = f"<pre>{html.escape(text)}</pre>"
+    if len(meta.grid.ranks) > MOST_CELLS:
+        return head
+    first, *rest = rows(meta)
+    lines = [_row(first, "th"), *(_row(row, "td") for row in rest)]
+    return f"{head}<table>{''.join(lines)}</table>"
+
+
+def _row(cells: Sequence[str], tag: str) -> str:
+    label, *others = map(html.escape, cells)
+    return f"<tr><th>{label}</th>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in others) + "</tr>"

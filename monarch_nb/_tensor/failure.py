@@ -1,0 +1,70 @@
+"""Puts the reports of ranks together: which operation failed, on which ranks, and in which line of the
+user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monarch_nb._rank.tensor.protocol import Report
+from monarch_nb._shape.rank_set import name_ranks
+from monarch_nb.exceptions import RankFailure, RemoteException
+from monarch_nb._tensor.place import Place
+
+_NAMES = {
+    "own.load": "restoring",
+    "own.save": "saving",
+    "own.module": "making the module",
+    "own.module_forward": "the module's forward",
+    "own.module_backward": "the module's backward",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A command that failed.
+
+    Attributes:
+        seq: its number.
+        reports: of the ranks on which it did.
+        num_ranks: of how many.
+        place: where in the user's code it was made.
+        is_partial: other ranks were stopped because of it, and what was made since is lost.
+    """
+
+    seq: int
+    reports: tuple[Report, ...]
+    num_ranks: int
+    place: Place | None
+    is_partial: bool = False
+
+    def error(self) -> RemoteException:
+        """Return what is raised where the value is waited for."""
+        return RemoteException("\n".join(self._lines()), self._failures())
+
+    def _lines(self) -> list[str]:
+        first = self.reports[0]
+        message = first.message.partition("\nException raised from")[0].strip()
+        of = f" of {self.num_ranks}" if len(self.reports) < self.num_ranks else ""
+        ranks = name_ranks([r.rank for r in self.reports])
+        lines = [f"{_NAMES.get(first.op, first.op)} failed on {ranks}{of}: {first.kind}: {message}"]
+        if self.place is not None:
+            lines.append(f"  {self.place}")
+        if self.is_partial:
+            lines.append(
+                "  the other ranks were stopped, for they'd have waited for it; values made since "
+                "are lost, earlier ones are as they were"
+            )
+        else:
+            lines.append("  values that depend on it are lost; all others are as they were")
+        return lines
+
+    def _failures(self) -> Sequence[RankFailure]:
+        groups: dict[tuple[str, str, str], list[int]] = {}
+        for each in self.reports:
+            groups.setdefault((each.kind, each.message, each.traceback), []).append(each.rank)
+        return [
+            RankFailure(tuple(ranks), kind, message, trace)
+            for (kind, message, trace), ranks in groups.items()
+        ]

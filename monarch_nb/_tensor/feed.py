@@ -1,0 +1,144 @@
+"""Batches to the ranks, ahead of their use: what a loop over a DataLoader is, for tensors of a mesh."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb._tensor.batches import batches_of
+from monarch_nb._tensor.engines import grid_of
+from monarch_nb._tensor.metadata import Grid, Placements, placements_of
+from monarch_nb._tensor.module import data_axis
+from monarch_nb._tensor.tensor import Tensor
+
+Spec = Sequence[Any]
+
+
+def feed(
+    source: Any,
+    mesh: Any,
+    placements: Spec | Mapping[str, Spec] | None = None,
+    *,
+    prefetch: int = 2,
+    batch_size: int | None = None,
+) -> Iterator[Any]:
+    """Return an iterator over a source's batches, as tensors of a mesh.
+
+    A batch is written once, into memory that the ranks of this machine map: each sees its rows there. Batches
+    are sent before they're asked for, and wait for the ranks.
+
+    Args:
+        source: an iterable of batches, as a DataLoader or a generator; a batch is a tensor, a numpy array, an
+            Arrow or Polars table, or a tuple, list or dict of tensors and arrays. Or one tensor, array or
+            table, or a relation of DuckDB, which is cut into batches of `batch_size` rows.
+        mesh: of `monarch_nb.distributed.Mesh`, or any other; or a model of `parallelize`, whose results and
+            the targets that are fed lie alike then.
+        placements: a sharding spec as of `distribute`, for all tensors of a batch, the first entries of it
+            for those of fewer dimensions; or a dict of them by column. By default rows are split over the
+            data axis.
+        prefetch: how many batches are sent before the program asks for them. It's given the next when the
+            ranks are no more than so many batches behind it; else it waits for them.
+        batch_size: rows of a batch. The last may have fewer.
+
+    Yields:
+        Batches, put together as in the source; of a table a dict of its columns, a column of lists of equal
+        length as a tensor of two dimensions. What is no tensor, array or table stays as it is.
+
+    Raises:
+        MeshUsageError: for a source that isn't one, a column with nulls or without numbers, an unknown axis.
+        SupervisionError: (a DeviceMeshError) if the mesh is dead.
+        Exception: what the source raises, with a note that says in which batch.
+
+    Example:
+        >>> for x, y in monarch_nb.feed(DataLoader(data, 64), mesh):            # doctest: +SKIP
+        ...     criterion(model(x), y).backward()
+        >>> rows = duckdb.sql("select * from 'data.parquet'")                   # doctest: +SKIP
+        >>> for batch in monarch_nb.feed(rows, mesh, batch_size=4096):          # doctest: +SKIP
+        ...     loss = criterion(model(batch["x"]), batch["y"])
+    """
+    for name, value, least in (("prefetch", prefetch, 0), ("batch_size", batch_size, 1)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            raise MeshUsageError(f"{name} is a whole number, at least {least}; not {value!r}")
+    is_model = isinstance(mesh, torch.nn.Module)
+    grid = grid_of(mesh.__dict__.get("forward") if is_model else mesh)
+    if placements is None:  # ranks of a model of parallelize all have rows
+        placements = [grid.names if is_model else grid.names[data_axis(grid)]]
+    return _Feed(grid, batches_of(source, batch_size), type(source).__name__, placements, prefetch)
+
+
+class _Feed:
+    """The batches that are on their way."""
+
+    def __init__(self, grid: Grid, batches: Iterator[Any], name: str, spec: Any, prefetch: int) -> None:
+        self._grid, self._batches, self._name, self._spec = grid, batches, name, spec
+        self._prefetch = prefetch
+        self._ready: deque[Any] = deque()
+        self._marks: deque[Any] = deque()
+        """For each batch that was handed out, a question to ranks: have you done all that came before?"""
+        self._num_read = 0
+        self._end: BaseException | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self._wait()
+        while self._end is None and len(self._ready) <= self._prefetch:
+            self._read()
+        if not self._ready:
+            self._give_up_marks()
+            raise self._end or StopIteration
+        self._mark()
+        return self._ready.popleft()
+
+    def _read(self) -> None:
+        """Send one more batch. What the source raises comes behind the batches before."""
+        try:
+            self._ready.append(self._sent(next(self._batches)))
+            self._num_read += 1
+        except StopIteration as end:
+            self._end = end
+        except Exception as error:
+            error.add_note(f"in batch {self._num_read} (from 0) of the {self._name} given to monarch_nb.feed")
+            self._end = error
+
+    def _sent(self, batch: Any) -> Any:
+        if isinstance(batch, dict):
+            return {key: pytree.tree_map(self._sender(key), each) for key, each in batch.items()}
+        return pytree.tree_map(self._sender(None), batch)
+
+    def _sender(self, key: Any) -> Any:
+        return lambda each: self._put(each, key) if isinstance(each, torch.Tensor) else each
+
+    def _put(self, plain: torch.Tensor, key: Any) -> Any:
+        if isinstance(plain, Tensor):
+            return plain
+        return self._grid.engine.put(plain, self._grid, self._layout(plain, key), maps=True)
+
+    def _layout(self, plain: torch.Tensor, key: Any) -> Placements:
+        spec = self._spec
+        if isinstance(spec, Mapping):
+            if key not in spec:
+                raise MeshUsageError(f"placements has no {key!r}, only {', '.join(map(repr, spec))}")
+            return placements_of(spec[key], plain.shape, self._grid)
+        return placements_of(spec[: plain.dim()], plain.shape, self._grid)
+
+    # --- no further ahead than that
+
+    def _mark(self) -> None:
+        engine = self._grid.engine
+        engine.stream.flush()
+        self._marks.append(engine.worker.reached.call())
+
+    def _wait(self) -> None:
+        while len(self._marks) > self._prefetch:
+            self._marks.popleft().get()
+
+    def _give_up_marks(self) -> None:
+        while self._marks:
+            self._marks.popleft().drop()

@@ -1,0 +1,233 @@
+"""Modules whose parameters are tensors of a mesh. Autograd and optimiser run on the controller; each
+operation is done by all ranks on their parts.
+
+Exact: what it computes is what one process would compute, whatever the layout. A loop that was written for
+one device doesn't change.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.utils import _pytree as pytree
+
+from monarch_nb.exceptions import MeshUsageError, WrongTensor
+from monarch_nb._tensor.distribute import laid_out
+from monarch_nb._tensor.engines import grid_of
+from monarch_nb._tensor.metadata import Grid, Placements
+from monarch_nb._tensor.tensor import Tensor
+
+M = TypeVar("M", bound=nn.Module)
+STRATEGIES = ("ddp", "fsdp")
+_DATA_AXES = ("dp", "data", "ddp", "fsdp", "batch")
+
+
+def module_to_mesh(module: M, mesh: Any, *, strategy: str | None = None) -> M:
+    """Return a copy of a module whose parameters and buffers are on a mesh. The module itself stays as it is.
+
+    Plain tensors that are given to it are split along their first dimension over the data axis, where they
+    can be; any other layout works, too: see `distribute`.
+
+    Args:
+        module: any; its parameters must have numbers.
+        mesh: of `monarch_nb.distributed.Mesh`, or any other. Its data axis is the one called `data...`, `dp`,
+            `ddp`, `fsdp` or `batch...`, else the first.
+        strategy: "ddp" (the default): every rank has all parameters. "fsdp": parameters, gradients and the
+            optimiser's state are split along their first dimension over the data axis; what an operation
+            needs whole is gathered for it.
+
+    Raises:
+        MeshUsageError: for an unknown strategy, and a module that has parameters on `meta`.
+
+    Example:
+        >>> model = monarch_nb.module_to_mesh(SimpleTransformer(), mesh)  # doctest: +SKIP
+        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)    # doctest: +SKIP
+        >>> loss = criterion(model(inputs), targets)                      # doctest: +SKIP
+        >>> loss.backward()                                               # doctest: +SKIP
+        >>> optimizer.step()                                              # doctest: +SKIP
+    """
+    check_module(module)
+    if strategy not in (None, *STRATEGIES):
+        raise MeshUsageError(f"strategy is one of {', '.join(map(repr, STRATEGIES))}; not {strategy!r}")
+    grid = grid_of(mesh)
+    axis = data_axis(grid)
+    made = copied(module, grid, lambda each: _layout(each, grid, axis if strategy == "fsdp" else None))
+    made.register_forward_pre_hook(_Inputs(grid, axis), with_kwargs=True)
+    return made
+
+
+def copied(module: M, grid: Grid, layout: Callable[[nn.Parameter], Placements]) -> M:
+    """Return a copy of a module whose parameters lie as `layout` says, and whose layers are named by what
+    fails in them.
+    """
+    memo: dict[int, Any] = {}
+    for each in module.parameters():
+        memo[id(each)] = _parameter(each, grid, layout(each))
+    for buffer in module.buffers():
+        memo[id(buffer)] = grid.engine.put(buffer, grid, grid.replicated)
+    made = copy.deepcopy(module, memo)
+    for path, layer in made.named_modules():
+        _Layer(grid, path, layer).install()
+    return made
+
+
+def data_axis(grid: Grid) -> int:
+    """Return the axis over which batches are split."""
+    speaking = (n for n, name in enumerate(grid.names) if name.lower().startswith(_DATA_AXES))
+    return next(speaking, 0)
+
+
+def check_module(module: Any) -> None:
+    """Raise unless a module can be brought to a mesh.
+
+    Raises:
+        WrongTensor: if it's none.
+        MeshUsageError: if it's on a mesh already, or has parameters without numbers.
+    """
+    if not isinstance(module, nn.Module):
+        raise WrongTensor(f"module_to_mesh takes a torch.nn.Module, not {type(module).__name__}")
+    for name, each in [*module.named_parameters(), *module.named_buffers()]:
+        if isinstance(each, Tensor):
+            raise MeshUsageError(
+                f"{name} is on a mesh already: module_to_mesh takes a module of this process"
+            )
+        if each.is_meta or isinstance(each, nn.parameter.UninitializedTensorMixin):
+            raise MeshUsageError(
+                f"{name} has no numbers yet: build the module on the CPU, or "
+                "module.to_empty(device='cpu') and initialise it, (a lazy one: call it once) before "
+                "module_to_mesh"
+            )
+
+
+def _parameter(plain: nn.Parameter, grid: Grid, placements: Placements) -> nn.Parameter:
+    made = nn.Parameter(grid.engine.put(plain, grid, placements), plain.requires_grad)
+    if plain.requires_grad:
+        made.register_hook(_Gradient(made))
+    return made
+
+
+def _layout(plain: nn.Parameter, grid: Grid, axis: int | None) -> Placements:
+    splits = axis is not None and plain.dim() > 0 and plain.shape[0] >= grid.shape[axis]
+    return _split(grid, axis) if splits and axis is not None else grid.replicated
+
+
+def _split(grid: Grid, axis: int) -> Placements:
+    return tuple(Shard(0) if n == axis else Replicate() for n in range(len(grid.shape)))
+
+
+class _Hook:
+    """Hooks stay with their mesh: copies of the module share them, and they're not saved."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _nothing, ()
+
+
+class _Nothing:
+    def __call__(self, *_: Any) -> None:
+        """Be what is left of a hook in a file."""
+
+
+def _nothing() -> _Nothing:
+    return _Nothing()
+
+
+class _Gradient(_Hook):
+    """Lays a gradient out as its parameter: summed over the ranks, once."""
+
+    def __init__(self, parameter: Any) -> None:
+        self._parameter = weakref.ref(parameter)
+
+    def __call__(self, gradient: Any) -> Any:
+        found = self._parameter()
+        if found is not None and isinstance(gradient, Tensor) and gradient.placements != found.placements:
+            return laid_out(gradient, found.placements)
+        return gradient
+
+
+class _Inputs(_Hook):
+    """Splits plain inputs over the data axis."""
+
+    def __init__(self, grid: Grid, axis: int) -> None:
+        self._grid = grid
+        self._axis = axis
+
+    def __call__(
+        self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
+        return pytree.tree_map(self._one, args), pytree.tree_map(self._one, dict(kwargs))
+
+    def _one(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or isinstance(value, Tensor):
+            return value
+        size = self._grid.shape[self._axis]
+        splits = value.dim() > 0 and value.shape[0] and value.shape[0] % size == 0
+        placements = _split(self._grid, self._axis) if splits else self._grid.replicated
+        return brought(value, self._grid, placements)
+
+
+def brought(value: torch.Tensor, grid: Grid, placements: Placements) -> Tensor:
+    """Return a plain tensor laid out; its gradient comes back as a plain one."""
+    if value.requires_grad:
+        found: Tensor = _Adopt.apply(value, grid, placements)
+        return found
+    return adopt(value, grid, placements)
+
+
+def adopt(value: torch.Tensor, grid: Grid, placements: Placements) -> Tensor:
+    """Return a plain tensor laid out; the same one as long as it's unchanged."""
+    found: Tensor = grid.engine.adopt(value, grid, placements)
+    return found
+
+
+class _Adopt(torch.autograd.Function):  # type: ignore[misc]
+    """The gradient of a plain input is plain."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, grid: Grid, placements: Placements) -> Any:
+        """Lay out."""
+        return adopt(value, grid, placements).detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Bring the gradient here."""
+        return gradients[0].full(), None, None
+
+
+class _Layer(_Hook):
+    """Notes which layer's forward runs: failures name it."""
+
+    def __init__(self, grid: Grid, path: str, layer: nn.Module) -> None:
+        self._engine = grid.engine
+        self._layer = layer
+        self._name = f"{path or 'the module'} ({type(layer).__name__})"
+        self._outer: list[str] = []
+
+    def install(self) -> None:
+        """Watch the layer."""
+        self._layer.register_forward_pre_hook(self)
+        self._layer.register_forward_hook(_Leave(self), always_call=True)
+
+    def __call__(self, _module: nn.Module, _args: Any) -> None:
+        self._outer.append(self._engine.module)
+        self._engine.module = self._name
+
+    def leave(self) -> None:
+        """Note that the layer's forward has ended or raised: the layer around it is the current one again."""
+        self._engine.module = self._outer.pop() if self._outer else ""
+
+
+class _Leave(_Hook):
+    def __init__(self, layer: _Layer) -> None:
+        self._layer = layer
+
+    def __call__(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        self._layer.leave()

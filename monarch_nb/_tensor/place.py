@@ -1,0 +1,74 @@
+"""Records where in the user's code a command was made: kept for each, looked up when something fails."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections import deque
+from dataclasses import dataclass
+from types import CodeType
+
+from monarch_nb._frames.cells import is_of_kernel
+from monarch_nb._frames.owner import Owner, owner_of_file
+from monarch_nb._cells import name_of
+
+KEPT = 65_536
+_is_users: dict[int, tuple[bool, CodeType]] = {}
+"""By id of the code, which lives as long as this: its own hash is that of all its contents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of the user's, and the layer whose forward made the command.
+
+    Attributes:
+        code, line: of the innermost frame of the user's; code is None if there is none.
+        module: path of the layer, as in `model.blocks.3`, or "".
+    """
+
+    code: CodeType | None
+    line: int
+    module: str
+
+    def __str__(self) -> str:
+        """Return up to two lines of text for an error."""
+        layer = [f"in forward of {self.module}"] if self.module else []
+        return ", ".join([*layer, *([self._where()] if self.code is not None else [])])
+
+    def _where(self) -> str:
+        assert self.code is not None
+        file = self.code.co_filename
+        shown = name_of(file) or ("a cell of this notebook" if is_of_kernel(file) else file)
+        text = linecache.getline(file, self.line).strip()
+        return f"{shown}, line {self.line}, in {self.code.co_name}" + (f":  {text}" if text else "")
+
+
+def users_line() -> tuple[CodeType | None, int]:
+    """Return the innermost frame of the user's: code and line."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        found = _is_users.get(id(code))
+        if found is None:
+            found = _is_users[id(code)] = owner_of_file(code.co_filename) is Owner.USER, code
+        if found[0]:
+            return code, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+    return None, 0
+
+
+class Places:
+    """The places of the last commands, by sequence number."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[CodeType | None, int, str]] = deque(maxlen=KEPT)
+        self.add = self._kept.append
+
+    def of(self, seq: int, count: int) -> Place | None:
+        """Return the place of a command; None if it's forgotten.
+
+        Args:
+            count: how many commands there were until now.
+        """
+        behind = count - seq
+        return Place(*self._kept[-behind]) if 0 < behind <= len(self._kept) else None

@@ -1,0 +1,109 @@
+"""Plans of operations, without their tensors: the key under which each is known, and the template that ranks
+fill in.
+
+Equal keys mean equal results but for data. Floats of pointwise operations aren't in the key: optimisers
+change them with every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from monarch_nb._rank.tensor.private import schema_of
+from monarch_nb._rank.tensor.protocol import Hole, ScalarHole
+from monarch_nb._tensor.metadata import Meta
+
+Output = Meta | int | None
+"""One part of a result: a new tensor, one of the inputs, or nothing."""
+Template = tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]
+
+
+@dataclass(slots=True)
+class Plan:
+    """The plan of an operation, for when it's called again.
+
+    Attributes:
+        number: what ranks know it by.
+        op: its name.
+        outputs: parts of the result, flat.
+        rebuild: makes the result of those parts; None if there is exactly one, and it's new.
+        writes: inputs that are changed in place.
+        is_random: a seed goes with each command.
+    """
+
+    number: int
+    op: str
+    outputs: tuple[Output, ...]
+    rebuild: Callable[[list[Any]], Any] | None
+    writes: tuple[int, ...]
+    is_random: bool = False
+
+
+_STATISTICS = ("running_mean", "running_var")
+HIDDEN_WRITES = {
+    torch.ops.aten.native_batch_norm.default: _STATISTICS,
+    torch.ops.aten.batch_norm_update_stats.default: _STATISTICS,
+}
+"""Arguments that an operation changes though its schema doesn't say so."""
+_travels: dict[Any, bool] = {}
+
+
+def floats_travel(func: Any) -> bool:
+    """Say whether floats go beside the commands of an operation."""
+    found = _travels.get(func)
+    if found is None:
+        tags = getattr(func, "tags", ())
+        found = _travels[func] = torch.Tag.pointwise in tags or "_foreach_" in str(func)
+    return found
+
+
+class TemplateMaker:
+    """Makes the template of a call: `Hole` for each tensor, `ScalarHole` for each float that travels, in
+    the order of `gather`.
+    """
+
+    def __init__(self, is_tensor: Callable[[Any], bool], travels: bool) -> None:
+        self._is_tensor = is_tensor
+        self._travels = travels
+        self.num_tensors = self.num_scalars = 0
+
+    def of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Template:
+        """Return the template of arguments."""
+        return tuple(map(self._one, args)), tuple((name, self._one(value)) for name, value in kwargs.items())
+
+    def _one(self, value: Any) -> Any:
+        if self._is_tensor(value):
+            self.num_tensors += 1
+            return Hole(self.num_tensors - 1)
+        if type(value) is float and self._travels:
+            self.num_scalars += 1
+            return ScalarHole(self.num_scalars - 1)
+        if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+            return type(value)(map(self._one, value))
+        return value
+
+
+def written_names(func: Any) -> frozenset[str]:
+    """Return the arguments that an operation changes."""
+    arguments = schema_of(func).arguments
+    said = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    return frozenset([*said, *HIDDEN_WRITES.get(func, ())])
+
+
+def positions(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], is_tensor: Callable[[Any], bool]
+) -> dict[str, tuple[int, ...]]:
+    """Return which of the gathered tensors each argument has, by its name."""
+    found: dict[str, tuple[int, ...]] = {}
+    number = 0
+    names = [a.name for a in schema_of(func).arguments]
+    for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
+        each = value if isinstance(value, (list, tuple)) else [value]
+        num = sum(map(is_tensor, each))
+        found[name] = tuple(range(number, number + num))
+        number += num
+    return found

@@ -1,0 +1,198 @@
+"""Predicts the result of an operation: shapes by fake tensors, layouts by DTensor's own rules. Nothing is
+computed, and no process group is needed.
+
+The private names of torch that this needs are in `_rank.tensor.private`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.utils import _pytree as pytree
+
+from monarch_nb._rank.tensor.private import dispatcher, random_ops, schema_of
+from monarch_nb._rank.tensor.strategies import has_rule
+from monarch_nb._tensor.metadata import Grid, Meta, Placements, intern
+from monarch_nb._tensor.plan import HIDDEN_WRITES
+
+aten = torch.ops.aten
+_WHOLE = frozenset({
+    aten.as_strided.default, aten.argmin.default, aten.argmax.default, aten.convolution.default,
+    aten.convolution_backward.default, *HIDDEN_WRITES,
+})  # fmt: skip
+"""DTensor does these outside of its rules, convolutions with the default process group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The predicted result of an operation.
+
+    Attributes:
+        parts: a Meta for each tensor of the flat result, None for parts that aren't there.
+        is_whole: no layout could be found in which ranks can do it on their shards.
+        reason: why not.
+        is_unknown: only the ranks can tell shapes.
+        moves: which inputs have to be laid out anew for it, in words; "" if ranks do it on what they have.
+    """
+
+    parts: tuple[Meta | None, ...]
+    is_whole: bool = False
+    reason: str = ""
+    is_unknown: bool = False
+    moves: str = ""
+
+
+class Propagation:
+    """Rules of one engine."""
+
+    def __init__(self, is_tensor: Callable[[Any], bool]) -> None:
+        self._is_tensor = is_tensor
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def per_rank(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Grid) -> Outcome:
+        """Return what comes out where each rank has values of its own."""
+        return Outcome(tuple(_meta_of(each, grid, None) for each in self._results(func, args, kwargs)))
+
+    def is_random(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Say whether an operation draws random numbers: attention doesn't, if its dropout is 0."""
+        if func in random_ops:
+            return True
+        return (
+            torch.Tag.nondeterministic_seeded in func.tags
+            and _argument(func, "dropout_p", args, kwargs) != 0.0
+        )
+
+    def over_grid(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], first: Meta) -> Outcome:
+        """Return what comes out of an operation on global tensors.
+
+        Args:
+            first: one of them.
+
+        Raises:
+            Exception: what torch raises where the arguments are wrong for one device, too.
+        """
+        if self.is_random(func, args, kwargs):
+            return self._whole(func, args, kwargs, first.grid, _without_partial(first))
+        if func in _WHOLE or not has_rule(func):
+            reason = "" if func in _WHOLE else "torch has no sharding rule for it"
+            return self._whole(func, args, kwargs, first.grid, first.grid.replicated, reason)
+        try:
+            return self._by_rules(func, args, kwargs, first.grid)
+        except Exception as error:
+            reason = str(error).split("\n")[0]
+            return self._whole(
+                func, args, kwargs, first.grid, first.grid.replicated, reason or type(error).__name__
+            )
+
+    def _by_rules(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Grid) -> Outcome:
+        with self._fake:
+            like_args, like_kwargs = pytree.tree_map(self._as_dtensor, (tuple(args), dict(kwargs)))
+            info = dispatcher.unwrap_to_op_info(func, like_args, like_kwargs)
+            dispatcher.sharding_propagator.propagate(info)
+        sharding = info.output_sharding
+        specs, moves = _flat(sharding.output_spec), _moves(info, sharding)
+        if any(spec is not None and spec.tensor_meta is None for spec in specs):
+            shapes = self._results(func, args, kwargs)
+            parts = [
+                _meta_of(t, grid, s.placements if s else None) for t, s in zip(shapes, specs, strict=True)
+            ]
+        else:
+            is_copy = bool(moves) and func.is_view
+            parts = [_meta_of_spec(spec, grid, is_copy) for spec in specs]
+        self._check_in_place(func, args, parts)
+        return Outcome(tuple(parts), moves=moves)
+
+    def _check_in_place(self, func: Any, args: Sequence[Any], parts: Sequence[Meta | None]) -> None:
+        """Raise if what is changed in place would be laid out anew."""
+        returns = schema_of(func).returns
+        writes = len(returns) == 1 and returns[0].alias_info is not None and returns[0].alias_info.is_write
+        if not writes or not args or not self._is_tensor(args[0]) or not parts or parts[0] is None:
+            return
+        if args[0].mesh_meta.placements != parts[0].placements:
+            raise NotImplementedError(f"{func} would lay out anew what it changes")
+
+    def _as_dtensor(self, value: Any) -> Any:
+        if not self._is_tensor(value):
+            return value
+        meta = value.mesh_meta
+        return DTensor(torch.empty(0, dtype=meta.dtype, device="meta"), meta.spec, requires_grad=False)
+
+    def _whole(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Grid, placements: Placements,
+        reason: str = "",
+    ) -> Outcome:  # fmt: skip
+        try:
+            shapes = self._results(func, args, kwargs)
+        except DynamicOutputShapeException:
+            return Outcome((), True, reason, is_unknown=True)
+        is_copy = func.is_view and any(t.mesh_meta.placements != grid.replicated for t in self._tensors(args))
+        parts = [_meta_of(each, grid, placements, is_copy) for each in shapes]
+        if placements != grid.replicated:  # each rank keeps a part of its own
+            parts = [part and part.with_layout(placements) for part in parts]
+        return Outcome(tuple(parts), True, reason)
+
+    def _tensors(self, args: Sequence[Any]) -> list[Any]:
+        return [each for each in pytree.tree_leaves(tuple(args)) if self._is_tensor(each)]
+
+    def _results(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        with self._fake:
+            like_args, like_kwargs = pytree.tree_map(self._as_fake, (tuple(args), dict(kwargs)))
+            return _flat(func(*like_args, **like_kwargs))
+
+    def _as_fake(self, value: Any) -> Any:
+        if not self._is_tensor(value):
+            return value
+        meta: Meta = value.mesh_meta
+        if meta.fake is None:
+            meta.fake = torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device=value.device)
+        return meta.fake
+
+
+def _moves(info: Any, sharding: Any) -> str:
+    """Say which inputs of an operation are laid out anew for it."""
+    if not sharding.needs_redistribute or sharding.redistribute_schema is None:
+        return ""
+    pairs = zip(info.schema.args_spec, sharding.redistribute_schema.args_spec, strict=True)
+    said = [f"{a.placements[0]} → {b.placements[0]}" for a, b in pairs if a.placements != b.placements]
+    return ", ".join(said)
+
+
+def _flat(result: Any) -> list[Any]:
+    if isinstance(result, (list, tuple)):
+        return [
+            leaf for each in result for leaf in (_flat(each) if isinstance(each, (list, tuple)) else [each])
+        ]
+    return [result]
+
+
+def _meta_of(value: Any, grid: Grid, placements: Placements | None, is_copy: bool = False) -> Meta | None:
+    if not isinstance(value, torch.Tensor):
+        return None
+    return intern(
+        value.size(), value.stride(), value.dtype, grid, placements, int(value.storage_offset()), is_copy
+    )
+
+
+def _meta_of_spec(spec: Any, grid: Grid, is_copy: bool) -> Meta | None:
+    if spec is None:
+        return None
+    found = spec.tensor_meta
+    return intern(found.shape, found.stride, found.dtype, grid, tuple(spec.placements), 0, is_copy)
+
+
+def _argument(func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return an argument of a call by its name; None if the operation has none of that name."""
+    for n, each in enumerate(schema_of(func).arguments):
+        if each.name == name:
+            return args[n] if n < len(args) else kwargs.get(name, each.default_value)
+    return None
+
+
+def _without_partial(meta: Meta) -> Placements:
+    assert meta.placements is not None
+    return tuple(Replicate() if isinstance(each, Partial) else each for each in meta.placements)

@@ -1,0 +1,27 @@
+"""Many commands in one message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from monarch_nb.actor.active import get_active_mesh
+from monarch_nb._tensor.engines import grid_of, live_engines
+
+
+@contextmanager
+def coalescing() -> Iterator[None]:
+    """Send what is done to tensors in a `with` block as one message, at its end: of the active mesh, or of
+    all. A value that is waited for in it sends what came before.
+
+    Example:
+        >>> with monarch_nb.coalescing():                    # doctest: +SKIP
+        ...     for each in parameters:
+        ...         each.mul_(0.9)
+    """
+    mesh = get_active_mesh()
+    engines = live_engines() if mesh is None else [grid_of(mesh).engine]
+    with ExitStack() as stack:
+        for engine in engines:
+            stack.enter_context(engine.stream.hold())
+        yield

@@ -1,0 +1,268 @@
+"""Functions of the user's on ranks, with tensors of the mesh as arguments and results."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from monarch_nb._rank.tensor.protocol import Described, Hole
+from monarch_nb.actor import Future
+from monarch_nb.actor.active import get_active_mesh
+from monarch_nb.exceptions import MeshUsageError, WrongTensor
+from monarch_nb._tensor.active import active_grid
+from monarch_nb._tensor.engines import grid_of
+from monarch_nb._tensor.groups import RemoteProcessGroup
+from monarch_nb._tensor.metadata import Grid, intern
+from monarch_nb._tensor.movement import fetch_shard
+from monarch_nb._tensor.tensor import Tensor
+
+
+def execute(mesh: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function on all ranks of a mesh; see `monarch_nb.distributed.Mesh.execute`."""
+    if not callable(function):
+        raise WrongTensor(f"execute takes a function and its arguments, not {type(function).__name__}")
+    grid = grid_of(mesh)
+    made = _called(grid, function, args, kwargs)
+    return _result(grid.engine.fetch(made, "describe"), made, grid)
+
+
+def _called(grid: Grid, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """Have the ranks of a grid call a function; return the slot of the whole result."""
+    engine = grid.engine
+    tensors: list[Tensor] = []
+
+    def hole(value: Any) -> Any:
+        if isinstance(value, RemoteProcessGroup):
+            return value.hole
+        if not isinstance(value, torch.Tensor):
+            return value
+        tensors.append(
+            value.detach() if isinstance(value, Tensor) else engine.put(value, grid, grid.replicated)
+        )
+        given = tensors[-1].mesh_meta.grid
+        if given.engine is not engine or not set(grid.ranks) <= set(given.ranks):
+            raise WrongTensor(
+                "WRONG_MESH: execute on a mesh with a tensor of another one: "
+                "monarch_nb.distribute(x.full(), mesh, ...) brings it here"
+            )
+        engine.check_usable(tensors[-1])
+        return Hole(len(tensors) - 1)
+
+    positional, named = pytree.tree_map(hole, tuple(args)), tuple(pytree.tree_map(hole, dict(kwargs)).items())
+    unknown = intern((), (), torch.float32, grid, None)
+    found: Tensor = engine.own("own.call", (function, positional, named), tensors, unknown)
+    return found
+
+
+def _result(answers: Sequence[Any], made: Tensor, grid: Grid) -> Any:
+    """Put together what ranks say of a result."""
+    answers = [answers[rank] for rank in grid.ranks]
+    leaves, structure = pytree.tree_flatten(answers[0])
+    if any(isinstance(leaf, Described) for leaf in leaves):
+        _check_alike(answers)
+        return _parts(pytree.tree_unflatten(leaves, structure), made, grid)
+    try:
+        agree = all(bool(answer == answers[0]) for answer in answers)
+    except Exception:  # of a class of the user's: compared by nobody
+        agree = False
+    return answers[0] if agree else list(answers)
+
+
+def _parts(described: Any, made: Tensor, grid: Grid) -> Any:
+    """Return a result with tensors in place of their descriptions."""
+    numbers = itertools.count()
+    return pytree.tree_map(
+        lambda leaf: _part(leaf, made, next(numbers), grid) if isinstance(leaf, Described) else leaf,
+        described,
+    )
+
+
+def _check_alike(answers: Sequence[Any]) -> None:
+    for rank, answer in enumerate(answers):
+        if str(pytree.tree_map(str, answer)) != str(pytree.tree_map(str, answers[0])):
+            raise WrongTensor(
+                f"the function returned other tensors on rank {rank} ({answer}) than on rank 0 "
+                f"({answers[0]}): give them one shape, with torch.where or by padding; or return "
+                "numbers"
+            )
+
+
+def _part(described: Described, made: Tensor, number: int, grid: Grid) -> Tensor:
+    meta = intern(described.size, described.stride, described.dtype, grid, described.placements)
+    found: Tensor = grid.engine.own("own.part", (Hole(0), number), [made], meta)
+    return found
+
+
+class Remote:
+    """A function that the ranks of the active mesh call, with tensors of the mesh among its arguments and
+    results. `remote` makes it.
+
+    Calling it returns at once; what it returns must be tensors (in lists, tuples and dicts), or nothing.
+    """
+
+    def __init__(self, function: Any, propagate: Any = None) -> None:
+        self._function = ByPath(function) if isinstance(function, str) else function
+        self._propagate = propagate
+        self._known: dict[Any, Any] = {}
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Have the ranks call it."""
+        grid = _grid_for(args, kwargs)
+        made = _called(grid, self._function, args, kwargs)
+        return _parts(self._described(made, grid, args, kwargs), made, grid)
+
+    rref = __call__
+
+    def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Have the ranks call it; return a future of what the first returned, with plain tensors in it."""
+        return call_on_shard_and_fetch(self, *args, **kwargs)
+
+    @property
+    def function(self) -> Any:
+        """What the ranks call."""
+        return self._function
+
+    def _described(self, made: Tensor, grid: Grid, args: Any, kwargs: Any) -> Any:
+        """Return what the result is like."""
+        if callable(self._propagate):
+            return self._by_fakes(args, kwargs)
+        key = None if self._propagate == "inspect" else _key(grid, args, kwargs)
+        if key is None or key not in self._known:
+            found = self._asked(made, grid)
+            if key is None:
+                return found
+            self._known[key] = found
+        return self._known[key]
+
+    def _asked(self, made: Tensor, grid: Grid) -> Any:
+        answers = grid.engine.fetch(made, "describe")
+        answers = [answers[rank] for rank in grid.ranks]
+        leaves = pytree.tree_leaves(answers[0])
+        if not all(isinstance(leaf, Described) or leaf is None for leaf in leaves):
+            raise WrongTensor(
+                f"a remote function returns tensors or nothing; {_name(self._function)} returned "
+                f"{answers[0]!r}. monarch_nb.call_on_shard_and_fetch(f, ...).get() brings other values"
+            )
+        _check_alike(answers)
+        return answers[0]
+
+    def _by_fakes(self, args: Any, kwargs: Any) -> Any:
+        given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if any(x.is_global for x in given):
+            raise WrongTensor(
+                "propagate=function is for values that each rank has of its own; with one tensor over the "
+                'mesh leave it out, or use propagate="cached"'
+            )
+        with self._fake:
+            result = self._propagate(*pytree.tree_map(_fake, args), **pytree.tree_map(_fake, kwargs))
+        return pytree.tree_map(_described, result)
+
+
+def remote(function: Any = None, *, propagate: Any = None) -> Any:
+    """Make a function one that the ranks call, with tensors of the mesh as arguments and results. Also a
+    decorator.
+
+    Args:
+        function: what is called there, or where it's found: "package.module.name".
+        propagate: how the shapes of its results are found. A function: it's called here, with tensors that
+            have no numbers; "cached", or None: the ranks are asked, once for each kind of arguments;
+            "inspect": they're asked each time.
+
+    Returns:
+        a `Remote`: calling it returns the ranks' results, without waiting where shapes are known. It runs on
+        the active mesh, or on that of its arguments.
+
+    Example:
+        >>> @monarch_nb.remote(propagate=lambda x: x.clone())  # doctest: +SKIP
+        ... def scaled(x):
+        ...     return x * torch.distributed.get_rank()
+    """
+    if function is None:
+        return functools.partial(remote, propagate=propagate)
+    if not callable(function) and not (isinstance(function, str) and "." in function):
+        raise MeshUsageError(
+            f"remote takes a function or where it is, as in 'package.module.name'; not {function!r}"
+        )
+    if propagate == "mocked":
+        raise NotImplementedError("propagate='mocked': give a function of the shapes instead")
+    if not callable(propagate) and propagate not in (None, "cached", "inspect"):
+        raise MeshUsageError(f"propagate is a function, 'cached' or 'inspect'; not {propagate!r}")
+    return Remote(function, propagate)
+
+
+def call_on_shard_and_fetch(
+    remote: Any, *args: Any, shard: Mapping[str, int] | None = None, **kwargs: Any
+) -> Future[Any]:
+    """Have the ranks call a function; return a future of what one of them returned, with plain tensors in it.
+
+    Args:
+        remote: of `remote`, or any function.
+        shard: coordinates by axis of the mesh; 0 where none is given.
+    """
+    grid = _grid_for(args, kwargs)
+    function = remote.function if isinstance(remote, Remote) else remote
+    return fetch_shard(_called(grid, function, args, kwargs), shard)
+
+
+class ByPath:
+    """A function that ranks find by where it is.
+
+    Args:
+        path: as in `package.module.name`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        return pkgutil.resolve_name(self._path)(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return self._path
+
+
+def _grid_for(args: Any, kwargs: Any) -> Grid:
+    """Return where a function is called: on the active mesh, or on that of its arguments."""
+    if get_active_mesh() is not None:
+        return active_grid()
+    for leaf in pytree.tree_leaves((args, kwargs)):
+        if isinstance(leaf, Tensor):
+            return leaf.mesh_meta.grid.free
+    return active_grid()
+
+
+def _key(grid: Grid, args: Any, kwargs: Any) -> Any:
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    key = [(leaf.mesh_meta if isinstance(leaf, Tensor) else leaf, type(leaf)) for leaf in leaves]
+    plain = any(isinstance(leaf, torch.Tensor) and not isinstance(leaf, Tensor) for leaf in leaves)
+    try:
+        hash(tuple(key))
+    except TypeError:
+        return None
+    return None if plain else (grid, tuple(key), structure)
+
+
+def _fake(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    meta = value.mesh_meta
+    return torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype)
+
+
+def _described(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return Described(tuple(value.shape), tuple(value.stride()), value.dtype)
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", repr(function))

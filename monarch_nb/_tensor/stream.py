@@ -1,0 +1,163 @@
+"""The commands of one engine on their way to the ranks: when they're sent, and how far the controller may
+be ahead.
+"""
+
+from __future__ import annotations
+
+import array
+import struct
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from monarch_nb._rank.tensor.protocol import DROP, Batch, Definition, GridDefinition
+from monarch_nb._tensor.slots import Slots
+
+MAX_WORDS = 4096
+ACK_EVERY = 16
+"""Each so many messages the ranks are asked to answer."""
+MAX_ACKS = 4
+"""So many of those may be under way."""
+LATEST_S = 0.002
+"""So long after the first unsent command all are sent."""
+
+
+class Stream:
+    """Collects commands, and sends them.
+
+    Args:
+        worker: the actors that do them.
+        slots: the ranks' tables.
+    """
+
+    def __init__(self, worker: Any, slots: Slots) -> None:
+        self._worker = worker
+        self._slots = slots
+        self.lock = threading.RLock()
+        self.words: array.array[int] = array.array("I")
+        self.count = 0
+        """How many commands there were."""
+        self._first = 0
+        self._grids: list[GridDefinition] = []
+        self._definitions: list[Definition] = []
+        self._parcels: list[Any] = []
+        self._acks: deque[Any] = deque()
+        self.num_messages = self.num_bytes = 0
+        self.num_held = 0
+        """So many blocks want that nothing is sent before they end."""
+        self._clock = _Clock(self)
+
+    def define(self, what: Definition | GridDefinition) -> None:
+        """Have the ranks know a plan or a grid with the next message."""
+        with self.lock:  # the clock's thread may be sending what there was until now
+            if isinstance(what, Definition):
+                self._definitions.append(what)
+            else:
+                self._grids.append(what)
+
+    def add(self, plan: int, inputs: Sequence[int], scalars: Sequence[float], outputs: Sequence[int]) -> int:
+        """Add a command; return its sequence number. The caller holds the lock."""
+        words = self.words
+        if not words:
+            self._clock.ring()
+        if scalars:
+            words.extend((plan, *inputs))
+            words.frombytes(struct.pack(f"<{len(scalars)}d", *scalars))
+            words.extend(outputs)
+        else:
+            words.extend((plan, *inputs, *outputs))
+        self.count += 1
+        if len(words) > MAX_WORDS and not self.num_held:
+            self.flush()
+        return self.count - 1
+
+    def add_parcel(self, value: Any) -> None:
+        """Let a plain value go with the next command."""
+        self._parcels.append(value)
+
+    def drop(self) -> bool:
+        """Tell the ranks which slots are free; say whether there are any. The caller holds the lock."""
+        slots = self._slots.collect()
+        if slots:
+            self.words.extend((DROP, len(slots), *slots))
+            self.count += 1
+        return bool(slots)
+
+    def flush(self) -> None:
+        """Send what there is."""
+        with self.lock:
+            if not self.words and not self._grids and not self._definitions:
+                return
+            batch = Batch(
+                self._first,
+                self._slots.top,
+                self.words.tobytes(),
+                tuple(self._grids),
+                tuple(self._definitions),
+                tuple(self._parcels),
+            )
+            self.words = array.array("I")
+            self._first = self.count
+            self._grids, self._definitions, self._parcels = [], [], []
+            self._worker.run.broadcast(batch)
+            self.num_messages += 1
+            self.num_bytes += len(batch.words)
+        self._hold_back()
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Send all commands of a block in one message, when it ends, or a value is waited for in it."""
+        self.num_held += 1
+        try:
+            yield
+        finally:
+            self.num_held -= 1
+            if not self.num_held:
+                self.flush()
+
+    def _hold_back(self) -> None:
+        """Wait if the ranks are far behind."""
+        if self.num_messages % ACK_EVERY == 0:
+            self._acks.append(self._worker.reached.call())
+        while len(self._acks) > MAX_ACKS:
+            self._acks.popleft().get()
+
+    def close(self) -> None:
+        """Send nothing any more."""
+        self._clock.close()
+        for ack in self._acks:
+            ack.drop()
+
+
+class _Clock:
+    """Sends what was left behind by a cell that has ended: nothing is under way for longer than some
+    milliseconds.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._rings = threading.Event()
+        self._closed = False
+        self.ring = self._rings.set
+        threading.Thread(target=self._live, name="tensor-clock", daemon=True).start()
+
+    def _live(self) -> None:
+        pause = threading.Event()
+        while True:
+            self._rings.wait()
+            if self._closed:
+                return
+            self._rings.clear()
+            pause.wait(LATEST_S)
+            try:
+                if not self._stream.num_held:
+                    self._stream.flush()
+            except Exception:  # whoever uses the engine next is told: the mesh is dead
+                return
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+        self._rings.set()

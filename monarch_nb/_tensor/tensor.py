@@ -1,0 +1,274 @@
+"""A tensor of the mesh, as the controller has it: shape and type, and where its values are. What is done
+to it goes to its engine.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch_nb._rank.tensor.private import make_wrapper, no_torch_function, tensor_text
+from monarch_nb.exceptions import MeshError, WrongTensor
+from monarch_nb._tensor import reduction as reduction_of
+from monarch_nb._tensor.drawing import html_of
+from monarch_nb._tensor.metadata import Grid, Meta
+from monarch_nb._tensor.slots import DroppedHandle
+
+if TYPE_CHECKING:
+    from monarch_nb._tensor.controller import Engine
+    from monarch_nb._tensor.slots import Handle
+
+SHOWN_NUMBERS = 1000
+"""A tensor of at most so many numbers shows them."""
+_DATA = torch.Tensor.data
+
+
+class Tensor(torch.Tensor):  # type: ignore[misc]
+    """A tensor whose values are on the ranks of a mesh. Made by `monarch_nb.distribute`, by operations, and
+    in `with mesh.activate()`.
+
+    Whatever PyTorch does with tensors can be done with it. What needs its numbers here waits for the ranks:
+    `item()`, `tolist()`, `full()`, `print`.
+
+    Attributes:
+        mesh_meta: its shape and layout.
+        mesh_handle: the place of its values in the ranks' tables.
+
+    Example:
+        >>> dt = monarch_nb.distribute(torch.randn(8, 6), mesh, ["data_parallel", None])  # doctest: +SKIP
+        >>> (dt @ dt.T).full().shape  # doctest: +SKIP
+        torch.Size([8, 8])
+    """
+
+    mesh_meta: Meta
+    mesh_handle: Handle
+
+    @staticmethod
+    def __new__(cls, meta: Meta, handle: Handle, requires_grad: bool = False) -> Self:
+        made = make_wrapper(
+            cls, meta.size, strides=meta.stride, storage_offset=meta.offset, dtype=meta.dtype,
+            device=meta.grid.device_mesh.device_type, requires_grad=requires_grad,
+        )  # fmt: skip
+        made.mesh_meta = meta
+        made.mesh_handle = handle
+        return made  # type: ignore[no-any-return]
+
+    __torch_function__ = no_torch_function
+    __hash__ = torch.Tensor.__hash__
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Pass an operation to its mesh's engine; torch calls this for each operation, below autograd."""
+        first = args[0] if args else None
+        engine = first.mesh_meta.grid.engine if type(first) is cls else engine_in(args, kwargs)
+        return engine.dispatch(func, args, kwargs)
+
+    # --- where it is
+
+    @property
+    def engine(self) -> Engine:
+        """What sends its operations."""
+        found: Engine = self.mesh_meta.grid.engine
+        return found
+
+    @property
+    def is_global(self) -> bool:
+        """Whether it's one tensor; else each rank has a value of its own."""
+        return self.mesh_meta.placements is not None
+
+    @property
+    def placements(self) -> tuple[Any, ...] | None:
+        """Its layout as torch's placements, one for each axis of the mesh; None if each rank has a value
+        of its own.
+        """
+        return self.mesh_meta.placements
+
+    @property
+    def sharding_spec(self) -> list[Any]:
+        """The axis, or axes, over which each dimension is sharded; None where it isn't.
+
+        Example:
+            >>> dt.sharding_spec  # doctest: +SKIP
+            ['data_parallel', None]
+        """
+        names: list[list[str]] = [[] for _ in self.shape]
+        for name, placement in zip(self.mesh_meta.grid.names, self.placements or (), strict=False):
+            if placement.is_shard():
+                names[placement.dim].append(name)
+        return [each[0] if len(each) == 1 else tuple(each) or None for each in names]
+
+    @property
+    def mesh(self) -> Grid:
+        """The mesh that it's on, as a grid of ranks. `to_mesh` takes it."""
+        return self.mesh_meta.grid.base
+
+    @property
+    def stream(self) -> str:
+        """The name of the `Stream` that it's on."""
+        return self.mesh_meta.grid.stream
+
+    # --- each rank's own values
+
+    def reduce(
+        self,
+        dims: Sequence[str] | str = (),
+        reduction: str = "sum",
+        scatter: bool = False,
+        mesh: Any = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Reduce the ranks' own values along axes; see `monarch_nb.reduce`."""
+        return reduction_of.reduce(self, dims, reduction, scatter, mesh, out)
+
+    def reduce_(
+        self, dims: Sequence[str] | str = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None
+    ) -> Tensor:
+        """Reduce as `reduce` does; this tensor becomes the result."""
+        return reduction_of.reduce_(self, dims, reduction, scatter, mesh)
+
+    def slice_mesh(self, **coordinates: int | slice) -> reduction_of.MeshSliceTensor:
+        """Return the values on a part of the mesh; see `monarch_nb.slice_mesh`."""
+        return reduction_of.slice_mesh(self, **coordinates)
+
+    def to_mesh(self, mesh: Any, stream: Any = None) -> Tensor:
+        """Bring the ranks' own values to another mesh; see `monarch_nb.to_mesh`."""
+        return reduction_of.to_mesh(self, mesh, stream)
+
+    def drop(self) -> None:
+        """Give back its memory on the ranks now, not when nothing refers to it any more. Whatever uses it
+        afterwards, a backward too, gets an error that says DROPPED.
+        """
+        self.mesh_handle.release()
+
+    @property
+    def dropped(self) -> bool:
+        """Whether its memory was given back."""
+        return isinstance(self.mesh_handle, DroppedHandle)
+
+    # --- values that come here
+
+    def full(self) -> torch.Tensor:
+        """Return the whole tensor as a plain one on this machine, after all that was done to it.
+
+        Raises:
+            RemoteException: if something failed on which it depends.
+            WrongTensor: if each rank has a value of its own.
+        """
+        return self.engine.full(self)
+
+    def item(self) -> Any:
+        """Return the only number, after all that was done to it."""
+        if self.numel() != 1:
+            return super().item()
+        return self.full().item()
+
+    def tolist(self) -> Any:
+        """Return all numbers as nested lists."""
+        return self.full().tolist()
+
+    def cpu(self, *_: Any, **__: Any) -> torch.Tensor:
+        """Return the whole tensor as a plain one, as `full` does."""
+        return self.full()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Return the whole tensor as a numpy array."""
+        return self.full().numpy(force=force)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self.full().__array__(dtype) if dtype is not None else self.full().__array__()
+
+    def __bool__(self) -> bool:
+        if self.numel() != 1:
+            return bool(super().__bool__())
+        return bool(self.full())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        return int(self.full().__index__())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item() if self.dim() == 0 else repr(self), spec)
+
+    # --- what must not fall through to torch
+
+    def _data(self) -> Tensor:
+        return Tensor(self.mesh_meta, self.mesh_handle)
+
+    def _set_data(self, other: Any) -> None:
+        if not isinstance(other, Tensor) or other.engine is not self.engine:
+            raise WrongTensor(
+                "LOCAL_TENSOR: .data of a tensor of the mesh can only be another one of the same mesh: "
+                "monarch_nb.distribute(t, mesh, ...) makes one; or t.copy_(plain) under torch.no_grad()"
+            )
+        _DATA.__set__(self, other)
+        self.mesh_meta, self.mesh_handle = other.mesh_meta, other.mesh_handle
+
+    data = property(_data, _set_data)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) in memo:
+            found: Tensor = memo[id(self)]
+            return found
+        with torch.no_grad():
+            made = self.detach().clone()
+        made = torch.nn.Parameter(made, self.requires_grad) if isinstance(self, torch.nn.Parameter) else made
+        made.requires_grad_(self.requires_grad)
+        memo[id(self)] = made
+        return made  # type: ignore[no-any-return]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return (
+            self.full().detach().requires_grad_(self.requires_grad and self.is_leaf).__reduce_ex__(protocol)
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        kind = "Parameter" if isinstance(self, torch.nn.Parameter) else "Tensor"
+        about = f"shape={list(self.shape)}, {self.dtype}, {self.mesh_meta.layout}"
+        return f"{kind}({self._numbers()}{about})"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the numbers, if they're few, and which part each rank has."""
+        return html_of(self.mesh_meta, "dropped" if self.dropped else repr(self))
+
+    def _numbers(self) -> str:
+        if not self.is_global or self.numel() > SHOWN_NUMBERS:
+            return ""
+        try:
+            text = tensor_text(self.full(), 7)
+        except MeshError as error:
+            return f"lost: {str(error).splitlines()[0]}; "
+        return f"{text},\n       " if "\n" in text else f"{text}, "
+
+
+def maker_of(meta: Meta) -> Callable[[], Any]:
+    """Return what makes tensors of a kind, as `Tensor` does, without their places."""
+    return functools.partial(
+        make_wrapper, Tensor, meta.size, strides=meta.stride, storage_offset=meta.offset, dtype=meta.dtype,
+        device=meta.grid.device_mesh.device_type,
+    )  # fmt: skip
+
+
+def engine_in(args: Any, kwargs: Any) -> Engine:
+    """Return the engine of the first tensor of a mesh among arguments."""
+    for each in args:
+        if isinstance(each, Tensor):
+            return each.engine
+    for each in pytree.tree_leaves((args, kwargs)):
+        if isinstance(each, Tensor):
+            return each.engine
+    raise AssertionError("no tensor of a mesh")

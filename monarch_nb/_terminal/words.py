@@ -1,0 +1,60 @@
+"""Messages in a terminal's words. The library, the controller and the ranks name what to type as a notebook
+would, `%mesh heal`; they don't know who reads it.
+
+Who reads it in a terminal is told `monarch-nb heal NAME`, or, of what only a notebook can do, that it is for
+a notebook.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from monarch_nb._commands.table import IN_NOTEBOOKS
+
+_END = r"(?=$|[\s,;.:)`])"
+_MAGIC = re.compile(rf"%mesh ([a-z][a-z-]*)((?: --env\b)?)( [A-Za-z_][\w-]*{_END})?( [\w|-]+{_END})?")
+_NAMED = [name for name, each in IN_NOTEBOOKS.items() if each.names_mesh_first]
+"""Verbs whose first word is a mesh's name."""
+_OF_ALL = [name for name, each in IN_NOTEBOOKS.items() if not each.is_about_a_mesh]
+"""Verbs about no mesh in particular."""
+_NUM_WORDS = {"set": 2, "auto": 1, "on-failure": 1, "pull": 1, "push": 1, **dict.fromkeys(_NAMED, 1)}
+"""How many words belong to a verb, of those that only a notebook has; what follows is the message's."""
+
+_LONG_NAME = 80
+"""Characters. No mesh's name is longer than that, all invitations are."""
+
+
+def in_terminal(text: str, commands: Collection[str], mesh_name: str | None = None) -> str:
+    """Return a message with its magics replaced by commands.
+
+    Args:
+        commands: those that `monarch-nb` has.
+        mesh_name: of the mesh that the message is about, if it's known.
+
+    >>> in_terminal("rank 1 is lost; %mesh heal puts it back", ["heal"], "dev")
+    'rank 1 is lost; monarch-nb heal dev puts it back'
+    >>> in_terminal("Come back: %mesh attach dev", ["heal"])
+    'Come back: %mesh attach dev (in a notebook)'
+    >>> in_terminal("the journal is off (%mesh set journal on)", ["heal"])
+    'the journal is off (%mesh set journal on (in a notebook))'
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        verb, env, word, more = match[1], match[2], match[3] or "", match[4] or ""
+        if verb == "diff" and env:
+            verb, env = "diff-env", ""
+        if verb not in commands or (verb == "attach" and not _is_invitation(word.strip())):
+            num = _NUM_WORDS.get(verb, 0)
+            return (
+                f"%mesh {verb}{env}{''.join((word, more)[:num])} (in a notebook){''.join((word, more)[num:])}"
+            )
+        name = f" {mesh_name}" if mesh_name and verb not in _OF_ALL and not (verb in _NAMED and word) else ""
+        return f"monarch-nb {verb}{name}{word}{more}"
+
+    return _MAGIC.sub(replaced, text)
+
+
+def _is_invitation(word: str) -> bool:
+    """Say whether what's attached to isn't a mesh's name: a terminal attaches by invitations only."""
+    return word == "FILE" or "/" in word or len(word) > _LONG_NAME
