@@ -23,9 +23,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import UnsetType
 
-from monarch_nb._protocol import debugging, journal, logs, resources, states
 from monarch_nb._debug.client import DebugAnswers
 from monarch_nb._debug.fold import FoldedAnswer
+from monarch_nb._protocol import debugging, journal, logs, resources, states
 from monarch_nb._server import messages
 from monarch_nb.status import model
 from monarch_nb.status.delta import HeadChange

@@ -26,17 +26,6 @@ from monarch_nb._transport import mesh_tensors as _mesh_tensors
 from monarch_nb._version import __version__
 
 if TYPE_CHECKING:
-    from monarch_nb.actor.active import get_active_mesh as get_active_mesh
-    from monarch_nb.actor.active import no_mesh as no_mesh
-    from monarch_nb.actor.heal import heal_mesh as heal_mesh
-    from monarch_nb.config import clear_runtime_config as clear_runtime_config
-    from monarch_nb.config import configure as configure
-    from monarch_nb.config import configured as configured
-    from monarch_nb.config import get_global_config as get_global_config
-    from monarch_nb.config import get_runtime_config as get_runtime_config
-    from monarch_nb.mesh import Mesh as Mesh
-    from monarch_nb.mesh import attach as attach
-    from monarch_nb.mesh import start as start
     from monarch_nb._parallel.checkpoint import restore as restore
     from monarch_nb._parallel.checkpoint import save as save
     from monarch_nb._parallel.module import explain as explain
@@ -66,6 +55,17 @@ if TYPE_CHECKING:
     from monarch_nb._tensor.remote import call_on_shard_and_fetch as call_on_shard_and_fetch
     from monarch_nb._tensor.remote import remote as remote
     from monarch_nb._tensor.tensor import Tensor as Tensor
+    from monarch_nb.actor.active import get_active_mesh as get_active_mesh
+    from monarch_nb.actor.active import no_mesh as no_mesh
+    from monarch_nb.actor.heal import heal_mesh as heal_mesh
+    from monarch_nb.config import clear_runtime_config as clear_runtime_config
+    from monarch_nb.config import configure as configure
+    from monarch_nb.config import configured as configured
+    from monarch_nb.config import get_global_config as get_global_config
+    from monarch_nb.config import get_runtime_config as get_runtime_config
+    from monarch_nb.mesh import Mesh as Mesh
+    from monarch_nb.mesh import attach as attach
+    from monarch_nb.mesh import start as start
     from monarch_nb.tracking import track as track
 
 _WHERE = {

@@ -10,13 +10,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from monarch_nb._version import __version__
 from monarch_nb._commands import actions
 from monarch_nb._commands.command import Command, Place
 from monarch_nb._commands.parser import Parser, did_you_mean, shortened
 from monarch_nb._commands.table import IN_TERMINALS as COMMANDS
-from monarch_nb.exceptions import MeshNotFound, MeshUsageError
 from monarch_nb._terminal.words import in_terminal
+from monarch_nb._version import __version__
+from monarch_nb.exceptions import MeshNotFound, MeshUsageError
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh

@@ -13,9 +13,9 @@ import traceback
 from collections.abc import Iterator
 from types import TracebackType
 
+from monarch_nb._cells import name_of
 from monarch_nb._frames import owner
 from monarch_nb._frames.cells import is_of_kernel
-from monarch_nb._cells import name_of
 
 MAX_LINKS = 10
 """Of a longer chain of errors, each the cause of the next, the ends are shown."""

@@ -14,14 +14,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from monarch_nb.actor import HealReport, ProcMesh, this_host
-from monarch_nb.actor.active import activate, get_active_mesh
-from monarch_nb.exceptions import MeshUsageError
 from monarch_nb._tensor import groups
 from monarch_nb._tensor.engines import check_alive, close_engine, engine_of, ranks_of
 from monarch_nb._tensor.metadata import Grid
 from monarch_nb._tensor.remote import execute
 from monarch_nb._tensor.tensor import Tensor
+from monarch_nb.actor import HealReport, ProcMesh, this_host
+from monarch_nb.actor.active import activate, get_active_mesh
+from monarch_nb.exceptions import MeshUsageError
 
 START_S = 120.0
 

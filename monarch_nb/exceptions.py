@@ -42,12 +42,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from monarch_nb._protocol.exits import RankExit
-from monarch_nb._shape.rank_set import RankSetError, name_ranks
-from monarch_nb._wire.codec import CannotPickle
 from monarch_nb._cells import with_names
 from monarch_nb._folding import fold
+from monarch_nb._protocol.exits import RankExit
+from monarch_nb._shape.rank_set import RankSetError, name_ranks
 from monarch_nb._tracebacks import ShowsItself
+from monarch_nb._wire.codec import CannotPickle
 
 __all__ = [
     "ActorError",

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from monarch_nb._folding import split
 from monarch_nb._protocol.failure import Failure
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._transport.transport import Transport
 from monarch_nb.exceptions import SupervisionError
-from monarch_nb._folding import split
 
 
 class ActorState:

@@ -57,6 +57,7 @@ from monarch_nb._protocol.roles import Role
 from monarch_nb._protocol.states import CellStatus, EntryKind
 from monarch_nb._runtime.supervision import MeshFailure, call_fault_hook, has_own_hook
 from monarch_nb._shape import Extent
+from monarch_nb._tracebacks import hide_in_scripts
 from monarch_nb._transport import process_context
 from monarch_nb._transport.pending import Reply
 from monarch_nb._transport.transport import Transport
@@ -65,7 +66,6 @@ from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb._wire.message import Message
 from monarch_nb._wire.process import process_trouble
 from monarch_nb.exceptions import MeshError, MeshStartError, MeshUnreachable, RankTimeout
-from monarch_nb._tracebacks import hide_in_scripts
 
 T = TypeVar("T")
 

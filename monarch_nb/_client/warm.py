@@ -22,11 +22,11 @@ from monarch_nb._client.connection_file import Connection
 from monarch_nb._host.controller.handover import CLAIM, THANKS, YOURS, Belongings, read_facts, socket_path
 from monarch_nb._host.starting import PACKAGE_ROOT
 from monarch_nb._protocol.claims import KeeperNote
+from monarch_nb._units import parse_duration
 from monarch_nb._wire.claim import Claim, holder
 from monarch_nb._wire.directory import socket_root
 from monarch_nb._wire.process import is_running, machine_id
 from monarch_nb.exceptions import MeshStartError, MeshUsageError
-from monarch_nb._units import parse_duration
 
 VARIABLE = "MONARCH_NB_WARM"
 """Set to a time such as 30m: whoever starts a mesh sees to it that the next program of its environment

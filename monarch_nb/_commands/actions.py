@@ -9,22 +9,22 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._commands.parser import Namespace
 from monarch_nb._protocol.ranks import Stop
 from monarch_nb._shape import name_ranks
-from monarch_nb._commands.parser import Namespace
-from monarch_nb.status import MeshStatus
 from monarch_nb._units import duration
+from monarch_nb.status import MeshStatus
 
 if TYPE_CHECKING:
     from monarch_nb._client.heal_report import HealReport
     from monarch_nb._commands.sharing import Audit
+    from monarch_nb._sync import SyncReceipt
+    from monarch_nb._why import HangReport
     from monarch_nb.mesh import Mesh
     from monarch_nb.mesh.environment import EnvironmentDifference
     from monarch_nb.mesh.history import Entries
     from monarch_nb.mesh.shipping import HostsDifference
     from monarch_nb.rdma.doctor.report import Report as DoctorReport
-    from monarch_nb._sync import SyncReceipt
-    from monarch_nb._why import HangReport
 
 STOP_S = 30.0
 

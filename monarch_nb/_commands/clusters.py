@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._commands.parser import Namespace
+from monarch_nb._units import duration
 from monarch_nb.exceptions import MeshError, MeshUsageError
 from monarch_nb.job.allocation import Allocation, Plan, read_record
 from monarch_nb.job.engines import ENGINES, State, engine_of
@@ -17,7 +18,6 @@ from monarch_nb.job.profiles import Profile, find_profile, read_profiles, user_f
 from monarch_nb.job.spec import HostRange, HostSpec, machines
 from monarch_nb.mesh import Mesh, growing, on_engine
 from monarch_nb.mesh.running import Asked
-from monarch_nb._units import duration
 
 if TYPE_CHECKING:
     from monarch_nb._client.heal_report import HealReport

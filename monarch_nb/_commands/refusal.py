@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import traceback
 
-from monarch_nb.exceptions import MeshError, RankSetError
 from monarch_nb._tracebacks import ShowsItself, headline
+from monarch_nb.exceptions import MeshError, RankSetError
 
 
 def explanation(error: BaseException, typed: str) -> str:

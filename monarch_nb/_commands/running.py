@@ -7,9 +7,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from monarch_nb._commands.starting import prepare_distributed
 from monarch_nb._protocol.states import RankState
 from monarch_nb._shape import name_ranks
-from monarch_nb._commands.starting import prepare_distributed
 from monarch_nb.exceptions import MeshUsageError
 
 if TYPE_CHECKING:

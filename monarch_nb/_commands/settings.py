@@ -1,4 +1,4 @@
-"""The settings of `%mesh set`: what each takes and does. How they are read and changed: `_magics.settings`."""
+"""The settings of `%mesh set`: what each takes and does. `_magics.settings` reads and changes them."""
 
 from __future__ import annotations
 

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 from monarch_nb._client import membership
 from monarch_nb._client.launch import find_journal
-from monarch_nb._journal.audit import read
-from monarch_nb._protocol.roles import AuditRow, GetAudit, KeyRow, ListKeys, Rekey, Role, Share, Unshare
-from monarch_nb._wire.invitation import Invitation, is_invitation
-from monarch_nb.actor.handle import session_of
 from monarch_nb._commands.parser import Namespace
 from monarch_nb._display.table import text_table
+from monarch_nb._journal.audit import read
+from monarch_nb._protocol.roles import AuditRow, GetAudit, KeyRow, ListKeys, Rekey, Role, Share, Unshare
+from monarch_nb._units import duration
+from monarch_nb._wire.invitation import Invitation, is_invitation
+from monarch_nb.actor.handle import session_of
 from monarch_nb.exceptions import MeshNotFound, MeshUsageError
 from monarch_nb.mesh import Mesh, attach
-from monarch_nb._units import duration
 
 
 def share(mesh: Mesh, arguments: Namespace) -> str:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from msgspec.structs import asdict
 
 from monarch_nb import mesh as meshes
-from monarch_nb._protocol.programs import Status
-from monarch_nb._shape import name_ranks
-from monarch_nb.actor.handle import session_of
 from monarch_nb._commands import clusters
 from monarch_nb._commands.parser import Namespace
+from monarch_nb._protocol.programs import Status
+from monarch_nb._shape import name_ranks
+from monarch_nb._units import duration
+from monarch_nb.actor.handle import session_of
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.job.allocation import Plan, read_record
 from monarch_nb.mesh import on_engine, starting
 from monarch_nb.mesh.running import Asked
-from monarch_nb._units import duration
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh

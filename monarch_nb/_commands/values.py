@@ -6,9 +6,9 @@ import argparse
 import re
 
 from monarch_nb._client.mesh_name import check_mesh_name
-from monarch_nb._wire.invitation import is_invitation
 from monarch_nb._commands.parser import shortened
 from monarch_nb._units import parse_duration
+from monarch_nb._wire.invitation import is_invitation
 
 DEFAULT_NAME = "mesh"
 """Of a mesh that is given no other."""

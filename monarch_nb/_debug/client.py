@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from monarch_nb._client.state import StatusFeed
+from monarch_nb._debug.fold import FoldedAnswer, fold_answers
 from monarch_nb._protocol.base import Record
 from monarch_nb._protocol.debugging import (
     DebugBreak,
@@ -22,7 +23,6 @@ from monarch_nb._protocol.debugging import (
 )
 from monarch_nb._protocol.states import StopState
 from monarch_nb.actor.handle import placement_of, session_of, transport_of
-from monarch_nb._debug.fold import FoldedAnswer, fold_answers
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh

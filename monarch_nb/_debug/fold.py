@@ -10,8 +10,8 @@ from monarch_nb._protocol.states import StopState
 from monarch_nb._shape import format_ranks, name_ranks
 
 if TYPE_CHECKING:
-    from monarch_nb._protocol.debugging import Stop
     from monarch_nb._debug.client import Answers
+    from monarch_nb._protocol.debugging import Stop
 
 
 def places(stops: Iterable[Stop]) -> list[list[Stop]]:

@@ -13,15 +13,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from monarch_nb._protocol.debugging import Stop
-from monarch_nb._protocol.states import StopState
-from monarch_nb._shape import format_ranks, parse_ranks
-from monarch_nb._shape.rank_set import RankSetError
 from monarch_nb._debug import grammar
 from monarch_nb._debug.client import Answers, MeshDebugger
 from monarch_nb._debug.fold import answers_text, places, stops_text
 from monarch_nb._debug.grammar import PromptError
 from monarch_nb._debug.question import Question, TakenBack
+from monarch_nb._protocol.debugging import Stop
+from monarch_nb._protocol.states import StopState
+from monarch_nb._shape import format_ranks, parse_ranks
+from monarch_nb._shape.rank_set import RankSetError
 from monarch_nb.exceptions import MeshError
 
 if TYPE_CHECKING:

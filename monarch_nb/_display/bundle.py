@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch_nb._protocol.shown import MimeBundle
 from monarch_nb._display import ansi
 from monarch_nb._display.template import Markup, render
+from monarch_nb._protocol.shown import MimeBundle
 from monarch_nb._units import size_text
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")

@@ -14,8 +14,8 @@ from itertools import product
 from monarch_nb._display.style import style_for
 from monarch_nb._display.template import Markup, joined
 from monarch_nb._display.template import render as fill
-from monarch_nb.status import HostStatus, MeshStatus, RankStatus, rank_text
 from monarch_nb._units import duration, percent_text, size_text
+from monarch_nb.status import HostStatus, MeshStatus, RankStatus, rank_text
 
 ROW = 32
 """How many ranks of a single long dimension stand in a row."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from monarch_nb._shape.rank_set import name_ranks
 from monarch_nb._display import ansi
 from monarch_nb._display.bundle import Bundle
 from monarch_nb._display.cell_text import cut_line, timing
@@ -19,6 +18,7 @@ from monarch_nb._display.progress import CellState, progress_text, strip_shown
 from monarch_nb._display.style import style_for
 from monarch_nb._display.template import Markup, joined
 from monarch_nb._display.template import render as fill
+from monarch_nb._shape.rank_set import name_ranks
 from monarch_nb._units import elapsed_text
 
 if TYPE_CHECKING:

@@ -18,8 +18,6 @@ from typing import TypeVar
 
 import msgspec
 
-from monarch_nb._protocol.shown import MimeBundle
-from monarch_nb._shape.rank_set import name_ranks
 from monarch_nb._display import cell_html, cell_text
 from monarch_nb._display.bars import merge_bars
 from monarch_nb._display.bundle import Bundle
@@ -27,6 +25,8 @@ from monarch_nb._display.errors import ErrorGroup, ErrorInfo, fold_errors
 from monarch_nb._display.fold import NOTE, Fold, Row
 from monarch_nb._display.lines import Lines
 from monarch_nb._display.progress import PROGRESS_AFTER_S, CellState
+from monarch_nb._protocol.shown import MimeBundle
+from monarch_nb._shape.rank_set import name_ranks
 
 PROGRESS_EVERY_S = 1.0
 _NUM_HOLDS = 3

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from monarch_nb._shape.rank_set import name_ranks
 from monarch_nb._display import ansi
-from monarch_nb.exceptions import cause_time
 from monarch_nb._folding import fold
+from monarch_nb._shape.rank_set import name_ranks
+from monarch_nb.exceptions import cause_time
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):

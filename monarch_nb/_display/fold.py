@@ -35,8 +35,8 @@ from operator import attrgetter
 
 import msgspec
 
-from monarch_nb._shape.rank_set import format_ranks
 from monarch_nb._folding import NAMED, Values, is_trouble, merge, split, split_name
+from monarch_nb._shape.rank_set import format_ranks
 
 LOOKAHEAD_ROWS = 1000
 FLOATING_ROWS = 64

@@ -28,10 +28,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, TextIO
 
-from monarch_nb._protocol.shown import MimeBundle
 from monarch_nb._display.cell_html import label_bundle
 from monarch_nb._display.cell_view import Native
 from monarch_nb._display.progress import PROGRESS_AFTER_S, CellState, progress_text
+from monarch_nb._protocol.shown import MimeBundle
 
 INTERVAL_S = 0.1
 _NOTHING = {"text/plain": "", "text/html": ""}

@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from monarch_nb._shape import format_ranks
-from monarch_nb.status import MeshStatus, RankStatus, collective_text
 from monarch_nb._units import duration, percent_text, size_text
+from monarch_nb.status import MeshStatus, RankStatus, collective_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

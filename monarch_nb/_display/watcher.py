@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from monarch_nb._protocol.shown import CellEnd, Shown
-from monarch_nb._protocol.states import CellStatus
 from monarch_nb._display.cell_view import CellView
 from monarch_nb._display.errors import ErrorInfo
+from monarch_nb._protocol.shown import CellEnd, Shown
+from monarch_nb._protocol.states import CellStatus
 from monarch_nb.exceptions import describe_end
 
 

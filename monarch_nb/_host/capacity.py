@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from monarch_nb._wire.granted import granted_cores, own_groups
 from monarch_nb._units import size_text
+from monarch_nb._wire.granted import granted_cores, own_groups
 
 RANK_BYTES = 32 << 20
 """What an idle rank with torch takes of its own, at least."""

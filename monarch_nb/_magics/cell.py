@@ -8,17 +8,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client.interrupts import Interrupts
+from monarch_nb._commands.parser import Namespace
+from monarch_nb._display import CellView, LiveDisplay, ViewWatcher
+from monarch_nb._magics.profile import request_of, show_profile
+from monarch_nb._magics.state import State
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import Extent, Shape
+from monarch_nb._why.automatic import StallDetector
 from monarch_nb.actor.handle import transport_of
 from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.actor.value_mesh import ValueMesh
-from monarch_nb._commands.parser import Namespace
-from monarch_nb._display import CellView, LiveDisplay, ViewWatcher
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb._magics.profile import request_of, show_profile
-from monarch_nb._magics.state import State
-from monarch_nb._why.automatic import StallDetector
 
 if TYPE_CHECKING:
     from monarch_nb._protocol.script import Script

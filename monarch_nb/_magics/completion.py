@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.completer import SimpleCompletion, SimpleMatcherResult, context_matcher
 
+from monarch_nb._magics.values import Values, Word
 from monarch_nb._protocol.work import Work
 from monarch_nb.actor.handle import transport_of
 from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.exceptions import MeshError
-from monarch_nb._magics.values import Values, Word
 
 if TYPE_CHECKING:
     from monarch_nb._magics.mesh_magic import MeshMagics

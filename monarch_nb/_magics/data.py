@@ -7,8 +7,8 @@ from typing import Any
 
 from monarch_nb._commands import actions
 from monarch_nb._commands.parser import Namespace
-from monarch_nb.exceptions import MeshUsageError
 from monarch_nb._magics.state import State
+from monarch_nb.exceptions import MeshUsageError
 
 
 def push(state: State, arguments: Namespace) -> None:

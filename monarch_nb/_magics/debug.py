@@ -6,14 +6,14 @@ import re
 from typing import TYPE_CHECKING
 
 from monarch_nb._client import kernel
+from monarch_nb._commands.parser import Namespace
+from monarch_nb._debug import Prompt, Question
+from monarch_nb._magics.keyboard import answer_questions, close_box
+from monarch_nb._magics.state import State
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._transport.transport import TransportClosed
 from monarch_nb.actor.handle import session_of, transport_of
-from monarch_nb._commands.parser import Namespace
-from monarch_nb._debug import Prompt, Question
 from monarch_nb.exceptions import MeshUsageError, RequestFailed
-from monarch_nb._magics.keyboard import answer_questions, close_box
-from monarch_nb._magics.state import State
 
 if TYPE_CHECKING:
     from monarch_nb._client.session import Session

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._commands import actions
 from monarch_nb._commands.parser import Namespace
 from monarch_nb._display import CellView, LiveDisplay, ViewWatcher
-from monarch_nb.exceptions import MeshUsageError
 from monarch_nb._magics.cell import finish_cell, show_cell
 from monarch_nb._magics.script import rerun_script
 from monarch_nb._magics.state import State
+from monarch_nb.exceptions import MeshUsageError
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh

@@ -9,9 +9,9 @@ from __future__ import annotations
 import getpass
 from typing import TYPE_CHECKING
 
+from monarch_nb._debug import Question, TakenBack
 from monarch_nb._protocol.keyboard import AnswerUser, QuestionRow, RefuseUser, UserQuestions
 from monarch_nb.actor.handle import session_of
-from monarch_nb._debug import Question, TakenBack
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh

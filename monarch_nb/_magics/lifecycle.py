@@ -7,20 +7,20 @@ from contextlib import suppress
 from typing import Any
 
 from monarch_nb._client.membership import join
-from monarch_nb._protocol.roles import Role
-from monarch_nb._wire.invitation import is_invitation
-from monarch_nb.actor.handle import session_of
 from monarch_nb._commands import actions
 from monarch_nb._commands.clusters import asked_on_engine, script_text
 from monarch_nb._commands.parser import Namespace
 from monarch_nb._commands.running import refuse_other_job, take_on_group
 from monarch_nb._commands.starting import asked_for, describe, plan_of, set_up, start_or_attach
 from monarch_nb._display import top as tables
-from monarch_nb.exceptions import MeshUsageError
 from monarch_nb._magics.missed import show_missed
 from monarch_nb._magics.state import State
-from monarch_nb.status import MeshStatus
+from monarch_nb._protocol.roles import Role
 from monarch_nb._widgets.top import follow
+from monarch_nb._wire.invitation import is_invitation
+from monarch_nb.actor.handle import session_of
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.status import MeshStatus
 
 
 def start(state: State, arguments: Namespace) -> None:

@@ -11,13 +11,13 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
 
 from monarch_nb._commands.parser import Helped, Namespace, shortened
 from monarch_nb._commands.refusal import clear_error
-from monarch_nb.exceptions import MeshUsageError
 from monarch_nb._magics.auto import run_here
 from monarch_nb._magics.cell import run_cell
 from monarch_nb._magics.several import run_on_several
 from monarch_nb._magics.state import State
 from monarch_nb._magics.verb_help import cell_parser, find_verb, verb_lines, verb_parsers
 from monarch_nb._magics.verbs import VERBS
+from monarch_nb.exceptions import MeshUsageError
 
 _STATE = "_monarch_nb_state"
 """Where the shell keeps our state, so that `%reload_ext` doesn't forget which mesh is in use."""

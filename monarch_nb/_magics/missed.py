@@ -7,9 +7,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from monarch_nb._display import CellView, LiveDisplay, StackView, ViewWatcher
 from monarch_nb._protocol.journal import Seen
 from monarch_nb.actor.handle import session_of, transport_of
-from monarch_nb._display import CellView, LiveDisplay, StackView, ViewWatcher
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import CellRun, Mesh

@@ -8,14 +8,14 @@ import sys
 import weakref
 from typing import Any
 
+from monarch_nb._commands.parser import Namespace
+from monarch_nb._magics.state import State
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks
 from monarch_nb.actor.actor_mesh import class_of, spawned_as, take_class
 from monarch_nb.actor.handle import session_of
 from monarch_nb.actor.proc_mesh import work_on
-from monarch_nb._commands.parser import Namespace
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb._magics.state import State
 
 
 def reload(state: State, arguments: Namespace) -> None:

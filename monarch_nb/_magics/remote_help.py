@@ -10,14 +10,14 @@ import html
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._magics.auto import AutoMode
+from monarch_nb._magics.completion import named_mesh
 from monarch_nb._protocol.states import RankState
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks
 from monarch_nb.actor.handle import transport_of
 from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.exceptions import MeshError
-from monarch_nb._magics.auto import AutoMode
-from monarch_nb._magics.completion import named_mesh
 
 if TYPE_CHECKING:
     from monarch_nb._magics.state import State

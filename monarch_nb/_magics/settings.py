@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from monarch_nb._protocol.debugging import DebugSettings
 from monarch_nb._commands.parser import Namespace, shortened
 from monarch_nb._commands.settings import SETTINGS
-from monarch_nb.exceptions import MeshUsageError
 from monarch_nb._magics import sync
 from monarch_nb._magics.state import State
+from monarch_nb._protocol.debugging import DebugSettings
 from monarch_nb._units import duration, parse_duration
+from monarch_nb.exceptions import MeshUsageError
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh

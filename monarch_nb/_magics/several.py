@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from monarch_nb._client.interrupts import Interrupts
-from monarch_nb.actor.handle import transport_of
 from monarch_nb._commands.parser import Namespace
 from monarch_nb._display import CellView, LiveDisplay, StackView, ViewWatcher
-from monarch_nb.exceptions import DeviceMeshError, MeshUsageError
 from monarch_nb._magics.cell import cell_number, check_cell, start_cell
 from monarch_nb._magics.profile import request_of
 from monarch_nb._magics.state import State
+from monarch_nb.actor.handle import transport_of
+from monarch_nb.exceptions import DeviceMeshError, MeshUsageError
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import CellResult, CellRun, Mesh

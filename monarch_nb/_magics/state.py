@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client.sessions import known
+from monarch_nb._commands.values import DEFAULT_NAME
 from monarch_nb._protocol.programs import InUse
 from monarch_nb.actor.handle import session_of, transport_of
-from monarch_nb._commands.values import DEFAULT_NAME
 from monarch_nb.exceptions import MeshNotFound, MeshUsageError
 
 if TYPE_CHECKING:

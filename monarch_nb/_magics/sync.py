@@ -6,15 +6,15 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb import _reload
-from monarch_nb._reload import ReloadRequest, SyncMode
-from monarch_nb.actor.handle import session_of, transport_of
 from monarch_nb._commands import actions
 from monarch_nb._commands.parser import Namespace
-from monarch_nb.exceptions import MeshError
 from monarch_nb._magics.state import State
+from monarch_nb._reload import ReloadRequest, SyncMode
+from monarch_nb._sync import known_workspaces
+from monarch_nb.actor.handle import session_of, transport_of
+from monarch_nb.exceptions import MeshError
 from monarch_nb.mesh import shipping
 from monarch_nb.mesh.sync import before_cell, environment_has_changed
-from monarch_nb._sync import known_workspaces
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh

@@ -5,8 +5,8 @@ from __future__ import annotations
 from monarch_nb._commands.command import Command, Place
 from monarch_nb._commands.parser import Helped, Namespace, Parser, did_you_mean, shortened
 from monarch_nb._commands.table import CELL, IN_NOTEBOOKS
-from monarch_nb.exceptions import MeshUsageError
 from monarch_nb._magics.state import State
+from monarch_nb.exceptions import MeshUsageError
 
 
 def help_(_state: State, arguments: Namespace) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 from monarch_nb._commands.command import Command
 from monarch_nb._commands.parser import Namespace
 from monarch_nb._commands.table import IN_NOTEBOOKS
-from monarch_nb.exceptions import MeshUsageError
 from monarch_nb._magics import (
     auto,
     clusters,
@@ -24,6 +23,7 @@ from monarch_nb._magics import (
     verb_help,
 )
 from monarch_nb._magics.state import State
+from monarch_nb.exceptions import MeshUsageError
 
 Verb = Callable[[State, Namespace], Any]
 

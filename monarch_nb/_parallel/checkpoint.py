@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from monarch_nb._rank.tensor.protocol import Hole
-from monarch_nb.exceptions import MeshUsageError
 from monarch_nb._parallel.module import parallel_of
+from monarch_nb._rank.tensor.protocol import Hole
 from monarch_nb._tensor.tensor import Tensor
+from monarch_nb.exceptions import MeshUsageError
 
 
 def save(path: str | os.PathLike[str], model: nn.Module, optimizer: Any = None, **more: Any) -> None:

@@ -23,9 +23,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from monarch_nb._rank.tensor.private import make_wrapper, no_torch_function
 from monarch_nb._parallel.numbers import split_dims
 from monarch_nb._parallel.rules import is_by_rows, is_shaping, is_uniform, reason_of, row_layout
+from monarch_nb._rank.tensor.private import make_wrapper, no_torch_function
 from monarch_nb._tensor.metadata import Grid, Meta, intern
 from monarch_nb._tensor.place import Place, users_line
 from monarch_nb._tensor.propagation import Propagation

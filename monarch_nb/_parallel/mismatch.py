@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monarch_nb.exceptions import MeshError, ShapeError, ShardingError
 from monarch_nb._parallel.dry_run import Finding, LocalMismatch, Shape
+from monarch_nb.exceptions import MeshError, ShapeError, ShardingError
 
 
 def mismatch_error(found: LocalMismatch, kind: str, rows: int, num_ranks: int) -> MeshError:

@@ -15,9 +15,6 @@ from torch import nn
 from torch.distributed.tensor import Partial, Shard
 from torch.utils import _pytree as pytree
 
-from monarch_nb._rank.tensor.private import keeps_graph
-from monarch_nb._rank.tensor.protocol import Hole, ParallelSpec
-from monarch_nb.exceptions import MeshUsageError
 from monarch_nb._parallel.choice import Candidate, candidates, choose, facts_of
 from monarch_nb._parallel.dry_run import (
     CantFollow,
@@ -30,11 +27,14 @@ from monarch_nb._parallel.dry_run import (
 )
 from monarch_nb._parallel.explanation import Explanation, ties_of
 from monarch_nb._parallel.mismatch import across_error, mismatch_error
+from monarch_nb._rank.tensor.private import keeps_graph
+from monarch_nb._rank.tensor.protocol import Hole, ParallelSpec
 from monarch_nb._tensor.distribute import laid_out, moved_to
 from monarch_nb._tensor.engines import grid_of
 from monarch_nb._tensor.metadata import Grid, Placements, contiguous, intern
 from monarch_nb._tensor.module import brought, check_module, copied
 from monarch_nb._tensor.tensor import Tensor
+from monarch_nb.exceptions import MeshUsageError
 
 M = TypeVar("M", bound=nn.Module)
 STRATEGIES = ("auto", "ddp", "fsdp", "hsdp")

@@ -29,10 +29,10 @@ from monarch_nb._protocol.work import Work
 from monarch_nb._rank.breakpoints import Breakpoints
 from monarch_nb._rank.this_rank import this_rank
 from monarch_nb._runtime.inbox import Inbox
+from monarch_nb._tracebacks import shown_frames
 from monarch_nb._transport.context import call_context, current_origin
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
-from monarch_nb._tracebacks import shown_frames
 
 if TYPE_CHECKING:
     from monarch_nb._transport.transport import Transport

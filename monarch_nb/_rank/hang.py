@@ -23,8 +23,8 @@ from monarch_nb._protocol.work import Work
 from monarch_nb._rank import operations
 from monarch_nb._rank.blocking import doing, what_blocks
 from monarch_nb._runtime.awaiting import frames_of
-from monarch_nb._wire.message import Message
 from monarch_nb._sources import source_line
+from monarch_nb._wire.message import Message
 
 if TYPE_CHECKING:
     from monarch_nb._rank.main import Rank

@@ -25,6 +25,7 @@ from IPython.core.formatters import DisplayFormatter
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
+from monarch_nb._cells import Namespace
 from monarch_nb._frames.owner import Owner, owner_of_file
 from monarch_nb._protocol.shown import MimeBundle, Shown
 from monarch_nb._rank import tqdm_bars
@@ -42,7 +43,6 @@ from monarch_nb._transport.failure import (
     trace_of,
     traceback_of,
 )
-from monarch_nb._cells import Namespace
 
 if TYPE_CHECKING:
     from monarch_nb._rank.streams import OutputPipe

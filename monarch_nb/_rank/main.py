@@ -18,6 +18,7 @@ from msgspec.structs import asdict, replace
 
 import monarch_nb.actor  # noqa: F401 - what cells and actors use is in the zygote already, for all ranks
 from monarch_nb import _reload, _sources
+from monarch_nb._cells import Namespace
 from monarch_nb._protocol.base import decode, encode
 from monarch_nb._protocol.events import RankIsUp, Renumbered
 from monarch_nb._protocol.rank_spec import OwnSpec, RankSpec, SharedSpec
@@ -38,7 +39,6 @@ from monarch_nb._wire.activity_page import ActivityPage
 from monarch_nb._wire.dump import DumpFile
 from monarch_nb._wire.granted import granted_cores
 from monarch_nb._wire.mesh_address import MeshAddress
-from monarch_nb._cells import Namespace
 
 _PR_SET_NAME = 15
 _TOLD_S = 0.5

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from monarch_nb._cells import Namespace
 from monarch_nb._protocol.shown import CellEnd
 from monarch_nb._protocol.states import CellStatus
 from monarch_nb._rank.debugger import CellParts
@@ -31,7 +32,6 @@ from monarch_nb._transport.failure import (
     traceback_of,
     traceback_text,
 )
-from monarch_nb._cells import Namespace
 from monarch_nb.exceptions import ScriptExit
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """tqdm on a rank: its bars go to the cell as bars, by name, instead of as text that moves a cursor.
 
 All of `tqdm`, `tqdm.auto` and `tqdm.notebook` become the plain class, whose `display` is sent; so nested bars
-don't write over each other, other ranks' bars join them (`_display.bars`), and no widget is needed. A bar that
-stays when it's done ends as a line of text.
+don't write over each other, other ranks' bars join them (`_display.bars`), and no widget is needed. A bar
+that stays when it's done ends as a line of text.
 """
 
 from __future__ import annotations

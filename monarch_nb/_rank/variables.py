@@ -11,9 +11,9 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from monarch_nb._cells import Namespace
 from monarch_nb._protocol.variables import VariableRow
 from monarch_nb._transport.failure import class_name, message_of
-from monarch_nb._cells import Namespace
 from monarch_nb.exceptions import NotDefinedHere
 
 MAX_TEXT = 60

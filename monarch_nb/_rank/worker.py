@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from monarch_nb._cells import Namespace
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.cells import CellWork
 from monarch_nb._protocol.process_group import RemakeGroup, StoreAddress
@@ -41,7 +42,6 @@ from monarch_nb._transport.transport import TransportClosed
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
-from monarch_nb._cells import Namespace
 
 if TYPE_CHECKING:
     from monarch_nb._rank.main import Rank

@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from monarch_nb._cells import Namespace
 from monarch_nb._reload.lines import move_lines
 from monarch_nb._reload.loaded import Changed, Loaded, changed_modules, is_current, known_modules
 from monarch_nb._reload.patch import CannotPatch, Same, is_a, is_patchable, patch
@@ -35,7 +36,6 @@ from monarch_nb._reload.statements import (
     imported_names,
     is_in_place,
 )
-from monarch_nb._cells import Namespace
 
 MAX_TABLE = 10_000
 """Tables with more entries aren't looked through for objects that were registered."""

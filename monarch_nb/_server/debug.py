@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 from jupyter_server.auth.decorator import authorized
 from tornado.web import authenticated
 
-from monarch_nb.exceptions import MeshError
 from monarch_nb._server.bodies import BadBody, Body, read_text
 from monarch_nb._server.handlers import MeshHandler
 from monarch_nb._server.link import how_ended
 from monarch_nb._server.meshes import Meshes
 from monarch_nb._server.messages import Gone, Stops
 from monarch_nb._server.watch import Send, Watch
+from monarch_nb.exceptions import MeshError
 
 if TYPE_CHECKING:
     from monarch_nb._client.state import StatusFeed
     from monarch_nb._protocol.debugging import Stop
-    from monarch_nb.mesh import Mesh
     from monarch_nb._server.link import Link
+    from monarch_nb.mesh import Mesh
 
 COMMAND_S = 15.0
 MAX_LINE = 100_000

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from jupyter_server.extension.application import ExtensionApp
 
-from monarch_nb._version import __version__
 from monarch_nb._server import page
 from monarch_nb._server.interrupts import InterruptWitness
 from monarch_nb._server.meshes import Meshes
 from monarch_nb._server.metrics import MeshCollector, register, unregister
 from monarch_nb._server.routes import routes
+from monarch_nb._version import __version__
 
 
 class MeshExtension(ExtensionApp):

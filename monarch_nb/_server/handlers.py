@@ -14,17 +14,17 @@ from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
 from tornado.web import HTTPError, authenticated
 
-from monarch_nb._shape.rank_set import RankSetError
-from monarch_nb._version import __version__
 from monarch_nb._commands.table import COMMANDS
-from monarch_nb.exceptions import MeshError, MeshNotFound, MeshUsageError, RankTimeout
 from monarch_nb._server.bodies import BadBody, number, read_resize, read_start, read_text
 from monarch_nb._server.protocol import PROTOCOL
 from monarch_nb._server.starting import start_mesh
+from monarch_nb._shape.rank_set import RankSetError
+from monarch_nb._version import __version__
+from monarch_nb.exceptions import MeshError, MeshNotFound, MeshUsageError, RankTimeout
 
 if TYPE_CHECKING:
-    from monarch_nb.mesh import Mesh
     from monarch_nb._server.meshes import Meshes
+    from monarch_nb.mesh import Mesh
 
 T = TypeVar("T")
 RESOURCE = "monarch_nb"

@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from monarch_nb._client.connection_file import Connection
-from monarch_nb.exceptions import MeshError
 from monarch_nb._server.mirror import Mirror
+from monarch_nb.exceptions import MeshError
 from monarch_nb.status import StatusChange
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from monarch_nb._client import launch
 from monarch_nb._client.connection_file import Connection
-from monarch_nb.exceptions import MeshError
 from monarch_nb._server.link import Link
+from monarch_nb.exceptions import MeshError
 from monarch_nb.status import MeshSummary
 
 LOOK_S = 1.0

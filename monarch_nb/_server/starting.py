@@ -8,9 +8,9 @@ import asyncio
 import sys
 
 from monarch_nb._client.launch import clean_environment
-from monarch_nb.exceptions import MeshStartError, RankTimeout
 from monarch_nb._server.link import WHO
 from monarch_nb._server.messages import StartRequest
+from monarch_nb.exceptions import MeshStartError, RankTimeout
 
 START_S = 120.0
 

@@ -20,8 +20,6 @@ from msgspec.structs import replace
 from tornado.web import HTTPError
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
-from monarch_nb._version import __version__
-from monarch_nb.exceptions import MeshError
 from monarch_nb._server import messages
 from monarch_nb._server.bodies import Body, read_watch
 from monarch_nb._server.debug import DebugWatch
@@ -38,15 +36,17 @@ from monarch_nb._server.messages import (
 )
 from monarch_nb._server.protocol import PROTOCOL
 from monarch_nb._server.watch import Send, Watch
+from monarch_nb._version import __version__
+from monarch_nb.exceptions import MeshError
 from monarch_nb.status import FullStatus, MeshSummary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from monarch_nb._protocol.logs import LogLine
+    from monarch_nb._server.link import Link
     from monarch_nb.mesh import Mesh
     from monarch_nb.mesh.log_page import LogTail
-    from monarch_nb._server.link import Link
 
 FOLLOW_S = 0.25
 """How often the journal is looked at for a log that is followed."""

@@ -19,13 +19,13 @@ from msgspec import structs
 
 from monarch_nb._client.session import Session
 from monarch_nb._protocol.programs import Status
-from monarch_nb._wire.process import files_id
-from monarch_nb._workspace.answers import EditWorkspace, Hello, LinkWorkspace, SetElsewhere, Whereabouts
-from monarch_nb.exceptions import MeshUsageError
 from monarch_nb._sync.hosts import FileMoved, HostRequests, HostTrouble, bring, edit_between, greet
 from monarch_nb._sync.ignore import MARK
 from monarch_nb._sync.report import HostWorkspace, WorkspaceReceipt
 from monarch_nb._sync.workspace import Scan, Workspace, not_covered, root_of
+from monarch_nb._wire.process import files_id
+from monarch_nb._workspace.answers import EditWorkspace, Hello, LinkWorkspace, SetElsewhere, Whereabouts
+from monarch_nb.exceptions import MeshUsageError
 
 _MAX_THREADS = 8
 _NUM_TRIES = 5

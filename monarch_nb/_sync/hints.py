@@ -15,8 +15,8 @@ from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
 from monarch_nb._protocol.programs import Status
 from monarch_nb._reload.loaded import is_library
-from monarch_nb.exceptions import MeshError, RankFailure
 from monarch_nb._sync.following import known_workspaces
+from monarch_nb.exceptions import MeshError, RankFailure
 
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _NO_NAME = re.compile(r"cannot import name '(?P<name>\w+)' from '(?P<module>[\w.]+)'")

@@ -15,7 +15,10 @@ from monarch_nb._client.waiting import wait_simply
 from monarch_nb._protocol.base import Request
 from monarch_nb._protocol.programs import Status
 from monarch_nb._protocol.states import HostState
+from monarch_nb._sync.report import HostWorkspace
+from monarch_nb._sync.workspace import Scan, Workspace
 from monarch_nb._transport.pending import Reply
+from monarch_nb._units import size_text
 from monarch_nb._wire import address
 from monarch_nb._workspace.answers import (
     Edit,
@@ -30,9 +33,6 @@ from monarch_nb._workspace.answers import (
 )
 from monarch_nb._workspace.entry import Entry, pack
 from monarch_nb.exceptions import MeshError, RequestFailed
-from monarch_nb._sync.report import HostWorkspace
-from monarch_nb._sync.workspace import Scan, Workspace
-from monarch_nb._units import size_text
 
 T = TypeVar("T")
 

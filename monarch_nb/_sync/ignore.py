@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from monarch_nb.exceptions import MeshUsageError
 from monarch_nb._units import size_text
+from monarch_nb.exceptions import MeshUsageError
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from monarch_nb._shape import name_hosts
-from monarch_nb._workspace.answers import Outcome
 from monarch_nb._sync.ignore import LeftOut
 from monarch_nb._units import size_text, time_text
+from monarch_nb._workspace.answers import Outcome
 
 _NUM_NAMES = 4
 _NOTHING = Outcome()

@@ -16,11 +16,19 @@ import msgspec
 
 from monarch_nb._reload.loaded import GRAIN_NS, is_library
 from monarch_nb._reload.watch import FileStatus, Watch
+from monarch_nb._sync.ignore import (
+    MESHIGNORE,
+    Choice,
+    LeftOut,
+    Listing,
+    find_repository,
+    is_never,
+    list_files,
+)
+from monarch_nb._units import size_text
 from monarch_nb._workspace.entry import BadEntry, Entry, Kind, Manifest, check_entry, manifest_id
 from monarch_nb._workspace.staging import hash_file
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb._sync.ignore import MESHIGNORE, Choice, LeftOut, Listing, find_repository, is_never, list_files
-from monarch_nb._units import size_text
 
 ASKED_BYTES = 1 << 30
 """More than that isn't sent unless it's asked for."""

@@ -14,8 +14,6 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monarch_nb._frames.owner import frames_from, is_of_package, module_of
-from monarch_nb.actor.active import get_active_mesh
-from monarch_nb.exceptions import MeshUsageError
 from monarch_nb._tensor.borrow import get_active_stream
 from monarch_nb._tensor.engines import grid_of
 from monarch_nb._tensor.groups import process_group as process_group
@@ -23,6 +21,8 @@ from monarch_nb._tensor.groups import rank_tensor as rank_tensor
 from monarch_nb._tensor.groups import rank_tensors as rank_tensors
 from monarch_nb._tensor.metadata import FREE, Grid
 from monarch_nb._tensor.tensor import Tensor
+from monarch_nb.actor.active import get_active_mesh
+from monarch_nb.exceptions import MeshUsageError
 
 _NOT_USERS = ("torch.", "pickle.", "cloudpickle.", "contextlib.")
 _OF_THE_RANKS = ("device", "pin_memory", "layout")

@@ -12,9 +12,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._rank.tensor.protocol import GoOn, Report, Reset, Resume
+from monarch_nb._tensor.failure import Failure
 from monarch_nb.actor import Channel
 from monarch_nb.exceptions import MeshError, RemoteException, SupervisionError
-from monarch_nb._tensor.failure import Failure
 
 if TYPE_CHECKING:
     from monarch_nb._tensor.controller import Engine

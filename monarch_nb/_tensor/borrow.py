@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Self
 
-from monarch_nb.exceptions import MeshUsageError, WrongTensor
 from monarch_nb._tensor.metadata import FREE, LENT, MAIN_STREAM, READ_ONLY, TAKEN
 from monarch_nb._tensor.movement import check
 from monarch_nb._tensor.slots import DroppedHandle
 from monarch_nb._tensor.tensor import Tensor
+from monarch_nb.exceptions import MeshUsageError, WrongTensor
 
 _numbers = itertools.count(1)
 

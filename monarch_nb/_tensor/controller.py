@@ -28,7 +28,6 @@ from monarch_nb._rank.tensor.protocol import (
     Hole,
     ScalarHole,
 )  # fmt: skip
-from monarch_nb.exceptions import DeviceMeshError, MeshError, MeshUsageError, SupervisionError, WrongTensor
 from monarch_nb._tensor import worker
 from monarch_nb._tensor.barrier import STARTED_ANEW, Barrier
 from monarch_nb._tensor.metadata import (
@@ -49,6 +48,7 @@ from monarch_nb._tensor.slots import Handle, Slots
 from monarch_nb._tensor.stream import Stream
 from monarch_nb._tensor.tensor import Tensor, maker_of
 from monarch_nb._units import size_text
+from monarch_nb.exceptions import DeviceMeshError, MeshError, MeshUsageError, SupervisionError, WrongTensor
 
 _numbers = itertools.count(1)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from monarch_nb._rank.tensor.protocol import Hole
-from monarch_nb.exceptions import ShardingError, WrongTensor
 from monarch_nb._tensor.engines import grid_of
 from monarch_nb._tensor.metadata import Grid, Placements, contiguous, intern, placements_of
 from monarch_nb._tensor.tensor import Tensor
+from monarch_nb.exceptions import ShardingError, WrongTensor
 
 
 def distribute(tensor: torch.Tensor, mesh: Any, sharding_spec: Sequence[Any] | None = None) -> Tensor:

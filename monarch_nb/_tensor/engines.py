@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from monarch_nb._tensor.controller import Engine
+from monarch_nb._tensor.metadata import Grid
 from monarch_nb.actor import ProcMesh
 from monarch_nb.actor.handle import placement_of, transport_of, whole_of
 from monarch_nb.actor.proc_mesh import why_stopped
 from monarch_nb.exceptions import MeshUsageError, SupervisionError
-from monarch_nb._tensor.controller import Engine
-from monarch_nb._tensor.metadata import Grid
 
 _engines: dict[tuple[int, str, tuple[int, ...]], Engine] = {}
 

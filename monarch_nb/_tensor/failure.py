@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from monarch_nb._rank.tensor.protocol import Report
 from monarch_nb._shape.rank_set import name_ranks
-from monarch_nb.exceptions import RankFailure, RemoteException
 from monarch_nb._tensor.place import Place
+from monarch_nb.exceptions import RankFailure, RemoteException
 
 _NAMES = {
     "own.load": "restoring",

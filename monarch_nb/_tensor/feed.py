@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch_nb.exceptions import MeshUsageError
 from monarch_nb._tensor.batches import batches_of
 from monarch_nb._tensor.engines import grid_of
 from monarch_nb._tensor.metadata import Grid, Placements, placements_of
 from monarch_nb._tensor.module import data_axis
 from monarch_nb._tensor.tensor import Tensor
+from monarch_nb.exceptions import MeshUsageError
 
 Spec = Sequence[Any]
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from monarch_nb._rank.tensor.protocol import GroupHole
-from monarch_nb.exceptions import MeshUsageError
 from monarch_nb._tensor.engines import grid_of
 from monarch_nb._tensor.metadata import Grid, intern
 from monarch_nb._tensor.tensor import Tensor
+from monarch_nb.exceptions import MeshUsageError
 
 
 class RemoteProcessGroup:

@@ -17,11 +17,11 @@ from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.utils import _pytree as pytree
 
-from monarch_nb.exceptions import MeshUsageError, WrongTensor
 from monarch_nb._tensor.distribute import laid_out
 from monarch_nb._tensor.engines import grid_of
 from monarch_nb._tensor.metadata import Grid, Placements
 from monarch_nb._tensor.tensor import Tensor
+from monarch_nb.exceptions import MeshUsageError, WrongTensor
 
 M = TypeVar("M", bound=nn.Module)
 STRATEGIES = ("ddp", "fsdp")

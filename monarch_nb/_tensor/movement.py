@@ -11,11 +11,11 @@ from torch.utils import _pytree as pytree
 
 from monarch_nb._rank.tensor.private import tensor_text
 from monarch_nb._rank.tensor.protocol import Hole
-from monarch_nb.actor import Future
-from monarch_nb.exceptions import MeshUsageError, ShardingError, WrongTensor
 from monarch_nb._tensor.engines import grid_of
 from monarch_nb._tensor.metadata import Grid, contiguous, intern, placements_of
 from monarch_nb._tensor.tensor import Tensor
+from monarch_nb.actor import Future
+from monarch_nb.exceptions import MeshUsageError, ShardingError, WrongTensor
 
 
 def fetch_shard(obj: Any, shard: Mapping[str, int] | None = None, **coordinates: int) -> Future[Any]:

@@ -8,9 +8,9 @@ from collections import deque
 from dataclasses import dataclass
 from types import CodeType
 
+from monarch_nb._cells import name_of
 from monarch_nb._frames.cells import is_of_kernel
 from monarch_nb._frames.owner import Owner, owner_of_file
-from monarch_nb._cells import name_of
 
 KEPT = 65_536
 _is_users: dict[int, tuple[bool, CodeType]] = {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from monarch_nb.actor.active import get_active_mesh
 from monarch_nb._tensor.engines import grid_of, live_engines
+from monarch_nb.actor.active import get_active_mesh
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._rank.tensor.protocol import Hole
-from monarch_nb.exceptions import MeshUsageError, WrongTensor
 from monarch_nb._tensor.metadata import FREE, Grid, contiguous, intern
+from monarch_nb.exceptions import MeshUsageError, WrongTensor
 
 if TYPE_CHECKING:
     from monarch_nb._tensor.tensor import Tensor

@@ -13,15 +13,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from monarch_nb._rank.tensor.protocol import Described, Hole
-from monarch_nb.actor import Future
-from monarch_nb.actor.active import get_active_mesh
-from monarch_nb.exceptions import MeshUsageError, WrongTensor
 from monarch_nb._tensor.active import active_grid
 from monarch_nb._tensor.engines import grid_of
 from monarch_nb._tensor.groups import RemoteProcessGroup
 from monarch_nb._tensor.metadata import Grid, intern
 from monarch_nb._tensor.movement import fetch_shard
 from monarch_nb._tensor.tensor import Tensor
+from monarch_nb.actor import Future
+from monarch_nb.actor.active import get_active_mesh
+from monarch_nb.exceptions import MeshUsageError, WrongTensor
 
 
 def execute(mesh: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

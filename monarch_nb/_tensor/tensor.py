@@ -12,11 +12,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from monarch_nb._rank.tensor.private import make_wrapper, no_torch_function, tensor_text
-from monarch_nb.exceptions import MeshError, WrongTensor
 from monarch_nb._tensor import reduction as reduction_of
 from monarch_nb._tensor.drawing import html_of
 from monarch_nb._tensor.metadata import Grid, Meta
 from monarch_nb._tensor.slots import DroppedHandle
+from monarch_nb.exceptions import MeshError, WrongTensor
 
 if TYPE_CHECKING:
     from monarch_nb._tensor.controller import Engine

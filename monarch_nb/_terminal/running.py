@@ -8,11 +8,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from monarch_nb import mesh as meshes
-from monarch_nb._host.agent.process import visible_gpus
-from monarch_nb._wire.granted import granted_cores
 from monarch_nb._commands.parser import Namespace
 from monarch_nb._commands.script import prepared
 from monarch_nb._display import CellView, LiveDisplay, ViewWatcher
+from monarch_nb._host.agent.process import visible_gpus
+from monarch_nb._wire.granted import granted_cores
 from monarch_nb.exceptions import MeshError, MeshUsageError
 from monarch_nb.mesh import Mesh
 

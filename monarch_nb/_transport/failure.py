@@ -17,9 +17,9 @@ from monarch_nb._frames.cells import with_cell_names
 from monarch_nb._frames.owner import Owner, owner_of_file
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.failure import Failure
+from monarch_nb._tracebacks import format_error, shown_frames
 from monarch_nb._wire import codec
 from monarch_nb._wire.codec import Encoded
-from monarch_nb._tracebacks import format_error, shown_frames
 
 _TRACE: Any = BaseException.__dict__["__traceback__"]
 _ORDER = "most recent call last"

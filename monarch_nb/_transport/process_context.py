@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
+from monarch_nb._cells import Namespace
 from monarch_nb._transport.transport import Transport
 from monarch_nb._wire.mesh_address import MeshAddress
-from monarch_nb._cells import Namespace
 
 if TYPE_CHECKING:
     from monarch_nb._wire.activity_page import ActivityPage

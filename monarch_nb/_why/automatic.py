@@ -11,14 +11,14 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from monarch_nb.actor.handle import session_of
 from monarch_nb._why.diagnoses import Diagnosis
 from monarch_nb._why.settings import why_after_s
+from monarch_nb.actor.handle import session_of
 
 if TYPE_CHECKING:
     from monarch_nb._display import CellView
-    from monarch_nb.mesh import CellRun, Mesh
     from monarch_nb._why.report import HangReport
+    from monarch_nb.mesh import CellRun, Mesh
 
 
 class StallDetector:

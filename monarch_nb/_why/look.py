@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from monarch_nb._protocol.hang import Hang, HangRow, ThreadFacts
 from monarch_nb._protocol.states import RankState
-from monarch_nb.actor.handle import placement_of, session_of
 from monarch_nb._why.diagnoses import Situation, diagnose
 from monarch_nb._why.facts import RankFacts, members_of, rank_facts
 from monarch_nb._why.report import HangReport, make_report
+from monarch_nb.actor.handle import placement_of, session_of
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh

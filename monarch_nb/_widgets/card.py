@@ -14,14 +14,14 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._protocol.shown import MimeBundle
 from monarch_nb._display import card_html
+from monarch_nb._protocol.shown import MimeBundle
 from monarch_nb.exceptions import MeshError
 from monarch_nb.status import MeshStatus
 
 if TYPE_CHECKING:
-    from monarch_nb.mesh import Mesh
     from monarch_nb._widgets.mesh_widget import MeshWidget
+    from monarch_nb.mesh import Mesh
 
 MIME = "application/vnd.monarch-nb.mesh+json"
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"

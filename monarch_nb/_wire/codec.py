@@ -31,10 +31,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
+from monarch_nb._tracebacks import ShowsItself
 from monarch_nb._wire import long_bytes, small_arrays
 from monarch_nb._wire.segment import MIN_BYTES
 from monarch_nb._wire.tables import reduce_table
-from monarch_nb._tracebacks import ShowsItself
 
 _ATOMS: Final = frozenset({type(None), bool, int, float, str, bytes})
 _SOURCED: Final = b"\x01"

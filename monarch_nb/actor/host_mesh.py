@@ -36,8 +36,8 @@ from monarch_nb.exceptions import MeshError, MeshUsageError
 
 if TYPE_CHECKING:
     from monarch_nb._reload import ReloadRequest
-    from monarch_nb.actor.workspace import Workspace
     from monarch_nb._sync import SyncReceipt
+    from monarch_nb.actor.workspace import Workspace
 
 METHODS = ("fork", "spawn")
 CONTROLLER_ENDS_S = 10.0

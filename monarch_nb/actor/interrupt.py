@@ -20,11 +20,11 @@ from monarch_nb._protocol.hang import Stacks
 from monarch_nb._protocol.questions import InterruptCall
 from monarch_nb._protocol.ranks import AbortCall
 from monarch_nb._shape import name_ranks
+from monarch_nb._stacks import innermost
 from monarch_nb._transport.pending import Pending
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
 from monarch_nb.exceptions import MeshError
-from monarch_nb._stacks import innermost
 
 INTERRUPT_S = 3.0
 ABORT_S = 10.0

@@ -13,9 +13,9 @@ from monarch_nb._client.session import Session
 from monarch_nb._protocol.programs import Status
 from monarch_nb._protocol.states import ProcState
 from monarch_nb._reload import RankReload, ReloadRequest
+from monarch_nb._sync import SyncOptions, SyncReceipt, workspaces_of
 from monarch_nb._wire import address
 from monarch_nb.exceptions import DeviceMeshError, MeshUsageError, RankTimeout
-from monarch_nb._sync import SyncOptions, SyncReceipt, workspaces_of
 
 if TYPE_CHECKING:
     from monarch_nb.actor.future import Future

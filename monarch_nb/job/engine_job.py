@@ -14,6 +14,7 @@ from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
 from monarch_nb._protocol.ranks import StopHosts
 from monarch_nb._shape import Extent, Shape
+from monarch_nb._units import parse_duration
 from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.exceptions import MeshError, MeshUsageError
 from monarch_nb.job import allocation as records
@@ -22,7 +23,6 @@ from monarch_nb.job.base import JobState, JobTrait, check_meshes
 from monarch_nb.job.engines import engine_of
 from monarch_nb.job.joining import Wait, reserve
 from monarch_nb.job.spec import HostRange, HostSpec, machines
-from monarch_nb._units import parse_duration
 
 _numbers = itertools.count(1)
 

@@ -12,12 +12,12 @@ from monarch_nb._client.session import Session
 from monarch_nb._protocol.invitations import Invite, Refusals, Withdraw
 from monarch_nb._protocol.programs import Status
 from monarch_nb._protocol.states import HostState
+from monarch_nb._units import duration
 from monarch_nb._wire.invitation import Invitation
 from monarch_nb.exceptions import MeshStartError
 from monarch_nb.job.allocation import Allocation
 from monarch_nb.job.engines import Engine, Look, State
 from monarch_nb.job.spec import HostSpec
-from monarch_nb._units import duration
 
 JOIN_S = 60.0
 """How long hosts may take to join once the engine has granted them."""

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Self, TypeVar
 
-from monarch_nb.exceptions import MeshUsageError
 from monarch_nb._units import duration, parse_duration
+from monarch_nb.exceptions import MeshUsageError
 
 MAX_HOSTS = 10_000
 _RANGE = re.compile(r"([0-9]{1,6})(?:\.\.([0-9]{1,6}))?")

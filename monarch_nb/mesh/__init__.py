@@ -10,11 +10,11 @@ program.
     >>> mesh.run("x + rank").get()                           # doctest: +SKIP
 """
 
+from monarch_nb._sync import hints
 from monarch_nb.mesh.cell_run import CellError, CellInterrupted, CellResult, CellRun
 from monarch_nb.mesh.core import Mesh
 from monarch_nb.mesh.starting import IDLE_TIMEOUT_S, attach, current, start
 from monarch_nb.mesh.tasks import MapRun, MeshExecutor
-from monarch_nb._sync import hints
 
 __all__ = [
     "IDLE_TIMEOUT_S",

@@ -14,15 +14,16 @@ from monarch_nb._client import waiting
 from monarch_nb._client.feed import Feed, Watcher
 from monarch_nb._client.interrupts import Interrupts
 from monarch_nb._client.kernel import KernelShutDown
+from monarch_nb._display import ansi
 from monarch_nb._protocol.base import Request
 from monarch_nb._protocol.hang import RankStacks
 from monarch_nb._protocol.journal import Seen
 from monarch_nb._protocol.shown import CellEnd, MimeBundle, Shown
 from monarch_nb._protocol.states import CellStatus, EndReason
 from monarch_nb._shape import format_ranks, name_ranks
+from monarch_nb._stacks import innermost
 from monarch_nb._transport.failure import revive
 from monarch_nb.actor.handle import session_of, transport_of
-from monarch_nb._display import ansi
 from monarch_nb.exceptions import (
     ActorError,
     MeshEnded,
@@ -35,7 +36,6 @@ from monarch_nb.exceptions import (
     describe_end,
     fold_alike,
 )
-from monarch_nb._stacks import innermost
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh

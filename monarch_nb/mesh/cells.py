@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from monarch_nb._display import CellView, LiveDisplay, ViewWatcher
 from monarch_nb._protocol.cells import ForgetDefinitions, RunCell
 from monarch_nb._protocol.ranks import Interrupt
 from monarch_nb._shape import format_ranks
 from monarch_nb.actor.handle import placement_of, session_of
 from monarch_nb.actor.proc_mesh import check_alive
-from monarch_nb._display import CellView, LiveDisplay, ViewWatcher
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.mesh.always import forget, remember
 from monarch_nb.mesh.cell_run import CellResult, CellRun

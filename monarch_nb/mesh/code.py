@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from monarch_nb._reload import SyncMode
+from monarch_nb._sync import SyncOptions, SyncReceipt
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.mesh.sync import SYNC_S, EnvironmentChoice, SyncRequest, set_sync_mode, sync, sync_mode
-from monarch_nb._sync import SyncOptions, SyncReceipt
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh

@@ -12,10 +12,10 @@ from monarch_nb.mesh.environment import EnvironmentDifference, find_environment_
 
 if TYPE_CHECKING:
     from monarch_nb._debug.client import MeshDebugger
+    from monarch_nb._why import HangReport
     from monarch_nb.mesh.core import Mesh
     from monarch_nb.mesh.shipping import HostsDifference
     from monarch_nb.rdma.doctor.report import Report as DoctorReport
-    from monarch_nb._why import HangReport
 
 
 class Debugging:

@@ -20,11 +20,11 @@ from monarch_nb._client.session import Session
 from monarch_nb._client.waiting import wait_simply
 from monarch_nb._protocol.environment import GetPackages, HostPackages, SetDifferences
 from monarch_nb._shape import name_hosts
+from monarch_nb._sync import copies_behind
 from monarch_nb._transport.pending import Reply, asks_quietly
 from monarch_nb._wire import address
 from monarch_nb._wire.process import files_id
 from monarch_nb.exceptions import MeshError
-from monarch_nb._sync import copies_behind
 
 if TYPE_CHECKING:
     from monarch_nb._sync.env.packages import PackageDigest

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from monarch_nb._display.table import html_table, text_table
+from monarch_nb._display.template import joined, render
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks
 from monarch_nb.actor.proc_mesh import work_on
-from monarch_nb._display.table import html_table, text_table
-from monarch_nb._display.template import joined, render
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._protocol.states import CellStatus
 from monarch_nb._display import CellView
 from monarch_nb._display.watcher import ViewWatcher
+from monarch_nb._protocol.states import CellStatus
 from monarch_nb.exceptions import MeshUsageError
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._client.feed import Feed, Watcher
+from monarch_nb._display.fold import Fold
 from monarch_nb._protocol.cells import Unwatch, WatchCell, WatchOutput
 from monarch_nb._protocol.journal import (
     CallRecord,
@@ -24,13 +25,12 @@ from monarch_nb._protocol.journal import (
 )
 from monarch_nb._protocol.shown import CellEnd, Shown
 from monarch_nb._protocol.states import CellStatus, EntryKind
+from monarch_nb._units import size_text
 from monarch_nb.actor.handle import placement_of, session_of, transport_of
-from monarch_nb._display.fold import Fold
 from monarch_nb.exceptions import MeshUsageError, RankFailure, fold_alike
 from monarch_nb.mesh.cell_run import CellRun
 from monarch_nb.mesh.export import export
 from monarch_nb.mesh.log_page import read_page
-from monarch_nb._units import size_text
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from monarch_nb._client.connection_file import Connection
 from monarch_nb._client.launch import list_all_connections, why_unusable
 from monarch_nb._protocol.states import RankState
+from monarch_nb._units import duration
 from monarch_nb.actor.handle import session_of
 from monarch_nb.mesh.starting import attach
 from monarch_nb.status import TROUBLED, MeshStatus
-from monarch_nb._units import duration
 
 ANSWER_S = 3.0
 

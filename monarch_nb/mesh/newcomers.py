@@ -15,12 +15,12 @@ from monarch_nb._protocol.programs import Status
 from monarch_nb._protocol.states import HostState
 from monarch_nb._protocol.work import Work
 from monarch_nb._reload import ReloadRequest
+from monarch_nb._sync import WorkspaceReceipt, Workspaces, known_workspaces
 from monarch_nb.actor.handle import session_of
 from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.actor.workspace import answers
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.mesh import drift
-from monarch_nb._sync import WorkspaceReceipt, Workspaces, known_workspaces
 
 if TYPE_CHECKING:
     from monarch_nb.actor.future import Future

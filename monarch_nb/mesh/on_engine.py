@@ -19,6 +19,7 @@ from monarch_nb._protocol.names import GetMesh, SetName
 from monarch_nb._protocol.programs import Adopt, SetTimeLimit, Status
 from monarch_nb._protocol.states import ClaimState
 from monarch_nb._shape import Extent, Shape, format_ranks
+from monarch_nb._units import duration
 from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.exceptions import MeshError, MeshNotFound, MeshStartError, MeshUsageError, NameTaken
 from monarch_nb.job import allocation as records
@@ -29,7 +30,6 @@ from monarch_nb.job.profiles import Profile
 from monarch_nb.mesh import starting
 from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
-from monarch_nb._units import duration
 
 SPAWN_S = 120.0
 """How long ranks may take to start on hosts that are there."""

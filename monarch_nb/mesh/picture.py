@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from monarch_nb._client.card import show_card
+from monarch_nb._display import card_html
 from monarch_nb._transport.transport import TransportClosed
 from monarch_nb.actor.handle import transport_of
 from monarch_nb.actor.proc_mesh import why_stopped
-from monarch_nb._display import card_html
 from monarch_nb.exceptions import MeshError
 
 if TYPE_CHECKING:

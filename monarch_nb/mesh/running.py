@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch_nb._protocol.programs import SetOwner
+from monarch_nb._units import duration
 from monarch_nb.actor.handle import session_of
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb._units import duration
 
 if TYPE_CHECKING:
     from monarch_nb._runtime.supervision import MeshFailure

@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch_nb import _reload
+from monarch_nb._display.transfer_bar import show_until_over
 from monarch_nb._protocol.names import GetName, SetName
 from monarch_nb._protocol.work import Work
 from monarch_nb._reload import SYNC_VARIABLE, ReloadRequest, SyncMode
+from monarch_nb._sync import Followed, Part, SyncOptions, SyncReceipt, known_workspaces, workspaces_of
+from monarch_nb._units import elapsed_text
 from monarch_nb.actor.handle import session_of
 from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.actor.workspace import answers
-from monarch_nb._display.transfer_bar import show_until_over
 from monarch_nb.exceptions import DeviceMeshError, MeshError, MeshUsageError, RankTimeout, StaleCode
 from monarch_nb.mesh import drift, newcomers, shipping
-from monarch_nb._sync import Followed, Part, SyncOptions, SyncReceipt, known_workspaces, workspaces_of
-from monarch_nb._units import elapsed_text
 
 if TYPE_CHECKING:
     from monarch_nb._client.session import Session
+    from monarch_nb._sync.env.scan import Scanned
     from monarch_nb.actor.future import Future
     from monarch_nb.mesh.core import Mesh
     from monarch_nb.mesh.shipping.report import EnvironmentPart
-    from monarch_nb._sync.env.scan import Scanned
 
 SYNC_S = 10.0
 BAR_AFTER_S = 1.0

@@ -17,6 +17,7 @@ from types import FrameType
 
 from monarch_nb._client.mesh_name import check_mesh_name
 from monarch_nb._host.launcher import STARTED
+from monarch_nb._units import parse_duration
 from monarch_nb.exceptions import MeshError, MeshStartError
 from monarch_nb.job.allocation import Plan
 from monarch_nb.job.engines.torchrun import use
@@ -25,7 +26,6 @@ from monarch_nb.job.spec import HostRange, HostSpec
 from monarch_nb.job.torchrun import Meeting
 from monarch_nb.mesh import on_engine
 from monarch_nb.mesh.core import Mesh
-from monarch_nb._units import parse_duration
 
 _WEEK_S = 7 * 86400.0
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from monarch_nb._protocol.profiles import MemoryReport
 from monarch_nb._shape import format_ranks
-from monarch_nb.profile.operators import spread
 from monarch_nb._units import size_text
+from monarch_nb.profile.operators import spread
 
 SIZES = {
     "resident": "resident_bytes",

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from monarch_nb._protocol.profiles import MemoryReport
-from monarch_nb._shape import format_ranks
 from monarch_nb._display.table import html_table, text_table
 from monarch_nb._display.template import joined, render
+from monarch_nb._protocol.profiles import MemoryReport
+from monarch_nb._shape import format_ranks
 from monarch_nb.profile.memory import LINE_COLUMNS, SIZE_COLUMNS, line_rows, size_rows
 from monarch_nb.profile.operators import Operator, operator_cells
 

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._units import size_text
 from monarch_nb.actor.proc_mesh import ProcMesh
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.rdma import broadcasting, staging
@@ -20,7 +21,6 @@ from monarch_nb.rdma.path import READ, WRITE, Job, Op
 from monarch_nb.rdma.paths import chosen
 from monarch_nb.rdma.paths.shm import ShmPath
 from monarch_nb.rdma.transfer import Transfer
-from monarch_nb._units import size_text
 
 if TYPE_CHECKING:
     from monarch_nb.actor.future import Future

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from monarch_nb._client import waiting
 from monarch_nb._transport import process_context
+from monarch_nb._units import size_text, time_text
 from monarch_nb.rdma.local_future import LocalFuture
 from monarch_nb.rdma.path import Job, Op
-from monarch_nb._units import size_text, time_text
 
 STOP_S = 5.0
 """How long somebody who has given up waits for the transfer to leave the memory alone."""

@@ -25,12 +25,12 @@ from sending_program import hosts, indices
 from monarch_nb._client.session import Session
 from monarch_nb._host.warming import start_zygote
 from monarch_nb._protocol.environment import GetEnvironments, RankEnvironment, UseEnvironments
-from monarch_nb.mesh.shipping import FollowedEnvironment, scan_here, sending
-from monarch_nb.mesh.shipping.report import EnvironmentPart
 from monarch_nb._sync.env.cache import HashCache
 from monarch_nb._sync.env.interpreter import this_interpreter
 from monarch_nb._sync.env.layers import find_layers
 from monarch_nb._sync.env.scan import Scanned, scan
+from monarch_nb.mesh.shipping import FollowedEnvironment, scan_here, sending
+from monarch_nb.mesh.shipping.report import EnvironmentPart
 
 SWITCH_S = 150.0
 send = functools.partial(sending.send_environment, copies=True, donors=False)

@@ -118,7 +118,9 @@ def test_a_host_that_was_killed_is_none(hosts: Pool) -> None:
 
 
 def test_a_bad_invitation_is_answered_and_the_host_waits_on(hosts: Pool) -> None:
-    assert pool.claim_host(hosts.directory, "a") and not pool.claim_host(hosts.directory, "a"), "one may have it"
+    assert pool.claim_host(hosts.directory, "a") and not pool.claim_host(hosts.directory, "a"), (
+        "one may have it"
+    )
     pool.invite(hosts.directory, "a", "{}")
     wait_until(lambda: pool.words_of(hosts.directory, "a") != "", "what the host says")
     assert "invitation" in pool.words_of(hosts.directory, "a")

@@ -16,10 +16,10 @@ from environments import Made, bare
 from runtime import ROOT, add_runtime, make_runtime
 from small_disk import small_disk
 
+from monarch_nb._sync.env.store import Store
+from monarch_nb.mesh.shipping.host_broadcast import Refused, Trust, broadcast
 from monarch_nb.mesh.shipping.packs import packs_of
 from monarch_nb.mesh.shipping.receiving import Receiver, sums_of
-from monarch_nb.mesh.shipping.host_broadcast import Refused, Trust, broadcast
-from monarch_nb._sync.env.store import Store
 
 FULL = (
     "no room left at {}/hosts/host1/store: monarch-nb sync --gc there frees what nobody uses; "

@@ -13,11 +13,11 @@ import pytest
 from environments import Made, bare
 from runtime import make_runtime
 
-from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.mesh.shipping import following
 from monarch_nb._sync.env.interpreter import interpreter_of
 from monarch_nb._sync.env.layers import find_layers
 from monarch_nb._sync.env.watching import EnvironmentWatch
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.mesh.shipping import following
 
 PROGRAM = Path(__file__).with_name("watch_program.py")
 

@@ -8,10 +8,10 @@ import pytest
 from absurd_words import absurd_line, absurd_ranks
 from hostile import Kernel, generator, insides_in, nothing_left, num_tries, tried
 
-from monarch_nb._shape import Extent
-from monarch_nb._shape.rank_set import RankSetError, parse_ranks
 from monarch_nb._magics.verb_help import verb_parsers
 from monarch_nb._magics.verbs import VERBS
+from monarch_nb._shape import Extent
+from monarch_nb._shape.rank_set import RankSetError, parse_ranks
 
 MAX_ANSWER_BYTES = 40_000
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from monarch_nb._why import Diagnosis, HangReport
 from monarch_nb.actor import Actor, endpoint
 from monarch_nb.mesh import CellRun, Mesh
-from monarch_nb._why import Diagnosis, HangReport
 
 PATIENCE_S = 60.0
 LOCK = threading.Lock()

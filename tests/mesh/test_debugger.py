@@ -434,9 +434,7 @@ def test_time_outs_of_process_groups_are_held(mesh: Mesh, debugger: MeshDebugger
 
 def test_ranks_run_on_when_everybody_has_gone() -> None:
     subprocess.run(
-        [sys.executable, "-m", "monarch_nb", "start", "left", "--procs", "2"],
-        check=True,
-        capture_output=True,
+        [sys.executable, "-m", "monarch_nb", "start", "left", "--procs", "2"], check=True, capture_output=True
     )
     mesh = meshes.attach("left", listens=False)
     debugger = mesh.debugger()

@@ -12,14 +12,14 @@ from own_meshes import own_mesh
 from waiting import wait_until
 
 from monarch_nb._client import launch
+from monarch_nb._commands.parser import Namespace
 from monarch_nb._journal.audit import FILE as AUDIT
 from monarch_nb._journal.retention import keep_s, set_keep_s
 from monarch_nb._journal.secrets import mask
+from monarch_nb._magics import settings
 from monarch_nb._protocol.programs import SettleOutput
 from monarch_nb._protocol.shown import CellEnd, Shown
-from monarch_nb._commands.parser import Namespace
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb._magics import settings
 from monarch_nb.mesh import Mesh
 
 T = 60

@@ -14,21 +14,21 @@ from processes import mesh_processes
 
 from monarch_nb import mesh as meshes
 from monarch_nb._client import session as sessions
+from monarch_nb._commands.command import Place
+from monarch_nb._commands.parser import Parser
+from monarch_nb._commands.table import COMMANDS
 from monarch_nb._host import capacity
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.programs import Status
 from monarch_nb._protocol.ranks import Tickets
+from monarch_nb._server.bodies import BadBody, read_sizes
 from monarch_nb._transport.pending import Reply
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
 from monarch_nb.actor import this_host
-from monarch_nb._commands.command import Place
-from monarch_nb._commands.parser import Parser
-from monarch_nb._commands.table import COMMANDS
 from monarch_nb.exceptions import MeshUsageError, RequestFailed
 from monarch_nb.job import ProcessJob
-from monarch_nb._server.bodies import BadBody, read_sizes
 
 LOTS = 999_999_999
 SOON_S = 20.0

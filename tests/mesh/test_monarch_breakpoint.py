@@ -17,9 +17,9 @@ from waiting import wait_until
 from monarch_nb._client import session as sessions
 from monarch_nb._protocol.debugging import DebugStops
 from monarch_nb._protocol.hang import Stacks
+from monarch_nb._stacks import innermost
 from monarch_nb.actor import ProcMesh, this_host
 from monarch_nb.actor.handle import placement_of
-from monarch_nb._stacks import innermost
 
 T = 60
 

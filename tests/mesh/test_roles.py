@@ -23,6 +23,7 @@ from waiting import wait_until
 
 from monarch_nb import mesh as meshes
 from monarch_nb._client import membership
+from monarch_nb._commands.table import COMMANDS
 from monarch_nb._host import launcher
 from monarch_nb._host.controller.permissions import NEEDS
 from monarch_nb._protocol.programs import Status
@@ -33,7 +34,6 @@ from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
 from monarch_nb._wire.invitation import Invitation
 from monarch_nb._wire.keys import KeyPair
-from monarch_nb._commands.table import COMMANDS
 from monarch_nb.exceptions import (
     ActorError,
     MeshEnded,

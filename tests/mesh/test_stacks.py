@@ -13,9 +13,9 @@ from own_meshes import own_mesh
 
 from monarch_nb._host.agent.dumped import from_faulthandler, from_py_spy, is_whole
 from monarch_nb._host.agent.stack_service import find_py_spy
+from monarch_nb._stacks import stacks_text
 from monarch_nb._wire import dump
 from monarch_nb.mesh import Mesh
-from monarch_nb._stacks import stacks_text
 
 PATIENCE_S = 60.0
 HOLD = "def hold():\n    ctypes.PyDLL(None).sleep(600)\nif rank == 2: hold()"

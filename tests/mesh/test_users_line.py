@@ -12,8 +12,8 @@ from own_meshes import own_mesh
 from waiting import wait_until
 
 from monarch_nb._debug import MeshDebugger, Stop
-from monarch_nb.mesh import Mesh
 from monarch_nb._stacks import innermost, stacks_text
+from monarch_nb.mesh import Mesh
 
 CELL = """
 from monarch_nb.actor import Actor, endpoint, this_proc

@@ -15,11 +15,11 @@ import pytest
 from hanging import GROUP, Waiters, free, until
 from own_meshes import own_mesh
 
-from monarch_nb.mesh import Mesh
-from monarch_nb.status import MeshStatus
 from monarch_nb._why import automatic
 from monarch_nb._why.diagnoses import Situation, diagnose
 from monarch_nb._why.facts import Activity, Operation, RankFacts
+from monarch_nb.mesh import Mesh
+from monarch_nb.status import MeshStatus
 
 CELL = 17
 

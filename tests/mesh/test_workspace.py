@@ -16,16 +16,16 @@ from apart_hosts import files_of, hosts_apart, mesh_apart
 from waiting import wait_until
 
 from monarch_nb import _reload
+from monarch_nb._display.card_html import render
 from monarch_nb._protocol.programs import Status
 from monarch_nb._reload import loaded as loaded_modules
+from monarch_nb._sync import HostWorkspace, WorkspaceReceipt
+from monarch_nb._sync import hosts as sync_hosts
 from monarch_nb.actor.workspace import Workspace
-from monarch_nb._display.card_html import render
 from monarch_nb.exceptions import ActorError, MeshUsageError, StaleCode
 from monarch_nb.job import ProcessJob
 from monarch_nb.mesh import Mesh
 from monarch_nb.mesh.drift import differences, said
-from monarch_nb._sync import HostWorkspace, WorkspaceReceipt
-from monarch_nb._sync import hosts as sync_hosts
 
 MODEL = """
 from monarch_nb.actor import Actor, endpoint

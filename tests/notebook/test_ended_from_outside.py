@@ -26,11 +26,7 @@ def kernel() -> Iterator[RawKernel]:
 
 def command(*words: str) -> str:
     return subprocess.run(
-        [sys.executable, "-m", "monarch_nb", *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
+        [sys.executable, "-m", "monarch_nb", *words], capture_output=True, text=True, timeout=60, check=True
     ).stdout
 
 

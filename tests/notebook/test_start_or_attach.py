@@ -96,7 +96,5 @@ def test_programs_that_start_one_at_the_same_instant_all_get_it() -> None:
         assert len(controllers) == 1 and "" not in controllers, [p.communicate()[1] for p in programs]
     finally:
         ended = [p.communicate()[1] for p in programs]
-        subprocess.run(
-            [sys.executable, "-m", "monarch_nb", "stop", "both"], check=False, capture_output=True
-        )
+        subprocess.run([sys.executable, "-m", "monarch_nb", "stop", "both"], check=False, capture_output=True)
     assert ended == [""] * 3

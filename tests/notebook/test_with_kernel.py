@@ -20,11 +20,7 @@ BY_PROGRAM = (
 
 def listed() -> str:
     return subprocess.run(
-        [sys.executable, "-m", "monarch_nb", "list"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
+        [sys.executable, "-m", "monarch_nb", "list"], capture_output=True, text=True, timeout=60, check=True
     ).stdout
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tornado.httpclient import HTTPClientError
 
-from monarch_nb.mesh import Mesh
 from monarch_nb._server.bodies import BadBody
 from monarch_nb._server.debug import read_ids
+from monarch_nb.mesh import Mesh
 
 pytestmark = pytest.mark.timeout(120)
 SOURCE = "x = rank * 10\ny = 'same'\nbreakpoint()\nz = x + 1"

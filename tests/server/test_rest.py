@@ -14,8 +14,8 @@ from tornado.httpclient import HTTPClientError
 from monarch_nb import __version__
 from monarch_nb import mesh as meshes
 from monarch_nb._client import launch
-from monarch_nb.mesh import Mesh
 from monarch_nb._server.bodies import BadBody, read_resize, read_start
+from monarch_nb.mesh import Mesh
 
 Api = Callable[..., Awaitable[Any]]
 

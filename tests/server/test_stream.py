@@ -14,8 +14,8 @@ import pytest
 
 from monarch_nb import mesh as meshes_of_user
 from monarch_nb._client import launch
-from monarch_nb.mesh import Mesh
 from monarch_nb._server.meshes import Meshes
+from monarch_nb.mesh import Mesh
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -9,10 +9,10 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import monarch_nb
-from monarch_nb.distributed import Mesh
 from monarch_nb._tensor.drawing import parts, rows
 from monarch_nb._tensor.live import biggest
 from monarch_nb._tensor.metadata import Grid, contiguous, intern
+from monarch_nb.distributed import Mesh
 
 LAYOUTS = {
     "rows": ((Shard(0), Replicate()), ["[0:3, :]"] * 2 + ["[3:5, :]"] * 2),

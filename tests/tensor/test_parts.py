@@ -26,11 +26,11 @@ from monarch_nb._rank.tensor.protocol import (
     Resume,
     ScalarHole,
 )  # fmt: skip
-from monarch_nb.exceptions import MeshUsageError
 from monarch_nb._tensor.metadata import Grid, contiguous, intern, layout_text, placements_of
 from monarch_nb._tensor.place import Places
 from monarch_nb._tensor.plan import TemplateMaker, floats_travel, written_names
 from monarch_nb._tensor.slots import Handle, Slots
+from monarch_nb.exceptions import MeshUsageError
 
 aten = torch.ops.aten
 

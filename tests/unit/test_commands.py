@@ -15,11 +15,11 @@ from monarch_nb import _cli
 from monarch_nb._commands.command import Argument, Command, Place
 from monarch_nb._commands.parser import Parser
 from monarch_nb._commands.table import CELL, COMMANDS, IN_NOTEBOOKS, IN_TERMINALS
-from monarch_nb.exceptions import MeshUsageError
 from monarch_nb._magics.verb_help import cell_parser, verb_parsers
 from monarch_nb._magics.verbs import VERBS
 from monarch_nb._server.routes import routes
 from monarch_nb._terminal.words import in_terminal
+from monarch_nb.exceptions import MeshUsageError
 
 ALL = [*COMMANDS.values(), CELL]
 SOURCES = Path(__file__).parents[2] / "labextension" / "src"

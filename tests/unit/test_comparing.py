@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from monarch_nb._rank import variables
-from monarch_nb.mesh.variables import Variables, describe_difference
 from monarch_nb._stacks import WAITING, innermost, stacks_text
+from monarch_nb.mesh.variables import Variables, describe_difference
 
 
 @pytest.mark.parametrize(

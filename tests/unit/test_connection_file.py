@@ -181,11 +181,7 @@ def test_junk_is_survived(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert listed.stdout == "['good']\n"
     assert listed.stderr == ""
     typed = subprocess.run(
-        [sys.executable, "-m", "monarch_nb", "list"],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
+        [sys.executable, "-m", "monarch_nb", "list"], capture_output=True, text=True, timeout=30, check=True
     )
     assert [line.split()[0] for line in typed.stdout.splitlines()] == ["name", "good"]
     assert typed.stderr == ""

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from monarch_nb._host.agent.package_service import look
-from monarch_nb.mesh.drift import package_text
 from monarch_nb._sync.env.packages import PackageDigest
+from monarch_nb.mesh.drift import package_text
 
 NUMPY = PackageDigest("2.1", "aa")
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch_nb._folding import fold, is_trouble, merge, split
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb.actor import MeshFailure
 from monarch_nb.exceptions import ActorError, RankFailure
-from monarch_nb._folding import fold, is_trouble, merge, split
 
 
 def folded(*texts: str) -> list[tuple[tuple[int, ...], str]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from monarch_nb._sync.env.manifest import FILE, LINK, Entry, Part
 from monarch_nb.mesh.shipping.plan import plan_lines, planned
 from monarch_nb.mesh.shipping.progress import BEHIND_BYTES, Progress
-from monarch_nb._sync.env.manifest import FILE, LINK, Entry, Part
 
 MIB = 1 << 20
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from msgspec import convert
 
+from monarch_nb._display import card_html, top
 from monarch_nb._host.agent.gpus import GpuReader
 from monarch_nb._protocol.base import decode, encode
 from monarch_nb._wire.activity_page import (
@@ -25,7 +26,6 @@ from monarch_nb._wire.activity_page import (
     ActivityPage,
     read_page,
 )
-from monarch_nb._display import card_html, top
 from monarch_nb.status import (
     FullStatus,
     GpuProcess,

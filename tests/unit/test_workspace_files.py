@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from monarch_nb.exceptions import MeshUsageError
 from monarch_nb._sync import ignore
 from monarch_nb._sync.ignore import Choice, list_files
 from monarch_nb._sync.workspace import Workspace, root_of
+from monarch_nb.exceptions import MeshUsageError
 
 NUM_EXAMPLES = 2_000 if os.environ.get("MONARCH_NB_HOSTILE") == "full" else 60
 TREE = {

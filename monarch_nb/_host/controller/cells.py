@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
 from msgspec.structs import asdict, replace
 
+from monarch_nb._cells import DefinitionCell
 from monarch_nb._host.controller import cell_events as to_do
 from monarch_nb._host.controller import cell_results
 from monarch_nb._host.controller.cell_events import (
@@ -54,7 +55,6 @@ from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
-from monarch_nb._cells import DefinitionCell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._cells import DefinitionCell, with_definitions
 from monarch_nb._host.controller.workflow import Workflow
 from monarch_nb._protocol.cells import CellOver, ForgetDefinitions, RunCell
 from monarch_nb._protocol.healing import Report
 from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._protocol.states import CellStatus, ProcState
 from monarch_nb._shape import format_ranks, name_ranks
-from monarch_nb._cells import DefinitionCell, with_definitions
 
 if TYPE_CHECKING:
     from monarch_nb._host.controller.cells import Cells

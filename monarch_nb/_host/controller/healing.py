@@ -48,10 +48,10 @@ from monarch_nb._protocol.questions import AbortCollectives, CheckpointVersions,
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
 from monarch_nb._protocol.states import CellStatus, CheckpointKind, EntryKind, OnFailure
 from monarch_nb._shape import format_ranks, name_ranks
+from monarch_nb._units import size_text
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb.exceptions import describe_end
-from monarch_nb._units import size_text
 
 if TYPE_CHECKING:
     from monarch_nb._host.controller.asking import Asking

@@ -36,8 +36,8 @@ from monarch_nb._protocol.journal import (
 from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._protocol.states import CellStatus, EntryKind
 from monarch_nb._shape import format_ranks
-from monarch_nb.exceptions import describe_end
 from monarch_nb._units import size_text
+from monarch_nb.exceptions import describe_end
 
 if TYPE_CHECKING:
     from monarch_nb._host.controller.cells import Cells

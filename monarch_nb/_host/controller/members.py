@@ -204,7 +204,9 @@ class Members:
             )
         rows = [self._row(member) for member in self._members.values()]
         for member in list(self._members.values()):
-            self._end_member(member, f"the mesh was given new keys by {self._controller.clients.who(sender.proc)}")
+            self._end_member(
+                member, f"the mesh was given new keys by {self._controller.clients.who(sender.proc)}"
+            )
         self._controller.invitations.close_all()
 
         def take_keys() -> None:  # connections end by it, so those who were let in are told why before

@@ -194,7 +194,9 @@ class StackRequests:
                 here.take_stacks(theirs, native, lambda found: self._taken(ref, found))
             else:
                 self._controller.event(address.host_proc(host), TakeStacks(ref, tuple(theirs), native))
-        self._controller.loop.call_later((NATIVE_S if native else PY_SPY_S) + 1.0, lambda: self._end_take(ref))
+        self._controller.loop.call_later(
+            (NATIVE_S if native else PY_SPY_S) + 1.0, lambda: self._end_take(ref)
+        )
 
     @handles(StacksTaken)
     def on_stacks(self, event: StacksTaken, sender: Sender) -> None:

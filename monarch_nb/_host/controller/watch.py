@@ -16,9 +16,9 @@ from monarch_nb._journal.output import Appended, OutputStore
 from monarch_nb._journal.record import Record
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.cells import CaughtUp, RecordsPrinted, WatchMessage
+from monarch_nb._units import size_text
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
-from monarch_nb._units import size_text
 
 WINDOW_BYTES = 8 << 20
 _BATCH_BYTES = 1 << 18

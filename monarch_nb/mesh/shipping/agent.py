@@ -9,10 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_nb.actor import Actor, endpoint
-from monarch_nb.mesh.shipping.packs import PACK_BYTES, Pack
-from monarch_nb.mesh.shipping.receiving import Receiver
-from monarch_nb.rdma import RDMABuffer, empty
 from monarch_nb._sync.env import manifest as manifests
 from monarch_nb._sync.env.donors import donor_folders, found_in, take_from
 from monarch_nb._sync.env.errors import EnvironmentSyncError
@@ -25,6 +21,10 @@ from monarch_nb._sync.env.packages import PackageDigest
 from monarch_nb._sync.env.place import Prefix, absent_content, find_prefix, missing_content, place
 from monarch_nb._sync.env.store import Store, default_store, read_known
 from monarch_nb._sync.env.suitable import on_network
+from monarch_nb.actor import Actor, endpoint
+from monarch_nb.mesh.shipping.packs import PACK_BYTES, Pack
+from monarch_nb.mesh.shipping.receiving import Receiver
+from monarch_nb.rdma import RDMABuffer, empty
 
 
 @dataclass(frozen=True)

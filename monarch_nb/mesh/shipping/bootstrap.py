@@ -1,8 +1,8 @@
 """The notebook's environment goes to machines that have no Python: `sh` and `tar` are enough.
 
 Three scripts run there, one after the other: one says where the store is, and whether an interpreter is in
-it; `tar` unpacks our receiver (`_sync/env/arrival`), and an interpreter if there's none; that one receives the
-environment, and removes what was unpacked.
+it; `tar` unpacks our receiver (`_sync/env/arrival`), and an interpreter if there's none; that one receives
+the environment, and removes what was unpacked.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_nb.mesh.shipping.channel import Channel, try_script
-from monarch_nb.mesh.shipping.progress import Progress
 from monarch_nb._sync.env.arrival import SHIPPED, STANDS_FOR, Order
 from monarch_nb._sync.env.bytecode import PINNED_S
 from monarch_nb._sync.env.errors import EnvironmentSyncError
@@ -30,6 +28,8 @@ from monarch_nb._sync.env.manifest import EXECUTABLE, FILE, LINK, Entry
 from monarch_nb._sync.env.scan import Scanned
 from monarch_nb._sync.env.treatment import RAW, Source, Treater
 from monarch_nb._units import size_text
+from monarch_nb.mesh.shipping.channel import Channel, try_script
+from monarch_nb.mesh.shipping.progress import Progress
 
 AT_ONCE = 8
 LOOK_S = 60.0
@@ -215,7 +215,7 @@ class _Sending:
     def _look(self) -> str:
         """Return the interpreter that is in the machine's store; "" if none is."""
         with Channel(self._machine, _LOOK) as channel:
-            channel.finish()
+            channel.wait_for_end()
             return str(channel.answer(LOOK_S)["python"])
 
     def _unpack(self, *, has_python: bool) -> None:
@@ -226,7 +226,7 @@ class _Sending:
                     _add(archive, f"{self._name}/agent/{path}", content)
                 for entry in () if has_python else interpreter_entries(self._scanned):
                     self._add_entry(archive, entry)
-            channel.finish()
+            channel.wait_for_end()
 
     def _add_entry(self, archive: tarfile.TarFile, entry: Entry) -> None:
         path = f"{self._name}/{entry.path}"
@@ -257,7 +257,7 @@ class _Sending:
             with suppress(BrokenPipeError):
                 for sha256, size in missing.items():
                     self._send_content(channel, scanned.sources[sha256], size)
-                channel.finish()
+                channel.wait_for_end()
             ended = channel.answer(PLACE_S)
             was_there, notes = said.get("was_there", False), said.get("warnings", [])
             return {"was_there": was_there, "warnings": notes, **ended}

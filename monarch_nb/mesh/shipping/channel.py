@@ -13,10 +13,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.job.engines.shell import ssh_command
 from monarch_nb._sync.env.arrival import MARK
 from monarch_nb._sync.env.errors import EnvironmentSyncError
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.job.engines.shell import ssh_command
 
 STALL_S = 60.0
 """So long the other side may take nothing."""
@@ -135,7 +135,7 @@ class Channel:
                     raise EnvironmentSyncError(f"{self._machine}: {self.words()}")
                 self._heard += block
 
-    def finish(self, timeout_s: float = STALL_S) -> None:
+    def wait_for_end(self, timeout_s: float = STALL_S) -> None:
         """Send no more, and wait for the end.
 
         Raises:
@@ -161,4 +161,4 @@ class Channel:
 def try_script(machine: str, script: str) -> None:
     """Run a script; how it ends doesn't matter."""
     with suppress(EnvironmentSyncError), Channel(machine, script) as channel:
-        channel.finish()
+        channel.wait_for_end()

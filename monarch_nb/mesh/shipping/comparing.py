@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from monarch_nb._client.session import Session
-from monarch_nb._shape import name_hosts
 from monarch_nb._display.table import html_table, text_table
 from monarch_nb._display.template import joined, render
-from monarch_nb.mesh.shipping.agents import AGENT_S, agents_on
+from monarch_nb._shape import name_hosts
 from monarch_nb._sync.env.installed import installed
 from monarch_nb._sync.env.interpreter import this_interpreter
 from monarch_nb._sync.env.layers import find_layers
 from monarch_nb._sync.env.packages import PackageDifference, compare_packages
+from monarch_nb.mesh.shipping.agents import AGENT_S, agents_on
 
 HERE = "here"
 _COLUMNS = ("package", "where", "version")

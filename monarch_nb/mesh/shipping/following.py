@@ -6,15 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.mesh.shipping.report import EnvironmentPart
-from monarch_nb.mesh.shipping.sending import with_scan
 from monarch_nb._sync.env.errors import EnvironmentSyncError
 from monarch_nb._sync.env.interpreter import this_interpreter
 from monarch_nb._sync.env.layers import find_layers
 from monarch_nb._sync.env.scan import Scanned
 from monarch_nb._sync.env.watching import EnvironmentWatch
 from monarch_nb._units import counted
+from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.mesh.shipping.report import EnvironmentPart
+from monarch_nb.mesh.shipping.sending import with_scan
 
 
 class FollowedEnvironment:

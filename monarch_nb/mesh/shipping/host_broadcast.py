@@ -64,7 +64,9 @@ Outcome = tuple[tuple[str, ...], str]
 """Contents that weren't right; why nothing could be read."""
 
 
-def broadcast(hosts: Iterable[Host], trust: Trust[Host], copy: Callable[[Host | None, Host], Outcome]) -> None:
+def broadcast(
+    hosts: Iterable[Host], trust: Trust[Host], copy: Callable[[Host | None, Host], Outcome]
+) -> None:
     """Bring one pack to hosts.
 
     Args:

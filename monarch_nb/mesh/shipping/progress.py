@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 
 from monarch_nb._shape import name_hosts
-from monarch_nb.mesh.shipping.packs import PACK_BYTES
 from monarch_nb._units import elapsed_text, size_text
+from monarch_nb.mesh.shipping.packs import PACK_BYTES
 
 BEHIND_BYTES = 2 * PACK_BYTES
 """A host that lacks so much more than the one that lacks the least is behind."""

@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch_nb.mesh.shipping.packs import Pack, Slice
 from monarch_nb._sync.env.store import Store, WrongContent, full_or, write_all
+from monarch_nb.mesh.shipping.packs import Pack, Slice
 
 
 @dataclass

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from monarch_nb._shape import format_ranks
-from monarch_nb.mesh.shipping.plan import PlannedPart, plan_lines
 from monarch_nb._units import size_text
+from monarch_nb.mesh.shipping.plan import PlannedPart, plan_lines
 
 SHORT = 6
 MAX_NAMED = 8

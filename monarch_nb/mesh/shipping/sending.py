@@ -14,17 +14,6 @@ from typing import TypeVar
 
 from monarch_nb._client.session import Session
 from monarch_nb._protocol.environment import GetEnvironments, RankEnvironment, UseEnvironments
-from monarch_nb.actor.future import Future
-from monarch_nb.exceptions import MeshError
-from monarch_nb.mesh.shipping.agent import Lack, Survey, SyncAgent, Taken, bytes_of
-from monarch_nb.mesh.shipping.agents import AGENT_S, Agents, agents_on, reason_of
-from monarch_nb.mesh.shipping.packs import PACK_BYTES, Pack, packs_of
-from monarch_nb.mesh.shipping.plan import PlannedPart, planned
-from monarch_nb.mesh.shipping.progress import Progress
-from monarch_nb.mesh.shipping.receiving import sums_of
-from monarch_nb.mesh.shipping.report import EnvironmentPart, HostEnvironment
-from monarch_nb.mesh.shipping.host_broadcast import Outcome, Refused, broadcast
-from monarch_nb.rdma import RDMABuffer, empty
 from monarch_nb._sync.env.cache import HashCache
 from monarch_nb._sync.env.interpreter import this_interpreter
 from monarch_nb._sync.env.layers import find_layers
@@ -34,6 +23,17 @@ from monarch_nb._sync.env.place import Prefix
 from monarch_nb._sync.env.scan import Scanned, scan
 from monarch_nb._sync.env.store import default_store
 from monarch_nb._sync.env.treatment import Treater
+from monarch_nb.actor.future import Future
+from monarch_nb.exceptions import MeshError
+from monarch_nb.mesh.shipping.agent import Lack, Survey, SyncAgent, Taken, bytes_of
+from monarch_nb.mesh.shipping.agents import AGENT_S, Agents, agents_on, reason_of
+from monarch_nb.mesh.shipping.host_broadcast import Outcome, Refused, broadcast
+from monarch_nb.mesh.shipping.packs import PACK_BYTES, Pack, packs_of
+from monarch_nb.mesh.shipping.plan import PlannedPart, planned
+from monarch_nb.mesh.shipping.progress import Progress
+from monarch_nb.mesh.shipping.receiving import sums_of
+from monarch_nb.mesh.shipping.report import EnvironmentPart, HostEnvironment
+from monarch_nb.rdma import RDMABuffer, empty
 
 SLOTS = 3
 """Packs under way at once."""

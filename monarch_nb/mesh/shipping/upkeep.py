@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from monarch_nb.mesh.shipping.bootstrap import ArrivedPart, place_on
-from monarch_nb.mesh.shipping.progress import Progress
-from monarch_nb.mesh.shipping.sending import scan_here, tried_modules, with_scan
 from monarch_nb._sync.env.clean import clean
 from monarch_nb._sync.env.local import export
 from monarch_nb._sync.env.store import default_store
 from monarch_nb._units import size_text
+from monarch_nb.mesh.shipping.bootstrap import ArrivedPart, place_on
+from monarch_nb.mesh.shipping.progress import Progress
+from monarch_nb.mesh.shipping.sending import scan_here, tried_modules, with_scan
 
 
 def clean_here() -> str:

@@ -12,10 +12,10 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch_nb._display.count_bar import Counted, show_count
+from monarch_nb._tracebacks import shown_frames
 from monarch_nb.exceptions import MeshError
 from monarch_nb.mesh.tasks.pool import Task, TaskFunction, TaskPool
 from monarch_nb.mesh.tasks.unread import say_unread
-from monarch_nb._tracebacks import shown_frames
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from monarch_nb._units import size_text, time_text
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.rdma.broadcast.questions import Fill
 from monarch_nb.rdma.buffer import DEFAULT_TIMEOUT_S, RDMABuffer, deadline_of, handle_of
@@ -23,7 +24,6 @@ from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.local_future import LocalFuture
 from monarch_nb.rdma.path import READ, Job
 from monarch_nb.rdma.transfer import Receipt
-from monarch_nb._units import size_text, time_text
 
 MAX_STEPS = 32
 """So many copies at a time, in all."""

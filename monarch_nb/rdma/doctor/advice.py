@@ -9,11 +9,11 @@ from typing import Final, Literal
 from msgspec import UNSET
 
 from monarch_nb._shape import name_ranks
+from monarch_nb._units import size_text
 from monarch_nb._wire.mesh_address import APART
 from monarch_nb.rdma.doctor.probe import PREFIX, SHARED_MEMORY, ProbeResult
 from monarch_nb.rdma.paths import VARIABLE
 from monarch_nb.rdma.paths.verbs.report import PortReport
-from monarch_nb._units import size_text
 
 Severity = Literal["change", "note", "ok"]
 CHANGE: Final = "change"

@@ -17,9 +17,9 @@ from msgspec import UNSET, UnsetType
 
 from monarch_nb._protocol.base import Record
 from monarch_nb._transport import process_context
+from monarch_nb._units import size_text
 from monarch_nb.rdma.handle import this_machine
 from monarch_nb.rdma.paths.verbs.report import PortReport, describe_devices, unavailable_reason
-from monarch_nb._units import size_text
 
 PREFIX = "MONARCH_NB_RDMA_"
 SHARED_MEMORY = Path("/dev/shm")

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
 
+from monarch_nb._display.table import html_table, text_table
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks, name_ranks
+from monarch_nb._units import size_text, time_text
 from monarch_nb.actor.proc_mesh import work_on
-from monarch_nb._display.table import html_table, text_table
 from monarch_nb.exceptions import MeshError, MeshUsageError
 from monarch_nb.rdma.doctor import measuring
 from monarch_nb.rdma.doctor.advice import CHANGE, NOTE, OK, Advice, Severity
@@ -23,7 +24,6 @@ from monarch_nb.rdma.doctor.advice_mesh import advise
 from monarch_nb.rdma.doctor.benchmark import SMALL_BYTES, reason
 from monarch_nb.rdma.doctor.measuring import MAX_CHOSEN, Measurement
 from monarch_nb.rdma.doctor.probe import ProbeResult, described, probe_process
-from monarch_nb._units import size_text, time_text
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh

@@ -8,9 +8,9 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from monarch_nb._units import size_text
 from monarch_nb.rdma.path import Job
 from monarch_nb.rdma.paths import chosen
-from monarch_nb._units import size_text
 
 if TYPE_CHECKING:
     from monarch_nb.rdma.data_plane import DataPlane
