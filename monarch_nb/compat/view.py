@@ -7,8 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from monarch_nb import mesh as meshes
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.mesh import Mesh, attach, current
+
+
+def _found(name: str | None) -> meshes.Mesh:
+    return (name is None and meshes.current()) or meshes.attach(name or None)
 
 
 class Applied:
@@ -43,7 +47,7 @@ class View:
         targets: which ones, in order.
     """
 
-    def __init__(self, mesh: Mesh, targets: Sequence[int]) -> None:
+    def __init__(self, mesh: meshes.Mesh, targets: Sequence[int]) -> None:
         if not targets:
             raise MeshUsageError(f"a view has at least one rank; mesh {mesh.name!r} has {len(mesh)}")
         self.mesh = mesh
@@ -130,8 +134,8 @@ class Client:
         >>> rc.load_balanced_view().map_sync(work, items)    # doctest: +SKIP
     """
 
-    def __init__(self, mesh: Mesh | str | None = None) -> None:
-        self.mesh = mesh if isinstance(mesh, Mesh) else (mesh is None and current()) or attach(mesh or None)
+    def __init__(self, mesh: meshes.Mesh | str | None = None) -> None:
+        self.mesh = mesh if isinstance(mesh, meshes.Mesh) else _found(mesh)
 
     @property
     def ids(self) -> list[int]:

@@ -161,23 +161,23 @@ EXAMPLES = [
     "actor.value_mesh",
     "actor.worker_address",
     "config",
-    "display.ansi",
-    "display.bars",
-    "display.bundle",
-    "display.card_html",
-    "display.cell_view",
-    "display.errors",
-    "display.fold",
-    "display.lines",
-    "display.live",
-    "display.progress",
-    "display.stack_view",
-    "display.style",
-    "display.table",
-    "display.template",
-    "display.top",
+    "_display.ansi",
+    "_display.bars",
+    "_display.bundle",
+    "_display.card_html",
+    "_display.cell_view",
+    "_display.errors",
+    "_display.fold",
+    "_display.lines",
+    "_display.live",
+    "_display.progress",
+    "_display.stack_view",
+    "_display.style",
+    "_display.table",
+    "_display.template",
+    "_display.top",
     "exceptions",
-    "folding",
+    "_folding",
     "mesh.environment",
     "mesh.variables",
     "profile.memory",
@@ -198,12 +198,12 @@ EXAMPLES = [
     "rdma.paths.verbs.port",
     "rdma.broadcast.ready_barrier",
     "rdma.segments",
-    "server.bodies",
-    "server.starting",
-    "stacks",
+    "_server.bodies",
+    "_server.starting",
+    "_stacks",
     "status.delta",
     "status.text",
-    "units",
+    "_units",
 ]
 """Modules whose examples need no mesh."""
 
@@ -221,7 +221,7 @@ RDMA_ROOMS = ("rdma.broadcast", "rdma.doctor", "rdma.paths", "rdma.paths.tcp", "
 def test_no_example_of_the_pure_rooms_is_left_out() -> None:
     finder = doctest.DocTestFinder(exclude_empty=True)
     found = set()
-    for room in ("_shape", "_wire", "_journal", "display", "rdma", *RDMA_ROOMS):
+    for room in ("_shape", "_wire", "_journal", "_display", "rdma", *RDMA_ROOMS):
         package = importlib.import_module(f"monarch_nb.{room}")
         for info in pkgutil.iter_modules(package.__path__, f"{room}."):
             tests = finder.find(importlib.import_module(f"monarch_nb.{info.name}"))

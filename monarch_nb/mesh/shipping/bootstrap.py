@@ -215,7 +215,7 @@ class _Sending:
     def _look(self) -> str:
         """Return the interpreter that is in the machine's store; "" if none is."""
         with Channel(self._machine, _LOOK) as channel:
-            channel.wait_for_end()
+            channel.finish()
             return str(channel.answer(LOOK_S)["python"])
 
     def _unpack(self, *, has_python: bool) -> None:
@@ -257,7 +257,7 @@ class _Sending:
             with suppress(BrokenPipeError):
                 for sha256, size in missing.items():
                     self._send_content(channel, scanned.sources[sha256], size)
-                channel.wait_for_end()
+                channel.finish()
             ended = channel.answer(PLACE_S)
             was_there, notes = said.get("was_there", False), said.get("warnings", [])
             return {"was_there": was_there, "warnings": notes, **ended}

@@ -180,7 +180,7 @@ class Exchange:
                         self._op, stream.tag(), self._job.handle.key, self._job.handle.slot, chunk.there
                     )
                     under_way.append((chunk, request))
-                    self._begin(stream, chunk, request)
+                    self._send_request(stream, chunk, request)
                 if not under_way:
                     return
                 self._finish(stream, *under_way[0])
@@ -217,7 +217,7 @@ class Exchange:
 
     # --- one chunk
 
-    def _begin(self, stream: Stream, chunk: Chunk, request: wire.Request) -> None:
+    def _send_request(self, stream: Stream, chunk: Chunk, request: wire.Request) -> None:
         head = request.encode()
         if self._op == wire.OP_READ:
             wire.send_all(stream.sock, [head], self._wait)

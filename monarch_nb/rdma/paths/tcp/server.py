@@ -154,7 +154,7 @@ class Serving:
 
     def _do(self, request: wire.Request) -> None:
         try:
-            region, uses = self._begin(request)
+            region, uses = self._open_region(request)
             try:
                 act = self._read if request.op == wire.OP_READ else self._write
                 act(request, region.memory)
@@ -167,7 +167,7 @@ class Serving:
                 self._sock, [wire.encode_answer(request.tag, refused.status, 0, str(refused))], self._wait
             )
 
-    def _begin(self, request: wire.Request) -> tuple[Region, Uses]:
+    def _open_region(self, request: wire.Request) -> tuple[Region, Uses]:
         """Check a request, and keep its region from being dropped until `Uses.done`."""
         if request.nbytes > wire.MAX_CHUNK_BYTES:
             raise wire.Broken("a chunk is too long")
