@@ -51,8 +51,8 @@ class Corrupting(SyncAgent):
     """What it passes on isn't what it has got: on the first host."""
 
     @endpoint
-    def take(self, slot: int, pack: Any, holder: Any, sums: Any) -> Taken:
-        found: Taken = SyncAgent.take.method(self, slot, pack, holder, sums)
+    def fetch_pack(self, slot: int, pack: Any, holder: Any, sums: Any) -> Taken:
+        found: Taken = SyncAgent.fetch_pack.method(self, slot, pack, holder, sums)
         if os.environ.get("CORRUPTS"):
             self._memories[slot][5] ^= 255
         return found
