@@ -247,9 +247,9 @@ def _set_environment(spec: RankSpec) -> None:
 def _reseed() -> None:
     """Give this process a random state of its own, as a fresh interpreter has: forks share the zygote's."""
     random.seed()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
+    numpy_random = sys.modules.get("numpy.random")  # numpy itself would import it now, in each rank
+    if numpy_random is not None:
+        numpy_random.seed()
 
 
 def _limit_threads(spec: RankSpec) -> None:

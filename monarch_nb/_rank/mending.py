@@ -20,6 +20,25 @@ _COME_AND_GO = frozenset({"_", "exit", "quit"})
 """Builtins that IPython hides."""
 _NEEDED = frozenset({"sys", "json", "os", "monarch_nb", "monarch_nb._rank", "monarch_nb._rank.worker"})
 """If one of these is missing, all that were there are put back. Others are the user's to reload."""
+_known_modules: dict[str, Any] = {}
+"""Modules of this process, or of the zygote that it is a fork of."""
+
+
+def note_modules() -> None:
+    """Take note of modules that have been imported since the last time. The zygote does so before it forks:
+    to hold an object writes to its page, and a rank that held thousands would copy as many, at its start.
+
+    The latest stand last in `sys.modules`, so those before the first known one are left alone.
+    """
+    latest = {}
+    try:
+        for name in reversed(sys.modules):
+            if name in _known_modules and _known_modules[name] is sys.modules.get(name):
+                break
+            latest[name] = sys.modules[name]
+    except (RuntimeError, KeyError):  # a thread is importing
+        latest = dict(sys.modules)
+    _known_modules.update(latest)
 
 
 class Mender:
@@ -34,7 +53,6 @@ class Mender:
         self._on_interrupt = on_interrupt
         self._set_handler = signal.signal  # the real one
         self._builtins: dict[str, Any] = {}
-        self._modules: dict[str, Any] = {}
         self._restored: set[str] = set()
         """Builtins that were put back and haven't been told of."""
         self.learn()
@@ -42,7 +60,7 @@ class Mender:
     def learn(self) -> None:
         """Take note of what is there by now."""
         self._builtins = {name: value for name, value in vars(builtins).items() if name not in _COME_AND_GO}
-        self._modules = dict(sys.modules)
+        note_modules()
 
     def restore_builtins(self) -> None:
         """Put back what was deleted of the builtins. Itself it needs none."""
@@ -59,8 +77,8 @@ class Mender:
             found.append(f"builtins were deleted: {_named(self._restored)}: they are back")
             self._restored = set()
         if not sys.modules.keys() >= _NEEDED:
-            gone = self._modules.keys() - sys.modules.keys()
-            sys.modules.update({name: self._modules[name] for name in gone})
+            gone = _known_modules.keys() - sys.modules.keys()
+            sys.modules.update({name: _known_modules[name] for name in gone})
             found.append(f"modules were taken out of sys.modules: {_named(gone)}: they are back")
         if signal.getsignal(signal.SIGINT) != self._on_interrupt:
             self._set_handler(signal.SIGINT, self._on_interrupt)

@@ -35,6 +35,7 @@ from typing import Any
 
 from monarch_nb._host.starting import HUGE_PAGES, RANKS_PER_REQUEST, ZygoteAnswer, ZygoteRequest
 from monarch_nb._host.warming import ONE_THREAD
+from monarch_nb._rank.mending import note_modules
 from monarch_nb._wire.process import set_process_name
 
 PRELOAD_FIRST = ("zmq", "cloudpickle", "monarch_nb._rank.main", "monarch_nb._reload:install", "torch")
@@ -163,6 +164,7 @@ class _Zygote:
         spec, ranks = _read_all(spec_fd), request["ranks"]
         if len(ranks) >= MANY_RANKS and SHELL in self._later:
             self._load(SHELL)
+        note_modules()
         gc.freeze()  # else the first collection in a fork touches, and so copies, every page
         for i, own in enumerate(ranks):
             pid = self._fork(spec, own, outputs[2 * i], outputs[2 * i + 1], fds)
