@@ -155,7 +155,7 @@ class Page:
         self.page = browser.new_page(viewport={"width": 1000, "height": 1200})
         self.errors: list[str] = []
         self.strangers: list[str] = []
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("pageerror", lambda error: self.errors.append(error.stack or str(error)))
         self.page.on("request", self._on_request)
         self.page.set_default_timeout(PATIENCE_MS)
         # A server that is busy gives no style sheet in time, and Jupyter's dialog lies over the page.
