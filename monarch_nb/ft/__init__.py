@@ -7,5 +7,6 @@ torchft's manager runs in its first rank. Install: `pip install torchft`.
 """
 
 from monarch_nb.ft.groups import GroupResult, ReplicaGroups, average_gradients, make_manager
+from monarch_nb.ft.titan import train_titan
 
-__all__ = ["GroupResult", "ReplicaGroups", "average_gradients", "make_manager"]
+__all__ = ["GroupResult", "ReplicaGroups", "average_gradients", "make_manager", "train_titan"]

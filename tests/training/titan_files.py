@@ -45,14 +45,49 @@ finally:
 Path(os.environ["STEPS"] + os.environ["RANK"]).write_text(json.dumps(steps))
 """
 """Runs TorchTitan's trainer, and writes of each step: losses and norm to the last bit, and the clocks."""
+HEALED = """
+import os, signal
+from torchtitan.components.metrics import MetricsProcessor
+from torchtitan.experiments.torchft.llama3.config_registry import llama3_torchft_debugmodel
+from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
+
+def small() -> FaultTolerantTrainer.Config:
+    config = llama3_torchft_debugmodel()
+    del config.model_spec.model.layers[1:]
+    config.hf_assets_path, config.dataloader.dataset_path = "tokenizer", "words"
+    config.training.steps, config.training.seq_len, config.training.local_batch_size = 20, 32, 1
+    config.training.mixed_precision_param = "float32"
+    config.parallelism.spmd_backend = "partial_dtensor"
+    config.metrics.disable_color_printing = True
+    config.profiler.enable_profiling = False
+    config.checkpoint.enable, config.checkpoint.interval = True, 1000
+    config.fault_tolerance.semi_sync_method, config.fault_tolerance.sync_steps = "diloco", 4
+    config.fault_tolerance.num_fragments, config.fault_tolerance.min_replica_size = 1, 2
+    config.debug.seed = 1
+    return config
+
+class Recorder:
+    def log(self, step, *args, **kwargs):
+        was(self, step, *args, **kwargs)
+        group = os.environ["REPLICA_GROUP_ID"]
+        with open(f"steps-{group}-{os.getpid()}", "a") as file:
+            file.write(f"{step}\\n")
+        if group == "1" and step == 6 and os.path.exists("trap"):
+            os.unlink("trap")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+was, MetricsProcessor.log = MetricsProcessor.log, Recorder.log
+"""
+"""A config for replica groups: the first of group 1 dies at its sixth step, if there's a file `trap`."""
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "away"]
 
 
 def write_titan_files(folder: Path) -> None:
-    """Write `small_llama.py`, `exact.py`, `words` and `tokenizer` into a folder."""
+    """Write `small_llama.py`, `healed_llama.py`, `exact.py`, `words` and `tokenizer` into a folder."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     (folder / "small_llama.py").write_text(CONFIG)
+    (folder / "healed_llama.py").write_text(HEALED)
     (folder / "exact.py").write_text(EXACT)
     chosen = random.Random(0)
     rows = [{"text": " ".join(chosen.choices(WORDS, k=50))} for _ in range(20)]

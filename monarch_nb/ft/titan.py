@@ -1,0 +1,79 @@
+"""TorchTitan's trainer on replica groups: by its own `experiments.torchft`, on CPUs too."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from monarch_nb.exceptions import MeshUsageError
+
+
+def train_titan(*words: str) -> None:
+    """Train by TorchTitan in this rank's replica group. `ReplicaGroups.run` calls it: a group that dies is
+    healed, takes weights, optimiser and step of another group over, and the others don't stop.
+
+    The config is a `FaultTolerantTrainer.Config` of `torchtitan.experiments.torchft`. Only with
+    `checkpoint.enable` does TorchTitan hand its state to a group that comes back. On CPUs use DiLoCo
+    (`fault_tolerance.semi_sync_method`), which keeps groups together every `sync_steps` steps.
+
+    Args:
+        words: the arguments of `torchtitan.train`. Which group this is, of how many, needn't be said; nor
+            Gloo, where there is no GPU.
+
+    Raises:
+        MeshUsageError: if no replica group calls it.
+        ModuleNotFoundError: if torchtitan isn't installed.
+        SystemExit: if TorchTitan doesn't know an argument.
+
+    Example:
+        >>> groups = ReplicaGroups(mesh, "replicas", min_replicas=1)             # doctest: +SKIP
+        >>> groups.run(train_titan, "--module", "my_llama", "--config", "small")  # doctest: +SKIP
+    """
+    from monarch_nb.spmd import titan
+
+    with _as_program(["torchtitan", *words, *_own_words()]):
+        titan.main()
+
+
+def _own_words() -> list[str]:
+    import torch
+
+    group, num = os.environ.get("REPLICA_GROUP_ID"), os.environ.get("NUM_REPLICA_GROUPS")
+    if group is None or num is None:
+        raise MeshUsageError(
+            "train_titan runs in a replica group: "
+            "ReplicaGroups(mesh, 'replicas').run(train_titan, '--module', ...)"
+        )
+    found = {"replica_id": group, "group_size": num}
+    if not torch.accelerator.is_available():
+        found["process_group"] = "gloo"
+    return [
+        "--fault_tolerance.enable",
+        *(f"--fault_tolerance.{name}={value}" for name, value in found.items()),
+    ]
+
+
+@contextmanager
+def _as_program(argv: list[str]) -> Iterator[None]:
+    """Give this rank what a program of torchrun has: arguments, the folder it stands in, its numbers."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    numbers = {
+        "LOCAL_RANK": "0" if visible and "," not in visible else os.environ["RANK"],
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the group has a store; TorchTitan would start another there
+    }
+    before, path = {name: os.environ.get(name) for name in numbers}, list(sys.path)
+    sys.path.insert(0, os.getcwd())
+    sys.argv, argv = argv, sys.argv
+    os.environ.update(numbers)
+    try:
+        yield
+    finally:
+        sys.argv = argv
+        sys.path[:] = path
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
