@@ -73,6 +73,7 @@ REQUEST_S = 30.0
 _NAMED = os.environ.pop("MONARCH_NB_PROGRAM", "")
 """What whoever started this program wants it to be called; not for those that it starts."""
 HELLO_S = 20.0
+LINGER_S = 0.5
 UNATTENDED_S = 3.0
 """How long a rank that asks something waits for a cell that waits for it."""
 
@@ -169,7 +170,7 @@ class Session:
             with suppress(Exception):
                 session.tell(Goodbye())  # if it reads the first words later, it reads these, too
             session.stop_notices.close()
-            transport.close(500)
+            transport.close(LINGER_S)
             if not isinstance(error, RankTimeout):
                 raise
             what_is = process_trouble(connection.pid) or f"does not answer; end it: kill {connection.pid}"
@@ -417,7 +418,7 @@ class Session:
             self.transport.drop_unread()
             self.reports.flush()
         self.stop_notices.close()
-        self.transport.close(500)
+        self.transport.close(LINGER_S)
         by_transport.pop(id(self.transport), None)
 
     def settle_output(self) -> None:

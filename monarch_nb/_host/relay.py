@@ -23,6 +23,7 @@ from monarch_nb._host.agent.process import BEAT_S
 from monarch_nb._host.agent.router import Router
 from monarch_nb._host.config import HostConfig
 from monarch_nb._host.controller.mesh_name import write_connection
+from monarch_nb._host.local_sockets import LocalSockets
 from monarch_nb._host.loop import Loop
 from monarch_nb._protocol.base import Event, Malformed, decode, encode
 from monarch_nb._protocol.claims import ClaimNote, ConnectionNote
@@ -71,20 +72,17 @@ class Relay:
         private_directory(self._directory)
         self.loop = Loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._routes: dict[int, zmq.Socket[bytes]] = {}
+        self._local = LocalSockets(self.loop, self._directory, self._take_local)
         self._programs: dict[int, int] = {}
         """By proc id, the pidfd of each."""
         self._router = Router(self._me, self.loop, self._send_local, self._send_remote)
-        self._pull = self._context.socket(zmq.PULL)
-        self._pull.setsockopt(zmq.RCVHWM, 0)
-        self._pull.bind(address.endpoint(self._directory, self._me))
+        self._local.listen(self._me)
         self._link = self._dialled()
         self._monitor = self._link.get_monitor_socket(
             zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
         )
         self._heard = self._used = self.loop.clock()
         self._limit_s = SILENT_S
-        self.loop.watch_socket(self._pull, self._take_local)
         self.loop.watch_socket(self._link, self._take_link)
         self.loop.watch_socket(self._monitor, self._on_connection)
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -126,8 +124,7 @@ class Relay:
 
     # --- from programs here
 
-    def _take_local(self) -> None:
-        message = wire.unpack(self._pull.recv())
+    def _take_local(self, message: Message) -> None:
         if message.kind == wire.RELEASE and message.dst == self._me:
             self._router.pool.release(message.ref, message.src)
         elif address.host_of(message.dst) == self._index:
@@ -166,12 +163,11 @@ class Relay:
         self._forget(proc)
 
     def _forget(self, proc: int) -> None:
-        fd, socket = self._programs.pop(proc, -1), self._routes.pop(proc, None)
+        fd = self._programs.pop(proc, -1)
         if fd >= 0:
             self.loop.forget_file(fd)
             os.close(fd)
-        if socket is not None:
-            socket.close(FLUSH_MS)
+        self._local.drop_route(proc)
         self._router.forget(proc)
         self._used = self.loop.clock()
         with suppress(OSError):
@@ -222,18 +218,8 @@ class Relay:
         self._link.send_multipart(cut(frames), copy=sum(map(len, frames)) < _BIG_BYTES)
 
     def _send_local(self, dst: int, frame: bytes) -> None:
-        socket = self._routes.get(dst) or self._route(dst)
-        if socket is not None:
-            socket.send(frame)
-
-    def _route(self, dst: int) -> zmq.Socket[bytes] | None:
-        """Return the way to a program; None if it has gone."""
-        if not os.path.exists(address.socket_path(self._directory, dst)):
-            return None
-        socket = self._routes[dst] = self._context.socket(zmq.PUSH)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.connect(address.endpoint(self._directory, dst))
-        return socket
+        if self._local.has_route(dst) or self._local.listens(dst):
+            self._local.send(dst, frame)
 
     # --- the end
 
@@ -246,7 +232,8 @@ class Relay:
         try:
             self.loop.run()
             self._link.disable_monitor()
-            for socket in (*self._routes.values(), self._pull, self._link, self._monitor):
+            self._local.close(FLUSH_MS / 1000)
+            for socket in (self._link, self._monitor):
                 socket.close(FLUSH_MS)
             self._context.term()
             self._router.pool.close()

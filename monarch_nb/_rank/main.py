@@ -44,7 +44,7 @@ _PR_SET_NAME = 15
 _TOLD_S = 0.5
 _PR_SET_PDEATHSIG = 1
 _ADOPTION_S = 5.0
-GUEST_LINGER_MS = 500
+LINGER_S = 0.5
 
 
 class Rank:
@@ -99,7 +99,7 @@ class Rank:
         """
         transport.on_call = self.actors.on_guest_call
         process_context.guest_transports.append(transport)
-        self.transport.on_close.append(lambda: transport.close(GUEST_LINGER_MS))
+        self.transport.on_close.append(lambda: transport.close(LINGER_S))
 
     def renumber(self, place: Renumbered) -> None:
         """Be another rank from now on: the mesh has been given other sizes."""
@@ -175,7 +175,7 @@ def run_rank(spec: RankSpec, host_pid: int) -> None:
         rank.worker.serve()
     rank.actors.stop()
     pipe.settle()
-    rank.transport.close(500)
+    rank.transport.close(LINGER_S)
     os._exit(0)
 
 

@@ -1,6 +1,6 @@
 """A warm interpreter that forks ranks: torch is imported, CUDA is untouched, nothing has started a thread.
 
-It stays single-threaded and free of ZeroMQ contexts and event loops, or its forks would inherit locks that
+It stays single-threaded and free of event loops, or its forks would inherit locks that
 nobody will ever release. A rank is forked twice: the intermediate child ends at once, so the rank is adopted
 by the host process (a child subreaper), which then has its exit status at first hand.
 
@@ -38,7 +38,7 @@ from monarch_nb._host.warming import ONE_THREAD
 from monarch_nb._rank.mending import note_modules
 from monarch_nb._wire.process import set_process_name
 
-PRELOAD_FIRST = ("zmq", "cloudpickle", "monarch_nb._rank.main", "monarch_nb._reload:install", "torch")
+PRELOAD_FIRST = ("cloudpickle", "monarch_nb._rank.main", "monarch_nb._reload:install", "torch")
 PRELOAD_IDLE = (  # in pieces: a request waits for the piece that is being loaded, half a second at most
     "monarch_nb._rank.interactive:prepare",
     "torch.distributed",

@@ -1,12 +1,11 @@
 """The transport of one process: its sockets, who reads them, and who waits for what.
 
 Every client and every rank has one `Transport` in each mesh that it is in: its own, and
-those that it's a guest in. A transport binds one PULL socket at the path that its proc id names and connects
-one PUSH socket to each process on the same machine that it writes to; what is for other machines goes to its
-own host process. ROUTER and DEALER, which the ZeroMQ guide's Harmony pattern uses, would add an identity
-frame to each message and give nothing here, since the header names the sender.
+those that it's a guest in. A transport listens at the path that its proc id names and connects
+once to each process on the same machine that it writes to (`_wire/local_sockets`); what is for other machines
+goes to its own host process, and from there by ZeroMQ.
 
-    reader    which thread reads the PULL socket: normally the one that waits for the answer
+    reader    which thread receives: normally the one that waits for the answer
     pending   what waits for an answer: calls, streams, channels
     transport    sockets, routes, sending, and where each arrived message goes
     call      the one way to make a call and to answer it

@@ -21,16 +21,15 @@ more often than one in `TICK_S`, each tick is twice the one before, up to `MAX_T
 quiet for `QUIET_S`, the background reader blocks in poll: idle processes do not wake up at all.
 
 A leader that finds a message there already, without having to wait for it, takes along all that are there
-(`_drain`): in a burst of pipelined calls the lead isn't left and taken for each.
+(`LocalReceiver`): in a burst of pipelined calls the lead isn't left and taken for each.
 
-Thread contract: the PULL socket is touched only by the current leader (`_leader`, guarded by `_mutex`, which
-is also the memory fence that ZeroMQ asks for when a socket changes threads). `_mutex` is never held while
-user code or a blocking call runs.
+Thread contract: `LocalReceiver.receive` is called only by the current leader (`_leader`, guarded by
+`_mutex`). `_mutex` is never held while user code or a blocking call runs.
 
 Interrupts: a signal that comes just before the main thread blocks in C isn't seen until the call returns; so,
 while it waits for an answer, the main thread never blocks for longer than `SIGNAL_S`. It may get a
-KeyboardInterrupt between any two bytecodes. `deque.extend(map(recv, ...))` moves a message from ZeroMQ to
-`_arrived` without one in between; a dispatch that was cut short is repeated, and dispatching is idempotent
+KeyboardInterrupt between any two bytecodes. `deque.extend(map(receive, ...))` moves a message from the kernel
+to `_arrived` without one in between; a dispatch that was cut short is repeated, and dispatching is idempotent
 for all that clients receive.
 """
 
@@ -47,31 +46,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
-import zmq
-import zmq.backend
-
+from monarch_nb._wire.local_sockets import LocalReceiver, SendQueues
 from monarch_nb.exceptions import TransportClosed
 
 TICK_S = 0.002
 MAX_TICK_S = 0.016
 QUIET_S = 0.04
-BURST_S = 1e-5
-"""A message that is received in less was there already: to be woken takes longer."""
 SIGNAL_S = 0.2
 FINAL_READ_S = 0.02
 """For how long messages are still read when the file says that no more will come."""
-_SIGNAL_MS = int(SIGNAL_S * 1000)
 PIPELINED = 8
 """So many calls made between two looks for answers: the program pipelines them."""
 GATHERING_MS = 2
 """For how long answers to pipelined calls gather, unless somebody waits for one."""
 _BATCH = 64
-_ONE = (0,)
-_NOW = (int(zmq.NOBLOCK),)
-_ALL_NOW = _NOW * (_BATCH - 1)
-# Plain ints and the bare call: zmq's own enums cost more than the call.
-_EVENTS, _IN = int(zmq.EVENTS), int(zmq.POLLIN)
-_option: Any = zmq.backend.Socket.get
 _MAIN = threading.main_thread().ident
 
 
@@ -116,11 +104,10 @@ class Waiter(Protocol):
 
 
 class Reader:
-    """Leader and followers around one PULL socket. See the module's text for the thread contract."""
+    """Leader and followers around one `LocalReceiver`. See the module's text for the thread contract."""
 
-    def __init__(self, pull: zmq.Socket[bytes], dispatch: Callable[[bytes], Waiter | None]) -> None:
-        self._pull = pull
-        self._recv = pull.recv
+    def __init__(self, receiver: LocalReceiver, dispatch: Callable[[bytes], Waiter | None]) -> None:
+        self._receiver = receiver
         self._dispatch = dispatch
         self._arrived: deque[bytes] = deque()
         self._mutex = threading.Lock()
@@ -129,7 +116,6 @@ class Reader:
         self._successor: Waiter | None = None
         self._turns = 0
         self._reading = False
-        self._timeout_ms = -1
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_count = 0
         self._urgent: deque[Callable[[], None]] = deque()
@@ -139,6 +125,8 @@ class Reader:
         self._closing = False
         self._poller = select.poll()
         """What the background reader sleeps on."""
+        self.send_queues = SendQueues(lambda delay_s, call: self.call_at(time.monotonic() + delay_s, call))
+        """What this process couldn't send at once: the background reader sends it."""
         self.closing_error: Callable[[], TransportClosed] = TransportClosed
         """Makes what is raised to those who wait when nothing comes any more."""
         self.num_calls: Callable[[], int] = lambda: 0
@@ -277,35 +265,22 @@ class Reader:
         return True, False
 
     def _receive(self, waiter: Waiter, deadline: float | None) -> bool:
-        """Wait for one message, and take along those behind it; False if the deadline has passed."""
+        """Wait for a message, and take along those behind it; False if the deadline has passed."""
         if deadline is None and waiter.due is None:
-            ms = _SIGNAL_MS if waiter.urgent and threading.get_ident() == _MAIN else -1
+            wait_s = SIGNAL_S if waiter.urgent and threading.get_ident() == _MAIN else -1.0
         else:
-            ms = self._timeout(waiter.due, self._until(waiter, deadline))
-        if ms != self._timeout_ms:
-            self._pull.setsockopt(zmq.RCVTIMEO, ms)
-            self._timeout_ms = ms
+            wait_s = self._timeout(waiter.due, self._until(waiter, deadline))
         self._reading = True
-        began = time.perf_counter()
         try:
-            self._arrived.extend(map(self._recv, _ONE))
-        except zmq.Again:
-            return self._expired(waiter, deadline)
-        except zmq.ContextTerminated:
-            raise self.closing_error() from None
+            if self._receiver.receive(wait_s, self._arrived):
+                return True
+        except (OSError, ValueError):
+            if self._closing:  # closed by another thread
+                raise self.closing_error() from None
+            raise
         finally:
             self._reading = False
-        if time.perf_counter() - began < BURST_S:
-            self._drain()
-        return True
-
-    def _drain(self) -> None:
-        """Take what has arrived already, but not without end."""
-        with suppress(
-            zmq.Again, zmq.ContextTerminated
-        ):  # an exception of ZeroMQ's costs three times as much as a look
-            if _option(self._pull, _EVENTS) & _IN:
-                self._arrived.extend(map(self._recv, _ALL_NOW))
+        return self._expired(waiter, deadline)
 
     def _deliver(self, arrived: deque[bytes], waiter: Waiter) -> bool:
         """Dispatch the oldest message; True if the lead has gone to the one it was for."""
@@ -329,10 +304,10 @@ class Reader:
         return soon if deadline is None else min(soon, deadline)
 
     @staticmethod
-    def _timeout(due: float | None, deadline: float | None) -> int:
-        """Return for how many milliseconds to block at most; -1: without end."""
+    def _timeout(due: float | None, deadline: float | None) -> float:
+        """Return for how many seconds to block at most; -1: without end."""
         limit = due if deadline is None else deadline if due is None else min(due, deadline)
-        return -1 if limit is None else max(0, int((limit - time.monotonic()) * 1000) + 1)
+        return -1.0 if limit is None else max(0.0, limit - time.monotonic())
 
     def _step_down(self, park: Waiter | None = None) -> None:
         """Leave the lead; `park` is put in line at the same time, so that it doesn't take the lead back."""
@@ -423,7 +398,7 @@ class Reader:
 
     def _run_background_reader(self) -> None:
         poller = self._poller
-        for fd in (self._wakeup_fd, *self._watched):
+        for fd in (self._wakeup_fd, self.send_queues.fileno(), *self._watched):
             poller.register(fd, select.POLLIN)
         quiet_s = 0.0
         tick_s = TICK_S
@@ -464,6 +439,8 @@ class Reader:
         """Handle descriptors that are readable."""
         if self._wakeup_fd in ready:
             self._clear_wakeup()
+        if self.send_queues.fileno() in ready:
+            _call(self.send_queues.run)
         for fd in [fd for fd in self._watched if fd in ready]:
             callback = self._watched.pop(fd)
             self._poller.unregister(fd)
@@ -480,15 +457,13 @@ class Reader:
         """Lead until somebody wants to, or the transport closes."""
         seen = self.num_calls()
         while not self._closing:
-            fds = [self._wakeup_fd, *self._watched]
-            items: list[tuple[Any, int]] = [(self._pull, zmq.POLLIN), *((fd, zmq.POLLIN) for fd in fds)]
             due_s = self._run_idle_work()
             if self._hand_over():
                 return
             wait_ms = -1 if due_s is None else max(1, int(due_s * 1000))
             if self._arrived:
                 wait_ms = 0
-            ready = {s for s, _ in zmq.zmq_poll(items, wait_ms)}
+            ready = {fd for fd, _ in self._poll_all(wait_ms)}
             self._read_batch()
             self._answer(ready)
             before, seen = seen, self.num_calls()
@@ -497,19 +472,24 @@ class Reader:
         with self._mutex:
             self._leader = None
 
+    def _poll_all(self, wait_ms: int) -> list[tuple[int, int]]:
+        """Wait for a message, or for what the background reader waits for at other times."""
+        self._poller.register(self._receiver.fileno(), select.POLLIN)
+        try:
+            return self._poller.poll(wait_ms)
+        finally:
+            self._poller.unregister(self._receiver.fileno())
+
     def _let_gather(self) -> None:
         """Let more answers come before they are read: each look takes the interpreter lock from the thread
         that makes the calls. Ends at once for who waits."""
         self._answer({fd for fd, _ in self._poller.poll(GATHERING_MS)})
 
     def _read_batch(self) -> None:
-        arrived, receive = self._arrived, self._recv
-        for _ in range(_BATCH):
-            if not arrived:
-                try:
-                    arrived.extend(map(receive, _NOW))
-                except zmq.Again:
-                    return
+        arrived = self._arrived
+        if not arrived:
+            self._receiver.receive(0.0, arrived)
+        for _ in range(min(len(arrived), _BATCH)):
             try:
                 target = self._dispatch(arrived[0])
             except Exception:

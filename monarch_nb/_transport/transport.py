@@ -6,14 +6,13 @@ import itertools
 import os
 import struct
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import zmq
-import zmq.backend
 from msgspec.structs import replace
 
 from monarch_nb._protocol.base import NO_FIELDS, Event, Request, decode, encode
@@ -27,6 +26,7 @@ from monarch_nb._transport.reader import Reader
 from monarch_nb._wire import address, mapped_bytes, segment
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
+from monarch_nb._wire.local_sockets import Joiner, LocalReceiver, LocalSender
 from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb._wire.message import Message
 from monarch_nb.exceptions import MeshEnded, TransportClosed
@@ -38,40 +38,10 @@ T = TypeVar("T")
 Receiver = tuple[int, int]
 """A proc id and the slot (position in the sending slice) that it has in this message."""
 
-LINGER_MS = 2000
-RECONNECT_MS = 10
+LINGER_S = 2.0
 _INLINE_PAYLOAD_BYTES = segment.MIN_BYTES
 _NOTHING = Encoded(b"")
-_OWN_ENDPOINT = "inproc://own"
-"""Where a process sends to itself: within its own context."""
-_bare_send: Any = zmq.backend.Socket.send
-"""Without what pyzmq looks at before: half the time of sending a small message."""
 _INODE = struct.Struct("<Q")
-
-
-class Route:
-    """A PUSH socket to one process; the lock makes it one thread's at a time."""
-
-    __slots__ = ("_send", "lock", "socket")
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
-        self.lock = threading.Lock()
-        self.socket = context.socket(zmq.PUSH)
-        self._send: Callable[[bytes], Any] = _bare_send.__get__(self.socket)
-        self.socket.setsockopt(zmq.SNDHWM, 0)
-        self.socket.setsockopt(zmq.LINGER, LINGER_MS)
-        self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        self.socket.connect(endpoint)
-
-    def send(self, frame: bytes) -> None:
-        """Send one message; never blocks, for the queue has no limit."""
-        with self.lock:
-            self._send(frame)
-
-    def close(self, linger_ms: int) -> None:
-        """Close the socket, waiting at most `linger_ms` in the background for what is queued."""
-        with self.lock:
-            self.socket.close(linger_ms)
 
 
 class Transport:
@@ -138,17 +108,13 @@ class Transport:
         self.pool = segment.SegmentPool()
         self._pending: dict[int, Pending] = {}
         self._refs = itertools.count(1)
-        self._routes: dict[int, Route] = {}
-        self._old_routes: set[Route] = set()
-        """Lead nowhere since the controller has gone, though others may still hold one; and one to
-        ourselves."""
+        self._routes: dict[int, LocalSender] = {}
+        self._old_routes: set[LocalSender] = set()
+        """Lead nowhere since the controller has gone, though others may still hold one."""
         self._route_lock = threading.Lock()
         self._releases: deque[tuple[int, int]] = deque()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, 65535)
-        self._pull = self._context.socket(zmq.PULL)
-        self._pull.setsockopt(zmq.RCVHWM, 0)
-        self._pull.bind(address.endpoint(directory, me))
+        self._joiner = Joiner()
+        self._receiver = LocalReceiver(address.socket_path(directory, me))
         self.closed = False
         self._closing = False
         self.lost = ""
@@ -157,7 +123,7 @@ class Transport:
         self.on_lost: Callable[[bool], None] = lambda _heard: None
         """Called when the controller has gone, in the background reader's thread, and whether some thread has
         heard of it by an exception."""
-        self.reader = Reader(self._pull, self._dispatch)
+        self.reader = Reader(self._receiver, self._dispatch)
         self.reader.num_calls = lambda: self.num_sent
         self.reader.closing_error = self.closing_error
         self.reader.idle_work = self._idle_work
@@ -168,7 +134,7 @@ class Transport:
 
     # --- sending
 
-    def route(self, dst: int) -> Route:
+    def route(self, dst: int) -> LocalSender:
         """Return the route to `dst`: straight on this machine, else by the host process."""
         route = self._routes.get(dst)
         if route is None:
@@ -178,7 +144,8 @@ class Transport:
                     raise self.closing_error()
                 route = self._routes.get(near)
                 if route is None:
-                    route = self._routes[near] = Route(self._context, address.endpoint(self.directory, near))
+                    path = address.socket_path(self.directory, near)
+                    route = self._routes[near] = LocalSender(path, self.reader.send_queues)
                 self._routes[dst] = route
         return route
 
@@ -255,7 +222,7 @@ class Transport:
 
     def poke(self) -> None:
         """Make the thread that reads the socket look up."""
-        self.route(self.me).send(wire.pack(wire.WAKE, src=self.me, dst=self.me))
+        self._receiver.wake_up()
 
     # --- waiting for answers
 
@@ -315,6 +282,8 @@ class Transport:
             if flags == wire.EMPTY:
                 return pending.deliver(slot, self._nothing)
             return pending.deliver(slot, Body.plain(self, flags, src, memoryview(frame)[wire.HEADER.size :]))
+        if wire.is_piece(frame):
+            return self._dispatch_piece(frame)
         message = wire.unpack(frame)
         kind = message.kind
         if kind == wire.REPLY:
@@ -345,6 +314,14 @@ class Transport:
         elif kind == wire.EVENT:
             self._take_event(message)
         return None
+
+    def _dispatch_piece(self, piece: bytes) -> Any:
+        frame = self._joiner.whole(piece)
+        if frame is None:
+            return None
+        target = self._dispatch(frame)
+        self._joiner.done(piece)
+        return target
 
     def _take_combined(self, message: Message) -> Any:
         pending = self._pending.get(message.ref)
@@ -387,7 +364,7 @@ class Transport:
         with self._route_lock:
             route = self._routes.pop(proc, None)
         if route is not None and address.host_of(proc) == self.host:
-            route.close(0)
+            route.close()
         for pending in list(self._pending.values()):
             awake = pending.lost(proc, end)
             if awake is not None:
@@ -443,31 +420,32 @@ class Transport:
 
     # --- the end
 
-    def close(self, linger_ms: int = LINGER_MS) -> None:
+    def close(self, linger_s: float = LINGER_S) -> None:
         """Close everything; who still waits gets a `TransportClosed`. Whoever stops a mesh and whoever hears
         of its end may call it at the same time: the first closes, the other returns at once.
         """
         with self._route_lock:
-            if self._closing:  # ZeroMQ never comes back from ending a context twice
+            if self._closing:
                 return
             self._closing = True
         for callback in self.on_close:
             callback()
         if self.lost:
-            linger_ms = 0
+            linger_s = 0.0
         else:
             self._flush_releases()
             self._wake_all()
         self.reader.close()
         with self._route_lock:
             self.closed = True
+            until = time.monotonic() + linger_s
             for route in set(self._routes.values()):
-                route.close(linger_ms)
+                route.close(until - time.monotonic())
             self._routes.clear()
             for route in self._old_routes:
-                route.close(0)
-        self._pull.close(0)
-        self._context.term()
+                route.close()
+        self.reader.send_queues.close()
+        self._receiver.close()
         self.pool.close()
         try:
             os.unlink(address.socket_path(self.directory, self.me))
@@ -493,14 +471,9 @@ class Transport:
             fd = os.pidfd_open(pid)
         except OSError:
             return  # it's gone already: nobody will answer the greeting
-        # Not by way of our socket's file: whoever cleans up after a controller that was killed may have
-        # removed it by then.
-        self._pull.bind(_OWN_ENDPOINT)
-        waker = Route(self._context, _OWN_ENDPOINT)
-        self._old_routes.add(waker)
-        self.reader.end_with(fd, lambda: self._lose(describe(), waker))
+        self.reader.end_with(fd, lambda: self._lose(describe()))
 
-    def _lose(self, how: str, waker: Route) -> None:
+    def _lose(self, how: str) -> None:
         """Note that the controller is gone: fail all pending answers, and those that are asked for later."""
         heard = any(p.is_awaited for p in list(self._pending.values()))
         with self._route_lock:
@@ -515,7 +488,7 @@ class Transport:
             except Exception:  # of somebody's callback: the others are to hear of it all the same
                 traceback.print_exc()
         self.reader.begin_close()
-        waker.send(wire.pack(wire.WAKE, src=self.me, dst=self.me))  # the thread that reads looks up
+        self._receiver.wake_up()
         self.on_lost(heard)
 
     def _wake_all(self) -> None:

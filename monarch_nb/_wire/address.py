@@ -73,8 +73,3 @@ def notice_path(directory: str) -> str:
 def stop_path(directory: str, proc: int) -> str:
     """Return the path of the file that is there once the host process has told the rank `proc` to end."""
     return f"{directory}/x{local_of(proc):x}"
-
-
-def endpoint(directory: str, proc: int) -> str:
-    """Return the ZeroMQ endpoint that `proc` binds on its machine."""
-    return "ipc://" + socket_path(directory, proc)

@@ -32,7 +32,9 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-VERSION: Final = 2
+VERSION: Final = 3
+PIECE_START: Final = b"\0"
+"""The first byte of a part of a message that is sent in pieces."""
 
 HEADER = struct.Struct("<BBHIQQQQIHHHH")
 ENTRY = struct.Struct("<IIQQQQ")
@@ -163,6 +165,15 @@ def plain_reply(frame: bytes) -> tuple[int, int, int, int, int] | None:
     if frame[_LENGTHS] == _NO_LENGTHS and frame[:2] == _REPLY_START:
         return _REPLY_FIELDS.unpack_from(frame)
     return None
+
+
+def is_piece(frame: bytes) -> bool:
+    """Say whether this is a part of a message that was too long for one (`local_sockets`).
+
+    >>> is_piece(pack(REPLY, src=7, dst=2))
+    False
+    """
+    return frame[:1] == PIECE_START
 
 
 def unpack(frame: bytes, frames: Sequence[bytes] = ()) -> Message:

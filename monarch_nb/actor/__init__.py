@@ -47,7 +47,6 @@ from monarch_nb.actor.proc_mesh import ProcMesh
 from monarch_nb.actor.telemetry import get_meter, span, traced
 from monarch_nb.actor.transport import ChannelTransport, enable_transport
 from monarch_nb.actor.value_mesh import ValueMesh
-from monarch_nb.actor.workers import attach_to_workers, run_worker_loop_forever
 from monarch_nb.exceptions import ActorError, RankTimeout, SupervisionError
 
 __all__ = [
@@ -106,12 +105,19 @@ __all__ = [
 _supervision.find_fault_hook_by(lambda: unhandled_fault_hook)
 
 if TYPE_CHECKING:
+    from monarch_nb.actor.workers import attach_to_workers, run_worker_loop_forever
     from monarch_nb.job.process import hosts_from_config
+
+_WHERE = {
+    "attach_to_workers": "monarch_nb.actor.workers",  # ZeroMQ: a tenth of what a program's start costs
+    "hosts_from_config": "monarch_nb.job",  # jobs are built on actors
+    "run_worker_loop_forever": "monarch_nb.actor.workers",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "hosts_from_config":  # jobs are built on actors
+    if name in _WHERE:
         from importlib import import_module
 
-        return import_module("monarch_nb.job").hosts_from_config
+        return getattr(import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'monarch_nb.actor' has no attribute {name!r}")

@@ -102,6 +102,11 @@ def frame(rng: Random, dst: int) -> list[bytes]:
     return [packed(rng, dst, payload=absurd_json(rng).encode())]
 
 
+def piece(rng: Random) -> bytes:
+    """Return a piece of a long message whose other pieces never come, or too short for one."""
+    return (b"\0" + rng.randbytes(rng.randrange(2_000)))[: rng.choice([1, 15, 16, 2_000])]
+
+
 def packed(rng: Random, dst: int, **fields: Any) -> bytes:
     return wire.pack(
         rng.choice(KINDS[:9]),

@@ -20,8 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
-import zmq
-from frames import absurd_json, frame
+from frames import absurd_json, frame, piece
 from hostile import generator, nothing_left, num_tries, tried
 from own_meshes import own_mesh
 from processes import PATIENCE_S
@@ -87,19 +86,16 @@ def test_sockets_of_processes(mesh: Mesh) -> None:
         (mesh._session.transport.directory, address.CONTROLLER),
         *((mesh._session.transport.directory, p.proc) for p in registry.procs if not address.host_of(p.proc)),
     ]
-    context = zmq.Context()
-    try:
-        for directory, proc in doors:
-            for _ in range(num_tries(4, 20)):
-                sender = context.socket(zmq.PUSH)
-                sender.connect(address.endpoint(directory, proc))
+    for directory, proc in doors:
+        for _ in range(num_tries(4, 20)):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
+                sender.settimeout(PATIENCE_S)
+                sender.connect(address.socket_path(directory, proc))
                 for _ in range(50):
-                    sender.send_multipart(frame(rng, proc))
-                sender.close(linger=10_000)
-                unharmed.check()
-                tried("bursts of malformed frames")
-    finally:
-        context.destroy()
+                    for each in (*frame(rng, proc), piece(rng)):
+                        sender.send(each)
+            unharmed.check()
+            tried("bursts of malformed frames")
 
 
 def test_the_port_for_other_machines(mesh: Mesh) -> None:

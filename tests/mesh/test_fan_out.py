@@ -6,11 +6,11 @@ import pytest
 from sample_actors import Where
 
 from monarch_nb._client import session
-from monarch_nb._host.agent.router import Router
+from monarch_nb._host.agent.router import LocalSenderr
 from monarch_nb._host.loop import Loop
-from monarch_nb._transport.transport import Route
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
+from monarch_nb._wire.local_sockets import LocalSender
 from monarch_nb.job import ProcessJob
 
 T = 60
@@ -22,9 +22,9 @@ def test_one_message_goes_to_each_far_host_and_one_comes_back(monkeypatch: pytes
     where.echo.call(0).get(T)
     sent, arrived = [], []
     transport = session.current().transport
-    send, dispatch = Route.send, transport.reader._dispatch
+    send, dispatch = LocalSender.send, transport.reader._dispatch
     monkeypatch.setattr(
-        Route, "send", lambda route, frame: (sent.append(wire.unpack(frame).kind), send(route, frame))
+        LocalSender, "send", lambda route, frame: (sent.append(wire.unpack(frame).kind), send(route, frame))
     )
     monkeypatch.setattr(
         transport.reader,
@@ -48,7 +48,7 @@ class Wires:
         self.local: list[tuple[int, bytes]] = []
         self.far: list[tuple[int, bytes]] = []
         self.loop = Loop()
-        self.router = Router(
+        self.router = LocalSenderr(
             address.host_proc(1), self.loop,
             lambda dst, frame: self.local.append((dst, frame)),
             lambda host, frames: self.far.append((host, frames[0])),

@@ -7,13 +7,15 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 
 from monarch_nb._transport import reader as reader_module
 from monarch_nb._transport.reader import MAX_TICK_S, TICK_S, Reader, Waiter
+from monarch_nb._wire import local_sockets
+from monarch_nb._wire.local_sockets import LocalReceiver, LocalSender
 
 T = 30
 _TICK_MS, _MAX_TICK_MS = round(TICK_S * 1000), round(MAX_TICK_S * 1000)
@@ -39,16 +41,13 @@ class Mail:
 class Post:
     """A reader whose messages begin with the name of whom they're for."""
 
-    def __init__(self) -> None:
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        pull = self.context.socket(zmq.PULL)
-        pull.bind("inproc://mail")
-        self.push = self.context.socket(zmq.PUSH)
-        self.push.connect("inproc://mail")
+    def __init__(self, path: str) -> None:
+        self.receiver = LocalReceiver(path)
         self.mail: dict[bytes, Mail] = {}
         self.everything: list[bytes] = []
         self.heard = threading.Event()
-        self.reader = Reader(pull, self._dispatch)
+        self.reader = Reader(self.receiver, self._dispatch)
+        self.push = LocalSender(path, self.reader.send_queues)
 
     def _dispatch(self, frame: bytes) -> Waiter | None:
         self.everything.append(frame)
@@ -61,12 +60,14 @@ class Post:
 
     def close(self) -> None:
         self.reader.close()
-        self.context.destroy(0)
+        self.push.close()
+        self.reader.send_queues.close()
+        self.receiver.close()
 
 
 @pytest.fixture
-def post() -> Iterator[Post]:
-    made = Post()
+def post(tmp_path: Path) -> Iterator[Post]:
+    made = Post(str(tmp_path / "mail"))
     yield made
     made.close()
 
@@ -74,7 +75,7 @@ def post() -> Iterator[Post]:
 def test_who_finds_a_message_there_takes_along_those_behind_it(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_module, "BURST_S", T)  # however slow this machine is
+    monkeypatch.setattr(local_sockets, "BURST_S", T)  # however slow this machine is
     post.mail[b"a"] = mine = Mail(urgent=True)
     for i in range(5):
         post.push.send(b"a%d" % i)
@@ -83,7 +84,7 @@ def test_who_finds_a_message_there_takes_along_those_behind_it(
 
 
 def test_a_burst_for_several_wakes_each(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "BURST_S", T)
+    monkeypatch.setattr(local_sockets, "BURST_S", T)
     post.reader.start()
     about_to_wait = threading.Semaphore(0)
     ended = threading.Semaphore(0)
@@ -110,7 +111,7 @@ def test_a_burst_for_several_wakes_each(post: Post, monkeypatch: pytest.MonkeyPa
 def test_what_comes_behind_an_error_in_dispatching_is_not_lost(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_module, "BURST_S", T)
+    monkeypatch.setattr(local_sockets, "BURST_S", T)
     post.mail[b"a"] = mine = Mail(urgent=True)
     dispatch, interrupts = post.reader._dispatch, [KeyboardInterrupt()]
 
@@ -257,8 +258,11 @@ def test_two_may_close_at_once(post: Post) -> None:
 def test_answers_to_pipelined_calls_gather_until_somebody_waits(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    post.reader.start()
+    post.push.send(b"ping")
+    assert post.heard.wait(T)  # connected
     monkeypatch.setattr(reader_module, "GATHERING_MS", 10**9)
-    calls, gathers = itertools.count(step=reader_module.PIPELINED), threading.Event()
+    calls, gathers = itertools.count(reader_module.PIPELINED, reader_module.PIPELINED), threading.Event()
     post.reader.num_calls = lambda: next(calls)
     let_gather = post.reader._let_gather
 
@@ -268,14 +272,13 @@ def test_answers_to_pipelined_calls_gather_until_somebody_waits(
 
     monkeypatch.setattr(post.reader, "_let_gather", let_gather_and_say)
     post.mail[b"a"] = mine = Mail(urgent=True)
-    post.reader.start()
     post.push.send(b"ping")
     assert gathers.wait(T)
     post.push.send(b"ping")
     post.push.send(b"a")
-    assert post.everything == [b"ping"], "nobody has read the second one"
+    assert post.everything == [b"ping"] * 2, "nobody has read the third one"
     assert post.reader.wait(mine, time.monotonic() + T)
-    assert post.everything == [b"ping", b"ping", b"a"]
+    assert post.everything == [b"ping"] * 3 + [b"a"]
 
 
 def test_answers_to_single_calls_are_read_as_they_come(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,7 @@ class HostAgent(HostProcess):
     @handles(RanksRevived)
     def on_revived(self, event: RanksRevived, sender: Sender) -> None:
         """Tell the ranks here of ranks that have been started again anywhere in the mesh."""
-        for proc in [p for p in self._routes if not address.is_client(p) and p not in event.procs]:
+        for proc in [p for p in self.local.routes if not address.is_client(p) and p not in event.procs]:
             self.event(proc, event)
 
     @handles(Beat)

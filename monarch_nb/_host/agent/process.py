@@ -26,6 +26,7 @@ from monarch_nb._host.agent.stack_service import StackService
 from monarch_nb._host.agent.supervisor import Rank, Supervisor
 from monarch_nb._host.agent.workspace_service import WorkspaceService
 from monarch_nb._host.config import HostConfig
+from monarch_nb._host.local_sockets import LocalSockets
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.request import RequestError
 from monarch_nb._host.warming import Zygote
@@ -45,6 +46,7 @@ from monarch_nb._wire.marks import Piece
 from monarch_nb._wire.message import Message
 
 BEAT_S = 1.0
+LINGER_S = 0.2
 LOST_AFTER_S = 4.0
 PREEMPT_S = 30.0
 """How long a host that is about to be taken away waits for its ranks to save their states."""
@@ -70,9 +72,7 @@ class HostProcess:
         self.handlers = Handlers(self, WorkspaceService(self), PackageService(self))
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.context.set(zmq.MAX_SOCKETS, 65535)
-        self._pull = self.context.socket(zmq.PULL)
-        self._pull.setsockopt(zmq.RCVHWM, 0)
-        self._routes: dict[int, zmq.Socket[bytes]] = {}
+        self.local = LocalSockets(self.loop, self.directory, self._take_local)
         self.router = Router(self.me, self.loop, self.send_local, self.send_remote)
         self.supervisor = Supervisor(
             self.loop,
@@ -96,8 +96,7 @@ class HostProcess:
         self.stack_service = StackService(self.directory, self.loop, self.supervisor)
         if config.warm:
             self.supervisor.warm_up()
-        self._pull.bind(address.endpoint(self.directory, self.me))
-        self.loop.watch_socket(self._pull, self._take_local)
+        self.local.listen(self.me)
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -114,30 +113,12 @@ class HostProcess:
 
     def send_local(self, dst: int, frame: bytes) -> None:
         """Send to a process of this machine; to one that's gone, drop."""
-        socket = self._routes.get(dst)
-        if socket is None:
-            if not os.path.exists(address.socket_path(self.directory, dst)) and not self._is_coming(dst):
-                return
-            socket = self._routes[dst] = self.context.socket(zmq.PUSH)
-            socket.setsockopt(zmq.SNDHWM, 0)
-            socket.setsockopt(zmq.LINGER, 500)
-            socket.setsockopt(zmq.RECONNECT_IVL, 10)
-            socket.connect(address.endpoint(self.directory, dst))
-        socket.send(frame)
+        if self.local.has_route(dst) or self.local.listens(dst) or self._is_coming(dst):
+            self.local.send(dst, frame)
 
     def _is_coming(self, dst: int) -> bool:
         rank = self.supervisor.ranks.get(dst)
         return rank is not None and rank.state == ProcState.STARTING
-
-    def has_route(self, dst: int) -> bool:
-        """Say whether something was sent to a process of this machine."""
-        return dst in self._routes
-
-    def drop_route(self, dst: int) -> None:
-        """Close the way to a process that has ended."""
-        socket = self._routes.pop(dst, None)
-        if socket is not None:
-            socket.close(0)
 
     def send_remote(self, host: int, frames: list[Any]) -> None:
         """Send frames towards another host."""
@@ -171,8 +152,7 @@ class HostProcess:
 
     # --- receiving
 
-    def _take_local(self) -> None:
-        message = wire.unpack(self._pull.recv())
+    def _take_local(self, message: Message) -> None:
         if message.kind == wire.RELEASE and message.dst == self.me:
             self.router.pool.release(message.ref, message.src)
         elif message.dst == self.me and message.kind != wire.FANOUT:
@@ -307,7 +287,7 @@ class HostProcess:
 
     def rank_ended(self, end: RankExit) -> None:
         """Drop everything that is kept for a rank here that has ended, its socket included."""
-        self.drop_route(end.proc)
+        self.local.drop_route(end.proc)
         self.heartbeat.forget(end.proc)
         self.resource_monitor.forget(end.proc)
         self.stack_service.forget(end.proc)
@@ -330,10 +310,10 @@ class HostProcess:
     def spread_ends(self, ends: Sequence[RankExit]) -> None:
         """Tell all processes of this machine who has ended."""
         event = RanksEnded(tuple(ends))
-        for proc in [p for p in self._routes if p != self.me]:
+        for proc in [p for p in self.local.routes if p != self.me]:
             self.event(proc, event)
         for proc, rank in self.supervisor.ranks.items():
-            if rank.state == ProcState.RUNNING and proc not in self._routes:
+            if rank.state == ProcState.RUNNING and proc not in self.local.routes:
                 self.event(proc, event)
 
     # --- the end
@@ -345,9 +325,7 @@ class HostProcess:
                 self.loop.run()
             finally:
                 self.supervisor.close()
-            for socket in self._routes.values():
-                socket.close(200)
-            self._pull.close(0)
+            self.local.close(LINGER_S)
             self.close_link()
             self.context.term()
             self.router.pool.close()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from monarch_nb._host.controller.registry import Registry
     from monarch_nb._host.controller.singletons import SingletonService
     from monarch_nb._host.controller.status_publisher import StatusPublisher
+    from monarch_nb._host.local_sockets import LocalSockets
     from monarch_nb._host.loop import Loop
     from monarch_nb._wire.mesh_address import MeshAddress
 
@@ -43,6 +44,7 @@ class Parts(Sends, Protocol):
     directory: str
     journal: JournalService
     lease: Lease
+    local: LocalSockets
     loop: Loop
     members: Members
     name: str
@@ -53,10 +55,6 @@ class Parts(Sends, Protocol):
     router: Router
     singletons: SingletonService
     status_publisher: StatusPublisher
-
-    def drop_route(self, dst: int) -> None:
-        """Close the way to a process that has gone."""
-        ...
 
     @property
     def mesh_address(self) -> MeshAddress:
@@ -159,7 +157,7 @@ class ClientService:
         controller.debug.client_gone(client.proc)
         controller.questions.client_gone(client.proc)
         controller.status_publisher.touch()
-        controller.drop_route(client.proc)
+        controller.local.drop_route(client.proc)
         controller.router.forget(client.proc)
         if not client.observes:
             controller.lease.begin_anew()

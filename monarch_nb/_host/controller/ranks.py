@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from monarch_nb._host.controller.registry import Registry
     from monarch_nb._host.controller.status_publisher import StatusPublisher
     from monarch_nb._host.controller.waiting import WaitingService
+    from monarch_nb._host.local_sockets import LocalSockets
     from monarch_nb._wire.mesh_address import MeshAddress
 
 _LEFT_OUT_GRACE_S = 3.0
@@ -59,13 +60,10 @@ class Parts(SendsFrames, Protocol):
     healing: Healing
     hosts: HostService
     journal: JournalService
+    local: LocalSockets
     registry: Registry
     status_publisher: StatusPublisher
     waits: WaitingService
-
-    def has_route(self, dst: int) -> bool:
-        """Say whether a process of this machine has been sent anything."""
-        ...
 
     @property
     def mesh_address(self) -> MeshAddress:
@@ -296,7 +294,7 @@ class RankService:
         controller = self._controller
         controller.spread_ends([end])
         for client in controller.registry.clients:
-            if not controller.has_route(client):
+            if not controller.local.has_route(client):
                 controller.event(client, RanksEnded((end,)))
         controller.hosts.tell_all(RanksEnded((end,)))
 

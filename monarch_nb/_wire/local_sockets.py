@@ -1,0 +1,395 @@
+"""Frames between processes of one machine: unix sockets that keep the bounds of messages.
+
+A process listens at one path (`LocalReceiver`); whoever sends to it connects to that path once and keeps the
+connection (`LocalSender`). The thread that sends writes into the kernel, and the kernel wakes the thread that
+waits. ZeroMQ has a thread of its own at each end in between: three are woken for a message instead of one,
+which on two cores is most of what a fan-out costs.
+
+The sockets are of the kind SOCK_SEQPACKET: a message is sent whole or not at all and received whole, by one C
+call each, so that a Ctrl-C between two bytecodes can neither tear nor lose one. What the kernel has no room
+for waits in the sender's queue, which has no limit, and is sent by one thread of its process, which calls
+`SendQueues.run`. A send never blocks, so two processes that send to each other can't wait for each other.
+
+A frame that is longer than `PIECE_BYTES` goes in pieces; `Joiner` puts them together.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import select
+import socket
+import struct
+import termios
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import count, islice
+from typing import Any, Final
+
+from monarch_nb._wire.message import PIECE_START, WireError, is_piece
+
+PIECE_BYTES: Final = 1 << 16
+"""The longest message that goes through the kernel in one piece."""
+BUFFER_BYTES = 1 << 20
+"""What is asked of the kernel for messages under way on one connection; it gives what it allows."""
+RETRY_S = 0.01
+MAX_RETRY_S = 0.5
+"""For how long to wait before trying again to reach a process that doesn't listen (yet)."""
+MAX_BACKLOG = 4096
+MAX_EVENTS = 64
+BURST_S = 1e-5
+"""A message that is received in less was there already: to be woken takes longer."""
+_BATCH = 64
+_PIECE = struct.Struct("<c?xxIII")
+"""What a piece begins with: 0 (a message begins with its version), whether it is the first of its message,
+its sender, the number of the message there, how many pieces follow."""
+_RECEIVE_BYTES = PIECE_BYTES + _PIECE.size
+_ONE = (_RECEIVE_BYTES,)
+_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+_READABLE = int(select.EPOLLIN)
+_NO_FILE_PAUSE_S = 0.01
+_numbers = count()
+
+
+class LocalReceiver:
+    """Receives what is sent to one path. `receive` is one thread's at a time; `wake_up` is anybody's.
+
+    Args:
+        path: where to listen; a socket that is left there is replaced.
+
+    Raises:
+        OSError: if that can't be done.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._listener = _new_socket()
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        self._listener.bind(path)
+        os.chmod(path, 0o600)
+        self._listener.listen(MAX_BACKLOG)
+        listener: Any = self._listener
+        self._accept_next: Callable[[], tuple[int, object]] = listener._accept
+        """Without making a Python object of it: one C call."""
+        self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._accepted: deque[tuple[int, object]] = deque()
+        """Descriptors of connections that aren't watched yet."""
+        self._receive: dict[int, Callable[[int], bytes]] = {}
+        """By descriptor of a connection, what receives from it."""
+        self._epoll = select.epoll()
+        self._wait = self._epoll.poll
+        for fd in (self._listener.fileno(), self._wakeup_fd):
+            self._epoll.register(fd, _READABLE)
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when there's something to receive."""
+        return self._epoll.fileno()
+
+    def receive(self, wait_s: float, arrived: deque[bytes]) -> bool:
+        """Append what has come to `arrived`, after waiting for it for at most `wait_s` (negative: without
+        end); False if nothing has happened."""
+        if self._accepted:  # a Ctrl-C came before they were watched
+            self._watch_accepted()
+        began = time.perf_counter()
+        ready = self._wait(wait_s, MAX_EVENTS)
+        for fd, events in ready:
+            if events == _READABLE and fd in self._receive:
+                arrived.extend(map(self._receive[fd], _ONE))
+            else:
+                self._serve(fd, arrived)
+        if len(ready) == 1 and time.perf_counter() - began < BURST_S:
+            self._drain(ready[0][0], arrived)
+        return bool(ready)
+
+    def _drain(self, fd: int, arrived: deque[bytes]) -> None:
+        """Take what has come by one connection already, but not without end."""
+        receive = self._receive.get(fd)
+        if receive is not None:
+            with suppress(OSError):
+                arrived.extend(islice(iter(partial(receive, _RECEIVE_BYTES), b""), _BATCH))
+
+    def _serve(self, fd: int, arrived: deque[bytes]) -> None:
+        if fd == self._wakeup_fd:
+            with suppress(BlockingIOError):
+                os.eventfd_read(fd)
+        elif fd == self._listener.fileno():
+            self._accept()
+        elif fd in self._receive:
+            self._read_ending(fd, arrived)
+
+    def _accept(self) -> None:
+        try:
+            # Accepted and noted without a bytecode in between: a connection that a Ctrl-C loses has messages.
+            self._accepted.extend(islice(iter(self._accept_next, None), MAX_EVENTS))
+        except BlockingIOError:
+            pass  # there are no more
+        except OSError:
+            time.sleep(_NO_FILE_PAUSE_S)  # no descriptor is left, and it stays readable
+        self._watch_accepted()
+
+    def _watch_accepted(self) -> None:
+        """Read from now on from the connections that were accepted. If cut short, it can be repeated."""
+        while self._accepted:
+            fd = self._accepted[0][0]
+            os.set_blocking(fd, False)
+            self._receive[fd] = partial(os.read, fd)
+            with suppress(FileExistsError):
+                self._epoll.register(fd, _READABLE)
+            self._accepted.popleft()
+
+    def _read_ending(self, fd: int, arrived: deque[bytes]) -> None:
+        """Take the next message of a connection whose other end has closed, or forget the connection."""
+        if _unread_bytes(fd):
+            arrived.extend(map(self._receive[fd], _ONE))
+            return
+        with suppress(OSError):
+            self._epoll.unregister(fd)
+        del self._receive[fd]
+        os.close(fd)
+
+    def wake_up(self) -> None:
+        """Have the `receive` that waits, or the next one, return. Safe from any thread or signal handler."""
+        with suppress(OSError, ValueError):  # woken already, or closed
+            os.eventfd_write(self._wakeup_fd, 1)
+
+    def close(self) -> None:
+        """Close everything; what has come and wasn't received is lost."""
+        self._epoll.close()
+        self._listener.close()
+        fds = [fd for fd, _ in self._accepted] + [*self._receive, self._wakeup_fd]
+        self._accepted.clear()
+        self._receive.clear()
+        self._wakeup_fd = -1
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
+
+
+class SendQueues:
+    """The senders of a process that the kernel had no room for, or whose receiver wasn't there.
+
+    Args:
+        call_later: calls back after some seconds, in the thread that calls `run`.
+    """
+
+    def __init__(self, call_later: Callable[[float, Callable[[], None]], None]) -> None:
+        self._call_later = call_later
+        self._noted: deque[LocalSender] = deque()
+        self._full: dict[int, LocalSender] = {}
+        self._epoll = select.epoll()
+        self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wakeup_fd, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `run` has something to do."""
+        return self._epoll.fileno()
+
+    def note(self, sender: LocalSender) -> None:
+        """Have the thread that calls `run` send what `sender` has queued."""
+        self._noted.append(sender)
+        with suppress(OSError, ValueError):  # closed: what is queued is sent by `LocalSender.close`
+            os.eventfd_write(self._wakeup_fd, 1)
+
+    def run(self) -> None:
+        """Send what can be sent by now."""
+        for fd, _ in self._epoll.poll(0):
+            sender = self._full.pop(fd, None)
+            if sender is not None:
+                with suppress(OSError):  # closed by now
+                    self._epoll.unregister(fd)
+                self._noted.append(sender)
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._wakeup_fd)
+        while self._noted:
+            self._send(self._noted.popleft())
+
+    def _send(self, sender: LocalSender) -> None:
+        fd = sender.send_queued()
+        if fd is None:
+            return
+        if fd < 0:
+            self._call_later(sender.retry_s, lambda: self.note(sender))
+        else:
+            self._full[fd] = sender
+            with suppress(FileExistsError):
+                self._epoll.register(fd, select.EPOLLOUT)
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._epoll.close()
+        fd, self._wakeup_fd = self._wakeup_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class LocalSender:
+    """Sends to the process that listens at a path, now or later. Any thread may call any method.
+
+    Args:
+        path: where the other process listens.
+        queues: sends what can't be sent at once.
+    """
+
+    __slots__ = ("_closed", "_number", "_path", "_queue", "_queues", "_send", "_socket", "lock", "retry_s")
+
+    def __init__(self, path: str, queues: SendQueues) -> None:
+        self._path = path
+        self._queues = queues
+        self._queue: deque[bytes] = deque()
+        self._socket: socket.socket | None = None
+        self._send: Callable[[bytes, int], int] = _send_nothing
+        self._number = secrets.randbits(32)
+        self._closed = False
+        self.retry_s = RETRY_S
+        """How long to wait before the next try to reach a process that doesn't listen."""
+        self.lock = threading.Lock()
+        self._connect()
+
+    def send(self, frame: bytes) -> None:
+        """Send one frame; never blocks."""
+        with self.lock:
+            if not self._queue and len(frame) <= PIECE_BYTES:
+                try:
+                    self._send(frame, _FLAGS)
+                    return
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    if self._send_anew(frame):
+                        return
+            # First the note, then the frame: a Ctrl-C in between leaves nothing that nobody sends.
+            self._queues.note(self)
+            self._queue.extend((frame,) if len(frame) <= PIECE_BYTES else self._pieces(frame))
+
+    def _send_anew(self, frame: bytes) -> bool:
+        """Send by a new connection, for the one that was has ended; False if that can't be done now."""
+        self._disconnect()
+        if not self._connect():
+            return False
+        try:
+            self._send(frame, _FLAGS)
+        except OSError:
+            return False
+        return True
+
+    def _pieces(self, frame: bytes) -> Iterator[bytes]:
+        number, view = next(_numbers) & 0xFFFFFFFF, memoryview(frame)
+        starts = range(0, len(frame), PIECE_BYTES)
+        for left, start in zip(reversed(range(len(starts))), starts, strict=True):
+            head = _PIECE.pack(PIECE_START, start == 0, self._number, number, left)
+            yield b"".join((head, view[start : start + PIECE_BYTES]))
+
+    def _connect(self) -> bool:
+        connection = _new_socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+        try:
+            connection.connect(self._path)
+        except OSError:
+            connection.close()
+            return False
+        self._socket, self._send, self.retry_s = connection, connection.send, RETRY_S
+        return True
+
+    def _disconnect(self) -> None:
+        connection, self._socket, self._send = self._socket, None, _send_nothing
+        if connection is not None:
+            connection.close()
+
+    def send_queued(self) -> int | None:
+        """Send what is queued. For the thread of `SendQueues`.
+
+        Returns:
+            None if nothing is left, the connection's descriptor if the kernel has no more room, -1 if the
+            other process isn't there.
+        """
+        with self.lock:
+            while self._queue and not self._closed:
+                if self._socket is None and not self._connect():
+                    self.retry_s = min(2 * self.retry_s, MAX_RETRY_S)
+                    return -1
+                try:
+                    self._send(self._queue[0], _FLAGS)
+                except BlockingIOError:
+                    return -1 if self._socket is None else self._socket.fileno()
+                except OSError:
+                    self._disconnect()
+                    continue
+                self._queue.popleft()
+        return None
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close the connection; what is queued is sent within `linger_s`, or lost."""
+        deadline = time.monotonic() + linger_s
+        while linger_s > 0.0 and self._queue:
+            fd = self.send_queued()
+            left_s = deadline - time.monotonic()
+            if fd is None or left_s <= 0.0:
+                break
+            if fd < 0:
+                time.sleep(min(left_s, RETRY_S))
+            else:
+                select.select([], [fd], [], left_s)
+        with self.lock:
+            self._closed = True
+            self._queue.clear()
+            self._disconnect()
+
+
+class Joiner:
+    """Puts frames that came in pieces together again."""
+
+    def __init__(self) -> None:
+        self._begun: dict[int, tuple[int, dict[int, bytes]]] = {}
+        """By sender: the message that its pieces are of now, and the pieces by how many follow."""
+
+    def whole(self, frame: bytes) -> bytes | None:
+        """Return `frame`, or what was sent if it is the last piece of that; None if more must come first.
+
+        The same piece may be given twice.
+
+        Raises:
+            WireError: if it is shorter than any piece.
+        """
+        if not is_piece(frame):
+            return frame
+        if len(frame) < _PIECE.size:
+            raise WireError(f"a piece of a message has {len(frame)} bytes; expected {_PIECE.size} at least")
+        _, _, sender, number, left = _PIECE.unpack_from(frame)
+        begun = self._begun.get(sender)
+        if begun is None or begun[0] != number:
+            begun = self._begun[sender] = (number, {})
+        begun[1][left] = frame
+        if left:
+            return None
+        pieces = [begun[1][i] for i in sorted(begun[1], reverse=True)]
+        _, is_first, *_, first_left = _PIECE.unpack_from(pieces[0])
+        if not is_first or len(pieces) != first_left + 1:
+            del self._begun[sender]
+            return None  # its beginning went to one who was here before
+        return b"".join(memoryview(piece)[_PIECE.size :] for piece in pieces)
+
+    def done(self, frame: bytes) -> None:
+        """Forget the pieces whose last one is `frame`: what they were is dealt with."""
+        if is_piece(frame):
+            self._begun.pop(_PIECE.unpack_from(frame)[2], None)
+
+
+def _new_socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+
+
+def _send_nothing(_frame: bytes, _flags: int) -> int:
+    raise NotConnectedError
+
+
+def _unread_bytes(fd: int) -> int:
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), "little")
+
+
+class NotConnectedError(OSError):
+    """Nothing can be sent now: the other process doesn't listen."""

@@ -1,0 +1,317 @@
+"""Frames between processes of one machine: order, bounds, interrupts, ends, and what there's no room for."""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from monarch_nb._wire.local_sockets import (
+    BUFFER_BYTES,
+    PIECE_BYTES,
+    Joiner,
+    LocalReceiver,
+    LocalSender,
+    SendQueues,
+)
+from monarch_nb._wire.message import WireError
+
+T = 60
+
+
+class Sending:
+    """Senders of this process, and a thread that sends what couldn't be sent at once."""
+
+    def __init__(self) -> None:
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self._ending = threading.Event()
+        self._woken_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self.queues = SendQueues(self._call_later)
+        self._senders: list[LocalSender] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _call_later(self, delay_s: float, call: Callable[[], None]) -> None:
+        self._timers.append((time.monotonic() + delay_s, call))
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            wait_s = max(0.0, min(t for t, _ in self._timers) - time.monotonic()) if self._timers else None
+            select.select([self.queues.fileno(), self._woken_fd], [], [], wait_s)
+            due = [t for t in self._timers if t[0] <= time.monotonic()]
+            self._timers = [t for t in self._timers if t not in due]
+            for _, call in due:
+                call()
+            self.queues.run()
+
+    def to(self, path: str) -> LocalSender:
+        sender = LocalSender(path, self.queues)
+        self._senders.append(sender)
+        return sender
+
+    def close(self) -> None:
+        self._ending.set()
+        os.eventfd_write(self._woken_fd, 1)
+        self._thread.join()
+        for sender in self._senders:
+            sender.close()
+        self.queues.close()
+        os.close(self._woken_fd)
+
+
+@pytest.fixture
+def sending() -> Iterator[Sending]:
+    made = Sending()
+    yield made
+    made.close()
+
+
+class Mailbox:
+    """A receiver and the whole messages that came."""
+
+    def __init__(self, path: str) -> None:
+        self.receiver = LocalReceiver(path)
+        self._arrived: deque[bytes] = deque()
+        self._joiner = Joiner()
+        self.messages: list[bytes] = []
+
+    def receive(self, wait_s: float = T) -> bool:
+        """Take what has come; False if nothing came in time."""
+        some = self.receiver.receive(wait_s, self._arrived)
+        while self._arrived:
+            piece = self._arrived.popleft()
+            frame = self._joiner.whole(piece)
+            if frame is not None:
+                self.messages.append(frame)
+                self._joiner.done(piece)
+        return some
+
+    def receive_until(self, count: int) -> None:
+        while len(self.messages) < count:
+            assert self.receive(), f"{len(self.messages)} of {count} messages came"
+
+
+@pytest.fixture
+def mailbox(tmp_path: Path) -> Iterator[Mailbox]:
+    made = Mailbox(str(tmp_path / "p1"))
+    yield made
+    made.receiver.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "p1")
+
+
+def test_messages_of_all_sizes_come_whole_and_in_order(path: str, mailbox: Mailbox, sending: Sending) -> None:
+    sizes = [1, 52, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES, 5_000_001, 7]
+    sent = [b"\3" + os.urandom(size - 1) for size in sizes]
+    sender = sending.to(path)
+    for frame in sent:
+        sender.send(frame)
+    mailbox.receive_until(len(sent))
+    assert mailbox.messages == sent
+
+
+def test_long_messages_of_several_threads_and_senders_are_not_mixed(
+    path: str, mailbox: Mailbox, sending: Sending
+) -> None:
+    senders = [sending.to(path) for _ in range(3)]
+
+    def send(number: int) -> None:
+        for i in range(40):
+            length = 8 + (i % 5) * PIECE_BYTES
+            senders[number % 3].send(b"\3%c%c" % (number, i) + bytes([number]) * length)
+
+    threads = [threading.Thread(target=send, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    mailbox.receive_until(6 * 40)
+    for thread in threads:
+        thread.join()
+    for frame in mailbox.messages:
+        assert frame[3:] == frame[1:2] * (8 + (frame[2] % 5) * PIECE_BYTES)
+    for number in range(6):
+        assert [frame[2] for frame in mailbox.messages if frame[1] == number] == list(range(40))
+
+
+def test_a_send_never_blocks_and_what_the_kernel_has_no_room_for_comes_later(
+    path: str, mailbox: Mailbox, sending: Sending
+) -> None:
+    sender = sending.to(path)
+    frames = [b"\3%06d" % i + bytes(20_000) for i in range(4 * BUFFER_BYTES // 20_000)]
+    for frame in frames:  # nobody reads meanwhile
+        sender.send(frame)
+    mailbox.receive_until(len(frames))
+    assert mailbox.messages == frames
+
+
+def test_what_is_sent_before_somebody_listens_comes_when_he_does(path: str, sending: Sending) -> None:
+    sender = sending.to(path)
+    for i in range(100):
+        sender.send(b"\3%d" % i)
+    mailbox = Mailbox(path)
+    mailbox.receive_until(100)
+    assert mailbox.messages == [b"\3%d" % i for i in range(100)]
+    mailbox.receiver.close()
+
+
+def test_a_sender_reaches_who_listens_there_next(path: str, sending: Sending) -> None:
+    sender, first = sending.to(path), Mailbox(path)
+    sender.send(b"\3first")
+    first.receive_until(1)
+    first.receiver.close()
+    second = Mailbox(path)
+    sender.send(b"\3second")
+    second.receive_until(1)
+    assert second.messages == [b"\3second"]
+    second.receiver.close()
+
+
+def test_the_socket_is_for_its_owner_only(path: str, mailbox: Mailbox) -> None:
+    assert os.stat(path).st_mode & 0o777 == 0o600
+
+
+def test_closing_sends_what_is_queued(path: str, mailbox: Mailbox, sending: Sending) -> None:
+    queues = SendQueues(lambda _delay_s, _call: None)  # that nobody runs
+    sender = LocalSender(path, queues)
+    frames = [b"\3%06d" % i + bytes(20_000) for i in range(2 * BUFFER_BYTES // 20_000)]
+    for frame in frames:
+        sender.send(frame)
+    closing = threading.Thread(target=sender.close, args=(T,))
+    closing.start()
+    mailbox.receive_until(len(frames))
+    closing.join()
+    queues.close()
+    assert mailbox.messages == frames
+
+
+def test_closing_waits_no_longer_than_it_should_for_who_is_not_there(path: str) -> None:
+    queues = SendQueues(lambda _delay_s, _call: None)
+    sender = LocalSender(path, queues)
+    sender.send(b"\3nobody's")
+    began = time.monotonic()
+    sender.close(0.05)
+    assert 0.05 <= time.monotonic() - began < T
+    queues.close()
+
+
+def test_connections_that_have_ended_cost_nothing(path: str, mailbox: Mailbox, sending: Sending) -> None:
+    def send_and_leave() -> None:
+        sender = LocalSender(path, sending.queues)
+        sender.send(b"\3x")
+        sender.close()
+
+    send_and_leave()
+    mailbox.receive_until(1)
+    before = len(os.listdir("/proc/self/fd"))
+    for i in range(2, 102):
+        send_and_leave()
+        mailbox.receive_until(i)
+    while mailbox.receive(0):
+        pass  # the ends of the last connections
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_to_wake_up_is_no_message(mailbox: Mailbox) -> None:
+    threading.Thread(target=mailbox.receiver.wake_up).start()
+    assert mailbox.receive()
+    assert mailbox.messages == []
+    assert not mailbox.receive(0)
+
+
+INTERRUPTED = """
+import os, signal, sys, threading
+from collections import deque
+from monarch_nb._wire.local_sockets import LocalReceiver
+
+receiver, arrived, interrupts = LocalReceiver(sys.argv[1]), deque(), 0
+count, begun_fd = int(sys.argv[2]), os.eventfd(0)  # a lock might be held for good by an interrupt
+
+def interrupt():
+    while True:
+        os.eventfd_read(begun_fd)
+        os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt, daemon=True).start()
+print("listens", flush=True)
+while True:
+    try:
+        os.eventfd_write(begun_fd, 1)
+        while len(arrived) < count:
+            receiver.receive(60, arrived)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        break
+    except KeyboardInterrupt:
+        interrupts += 1
+assert list(arrived) == [b"\\3%d" % i for i in range(count)], "lost or repeated"
+print(interrupts)
+"""
+
+
+def test_interrupts_lose_no_message_and_repeat_none(path: str, sending: Sending) -> None:
+    receiving = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, path, "20000"], stdout=subprocess.PIPE, text=True
+    )
+    assert receiving.stdout is not None
+    assert receiving.stdout.readline() == "listens\n"
+    sender = sending.to(path)
+    for i in range(20_000):
+        sender.send(b"\3%d" % i)
+    interrupts, _ = receiving.communicate(timeout=T)
+    assert receiving.returncode == 0
+    assert int(interrupts) > 0
+
+
+def test_without_a_free_descriptor_others_are_read_and_the_connection_is_accepted_later(
+    path: str, mailbox: Mailbox, sending: Sending
+) -> None:
+    known = sending.to(path)
+    known.send(b"\3known")
+    mailbox.receive_until(1)
+    stranger = LocalSender(path, sending.queues)
+    stranger.send(b"\3new")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        known.send(b"\3meanwhile")
+        while len(mailbox.messages) < 2:
+            mailbox.receive()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    mailbox.receive_until(3)
+    stranger.close()
+    assert mailbox.messages == [b"\3known", b"\3meanwhile", b"\3new"]
+
+
+@pytest.mark.parametrize("length", [1, 4, 15])
+def test_what_is_too_short_for_a_piece_is_refused(length: int) -> None:
+    with pytest.raises(WireError, match=f"has {length} bytes; expected 16"):
+        Joiner().whole(bytes(length))
+
+
+def test_the_rest_of_a_message_whose_beginning_another_has_read_is_dropped(
+    path: str, mailbox: Mailbox, sending: Sending
+) -> None:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(path)
+    kept: list[bytes] = []
+    sender = LocalSender(path, sending.queues)
+    kept.extend(sender._pieces(b"\3" + bytes(4 * PIECE_BYTES)))
+    for piece in kept[2:]:
+        connection.send(piece)
+    connection.send(b"\3after")
+    mailbox.receive_until(1)
+    assert mailbox.messages == [b"\3after"]
+    connection.close()
+    sender.close()
