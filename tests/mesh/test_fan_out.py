@@ -6,7 +6,7 @@ import pytest
 from sample_actors import Where
 
 from monarch_nb._client import session
-from monarch_nb._host.agent.router import LocalSenderr
+from monarch_nb._host.agent.router import Router
 from monarch_nb._host.loop import Loop
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -48,7 +48,7 @@ class Wires:
         self.local: list[tuple[int, bytes]] = []
         self.far: list[tuple[int, bytes]] = []
         self.loop = Loop()
-        self.router = LocalSenderr(
+        self.router = Router(
             address.host_proc(1), self.loop,
             lambda dst, frame: self.local.append((dst, frame)),
             lambda host, frames: self.far.append((host, frames[0])),
