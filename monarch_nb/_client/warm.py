@@ -233,7 +233,7 @@ def _start_keeper(for_s: float, *, wait_s: float, stderr: int) -> subprocess.Pop
         stderr=stderr,
         start_new_session=True,
         cwd="/",
-        env=launch.clean_environment(),
+        env=warm_key.environment(),
     )
 
 

@@ -55,6 +55,14 @@ _SIGNAL_MASK = sum(1 << (number - 1) for number in (1, 3, 10, 12, 15))
 """HUP, QUIT, USR1, USR2, TERM: others a kernel, or Python itself, may just be handling."""
 
 
+def environment() -> dict[str, str]:
+    """Return this program's environment, with a PYTHONPATH that means the same in any working directory."""
+    found = clean_environment()
+    if path := found.get("PYTHONPATH"):
+        found["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
+    return found
+
+
 def requirements() -> Requirements:
     """Return what must agree with this program.
 
@@ -66,7 +74,7 @@ def requirements() -> Requirements:
         machine=machine_id(),
         python=(sys.executable, sys.version, sys.prefix, sys.base_prefix),
         packages=(*_package_directories(sys.path), _own_code()),
-        variables={k: v for k, v in sorted(clean_environment().items()) if _LOADED_ONCE.fullmatch(k)},
+        variables={k: v for k, v in sorted(environment().items()) if _LOADED_ONCE.fullmatch(k)},
         rights=tuple(status.get(name, "") for name in _STATUS),
         signals=tuple(int(status.get(name, "0"), 16) & _SIGNAL_MASK for name in _SIGNALS),
         priority=(os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), _text("oom_score_adj")),

@@ -177,6 +177,17 @@ def test_typed_again_it_says_until_when(folder: Path) -> None:
     assert other.endswith("; not for programs of this terminal: differs in variable OMP_NUM_THREADS\n")
 
 
+def test_module_path_that_is_relative(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lib" / "of_mine").mkdir(parents=True)
+    (tmp_path / "lib" / "of_mine" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "lib")
+    kept = made_warm()
+    program = Program(tmp_path)
+    assert program.said()["controller"] == controller_of(kept)
+    program.end()
+
+
 def test_five_programs_at_once(folder: Path, tmp_path: Path) -> None:
     kept = made_warm()
     programs = [Program(tmp_path / f"program{i}") for i in range(5)]
