@@ -16,6 +16,7 @@ A frame that is longer than `PIECE_BYTES` goes in pieces; `Joiner` puts them tog
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import secrets
 import select
@@ -37,9 +38,12 @@ PIECE_BYTES: Final = 1 << 16
 """The longest message that goes through the kernel in one piece."""
 BUFFER_BYTES = 1 << 20
 """What is asked of the kernel for messages under way on one connection; it gives what it allows."""
-RETRY_S = 0.01
-MAX_RETRY_S = 0.5
-"""For how long to wait before trying again to reach a process that doesn't listen (yet)."""
+MIN_RETRY_S, MAX_RETRY_S = 0.01, 0.25
+"""How long to wait, at least and at most, before trying again to reach a process that doesn't listen yet."""
+RETRIES = 50
+"""It is tried again after this part of the time for which it hasn't listened: what is sent to a rank that is
+being started comes a fiftieth later than it could.
+"""
 MAX_BACKLOG = 4096
 MAX_EVENTS = 64
 BURST_S = 1e-5
@@ -181,6 +185,9 @@ class SendQueues:
         self._call_later = call_later
         self._noted: deque[LocalSender] = deque()
         self._full: dict[int, LocalSender] = {}
+        self._absent: list[LocalSender] = []
+        """Those whose receiver isn't there; tried again at `_due`."""
+        self._due = math.inf
         self._epoll = select.epoll()
         self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wakeup_fd, select.EPOLLIN)
@@ -213,11 +220,23 @@ class SendQueues:
         if fd is None:
             return
         if fd < 0:
-            self._call_later(sender.retry_s, lambda: self.note(sender))
+            self._absent.append(sender)
+            self._try_absent_in(sender.retry_s)
         else:
             self._full[fd] = sender
             with suppress(FileExistsError):
                 self._epoll.register(fd, select.EPOLLOUT)
+
+    def _try_absent_in(self, delay_s: float) -> None:
+        due = time.monotonic() + delay_s
+        if due < self._due:
+            self._due = due
+            self._call_later(delay_s, self._try_absent)
+
+    def _try_absent(self) -> None:
+        absent, self._absent, self._due = self._absent, [], math.inf
+        for sender in absent:
+            self._send(sender)
 
     def close(self) -> None:
         """Send nothing more."""
@@ -235,7 +254,17 @@ class LocalSender:
         queues: sends what can't be sent at once.
     """
 
-    __slots__ = ("_closed", "_number", "_path", "_queue", "_queues", "_send", "_socket", "lock", "retry_s")
+    __slots__ = (
+        "_absent_since",
+        "_closed",
+        "_number",
+        "_path",
+        "_queue",
+        "_queues",
+        "_send",
+        "_socket",
+        "lock",
+    )
 
     def __init__(self, path: str, queues: SendQueues) -> None:
         self._path = path
@@ -245,8 +274,7 @@ class LocalSender:
         self._send: Callable[[bytes, int], int] = _send_nothing
         self._number = secrets.randbits(32)
         self._closed = False
-        self.retry_s = RETRY_S
-        """How long to wait before the next try to reach a process that doesn't listen."""
+        self._absent_since = math.inf
         self.lock = threading.Lock()
         self._connect()
 
@@ -292,13 +320,19 @@ class LocalSender:
         except OSError:
             connection.close()
             return False
-        self._socket, self._send, self.retry_s = connection, connection.send, RETRY_S
+        self._socket, self._send, self._absent_since = connection, connection.send, math.inf
         return True
 
     def _disconnect(self) -> None:
         connection, self._socket, self._send = self._socket, None, _send_nothing
         if connection is not None:
             connection.close()
+
+    @property
+    def retry_s(self) -> float:
+        """How long to wait before the next try to reach a process that doesn't listen."""
+        absent_s = max(0.0, time.monotonic() - self._absent_since)
+        return min(max(absent_s / RETRIES, MIN_RETRY_S), MAX_RETRY_S)
 
     def send_queued(self) -> int | None:
         """Send what is queued. For the thread of `SendQueues`.
@@ -309,8 +343,8 @@ class LocalSender:
         """
         with self.lock:
             while self._queue and not self._closed:
-                if self._socket is None and not self._connect():
-                    self.retry_s = min(2 * self.retry_s, MAX_RETRY_S)
+                if self._socket is None and not (os.path.exists(self._path) and self._connect()):
+                    self._absent_since = min(self._absent_since, time.monotonic())
                     return -1
                 try:
                     self._send(self._queue[0], _FLAGS)
@@ -331,7 +365,7 @@ class LocalSender:
             if fd is None or left_s <= 0.0:
                 break
             if fd < 0:
-                time.sleep(min(left_s, RETRY_S))
+                time.sleep(min(left_s, MIN_RETRY_S))
             else:
                 select.select([], [fd], [], left_s)
         with self.lock:

@@ -18,7 +18,10 @@ import pytest
 
 from monarch_nb._wire.local_sockets import (
     BUFFER_BYTES,
+    MAX_RETRY_S,
+    MIN_RETRY_S,
     PIECE_BYTES,
+    RETRIES,
     Joiner,
     LocalReceiver,
     LocalSender,
@@ -164,6 +167,29 @@ def test_what_is_sent_before_somebody_listens_comes_when_he_does(path: str, send
     mailbox.receive_until(100)
     assert mailbox.messages == [b"\3%d" % i for i in range(100)]
     mailbox.receiver.close()
+
+
+def test_many_who_are_not_there_cost_one_timer_which_comes_less_often_the_longer_it_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, timers = [1000.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    queues = SendQueues(lambda delay_s, call: timers.append((delay_s, call)))
+    senders = [LocalSender(str(tmp_path / f"p{i}"), queues) for i in range(100)]
+    for sender in senders:
+        sender.send(b"\3x")
+    queues.run()
+    assert [delay_s for delay_s, _ in timers] == [MIN_RETRY_S]
+    delays = []
+    for absent_s in (1.0, 2.0, 1000.0):
+        now[0] = 1000.0 + absent_s
+        timers.pop()[1]()
+        delays.append(timers[0][0])
+        assert len(timers) == 1
+    assert delays == pytest.approx([1 / RETRIES, 2 / RETRIES, MAX_RETRY_S])
+    for sender in senders:
+        sender.close()
+    queues.close()
 
 
 def test_a_sender_reaches_who_listens_there_next(path: str, sending: Sending) -> None:
