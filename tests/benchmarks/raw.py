@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
+import socket
 import statistics
 import struct
 import subprocess
@@ -91,6 +93,55 @@ class RawZmq:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
+class RawUnix:
+    """A unix socket that keeps the bounds of messages to each of some processes that answer what they get:
+    the least that a call costs by sockets and Python.
+    """
+
+    def __init__(self, num: int) -> None:
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(num)]
+        self._sockets = [ours for ours, _ in pairs]
+        self._ranks = []
+        self._epoll = select.epoll()
+        for ours, theirs in pairs:
+            fd = theirs.fileno()
+            self._ranks.append(subprocess.Popen([sys.executable, __file__, str(fd)], pass_fds=[fd]))
+            theirs.close()
+            ours.recv(_HEADER.size)
+            self._epoll.register(ours.fileno(), select.EPOLLIN)
+        self.pids = [rank.pid for rank in self._ranks]
+
+    def call_one(self) -> None:
+        self._sockets[0].send(_HEADER.pack(_NOOP, 0, 0, 0))
+        self._epoll.poll()
+        _HEADER.unpack(self._sockets[0].recv(_HEADER.size))
+
+    def call_all(self) -> None:
+        for each in self._sockets:
+            each.send(_HEADER.pack(_NOOP, 0, 0, 0))
+        missing = len(self._sockets)
+        while missing:
+            for fd, _ in self._epoll.poll():
+                _HEADER.unpack(os.read(fd, _HEADER.size))
+                missing -= 1
+
+    def close(self) -> None:
+        for each in self._sockets:
+            each.close()
+        for rank in self._ranks:
+            rank.wait(_LINGER_S)
+        self._epoll.close()
+
+
+def _serve_unix(fd: int) -> None:
+    """Be a rank of `RawUnix`, until its other end closes."""
+    connection = socket.socket(fileno=fd)
+    connection.send(_HEADER.pack(_NOOP, 0, 0, 0))
+    while message := connection.recv(_HEADER.size):
+        operation, _, _, _ = _HEADER.unpack(message)
+        connection.send(_HEADER.pack(operation, 0, 0, 0))
+
+
 def end_with_parent() -> None:
     """Have the kernel end this process when the one that has started it ends, however that does."""
     import ctypes
@@ -148,8 +199,6 @@ def memory_copy_ms(num_bytes: int) -> float:
 
 def killed_child_ms() -> float:
     """Return the time from SIGKILL to the end of a child being known, in milliseconds."""
-    import select
-
     times = []
     for _ in range(10):
         pid = os.fork()
@@ -166,4 +215,7 @@ def killed_child_ms() -> float:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], sys.argv[2])
+    if len(sys.argv) > 2:
+        _serve(sys.argv[1], sys.argv[2])
+    else:
+        _serve_unix(int(sys.argv[1]))

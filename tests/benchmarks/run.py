@@ -83,6 +83,7 @@ def calls(table: Table) -> None:
         ],
         "",
     )
+    beside_unix_sockets(table, one, actor)
     fan_out(table, actor, ranks, floor)
     table.ratio("20,000 pipelined no-op calls", "s", [
         (pipelined(one), floor.pipelined(20_000)) for _ in range(ROUNDS)
@@ -128,6 +129,18 @@ def calls(table: Table) -> None:
         raw.killed_child_ms(),
     )
     procs.stop(grace_s=0.0).get()
+
+
+def beside_unix_sockets(table: Table, one: Any, actor: Any) -> None:
+    """The same calls beside a stricter floor: what our own messages go by, with nothing on top."""
+    floor = raw.RawUnix(8)
+    for what, ours, theirs in (
+        ("   round trip, beside raw unix sockets", lambda: one.noop.call_one().get(), floor.call_one),
+        ("   8 ranks and back, beside raw unix sockets", lambda: actor.noop.call().get(), floor.call_all),
+    ):
+        pairs = [(raw.median_us(ours, 300), raw.median_us(theirs, 300)) for _ in range(CALL_ROUNDS)]
+        table.ratio(what, "us", pairs, "")
+    floor.close()
 
 
 def fan_out(table: Table, actor: Any, ranks: Sequence[int], floor: raw.RawZmq) -> None:
