@@ -41,7 +41,14 @@ HEADER = f"""/**
  * Times are seconds since the epoch, durations seconds, sizes bytes, shares per cent; null: it isn't known.
  */
 """
-WORDS: tuple[type[StrEnum], ...] = (states.RankState, states.HostState, states.StopState, states.OnFailure)
+WORDS: tuple[type[StrEnum], ...] = (
+    states.RankState,
+    states.HostState,
+    states.StopState,
+    states.StopReason,
+    states.StopMode,
+    states.OnFailure,
+)
 TYPES: Mapping[type[msgspec.Struct], str] = {
     resources.Collective: "ICollective",
     resources.Transfers: "ITransfers",

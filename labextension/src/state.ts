@@ -16,6 +16,12 @@ export type HostState = 'expected' | 'up' | 'leaving' | 'lost' | 'stopped';
 /** A thread that has stood at a breakpoint. */
 export type StopState = 'stopped' | 'running';
 
+/** The reason why a thread stands in the debugger. */
+export type StopReason = 'breakpoint' | 'next' | 'step' | 'return' | 'until' | 'exception' | 'post-mortem';
+
+/** The kind of lines that a thread takes that stands in the debugger. */
+export type StopMode = 'pdb' | 'interact';
+
 /** The action taken when a rank of a group dies. */
 export type OnFailure = 'stop' | 'heal' | 'shrink' | 'call';
 
@@ -218,8 +224,7 @@ export interface IStop {
   text: string;
   /** running: a step hasn't come back yet. */
   state: StopState;
-  /** breakpoint, step (next, return, until), exception, post-mortem. */
-  reason: string;
+  reason: StopReason;
   /** What was raised, after an error. */
   error?: string;
   /** Of the file, as Python knows it. */
@@ -228,8 +233,8 @@ export interface IStop {
   source?: [number, string][];
   /** The cell or call that has come there. */
   origin?: number;
-  /** pdb; or interact: lines are Python. */
-  mode?: string;
+  /** Of the lines that it takes. */
+  mode?: StopMode;
 }
 
 /** One distinct answer, and the stops that have given it. */

@@ -11,6 +11,7 @@ from monarch_nb import mesh as meshes
 from monarch_nb._commands import clusters
 from monarch_nb._commands.parser import Namespace
 from monarch_nb._protocol.programs import Status
+from monarch_nb._protocol.states import StartMethod
 from monarch_nb._shape import name_ranks
 from monarch_nb._units import duration
 from monarch_nb.actor.handle import session_of
@@ -50,7 +51,7 @@ def plan_of(arguments: Namespace) -> Plan:
     return Plan(
         None if dims is None else tuple(dims.items()),
         tuple(arguments.env or ()),
-        "spawn" if arguments.spawn else "fork",
+        StartMethod.SPAWN if arguments.spawn else StartMethod.FORK,
         arguments.on_failure or "",
         num_spares=arguments.spares or 0,
         idle_timeout_s=_lease(arguments),
@@ -69,7 +70,7 @@ def asked_for(arguments: Namespace) -> Asked:
         num_hosts,
         env=dict(arguments.env or ()),
         idle_timeout_s=arguments.idle_timeout,
-        method="spawn" if arguments.spawn else "fork",
+        method=StartMethod.SPAWN if arguments.spawn else StartMethod.FORK,
         on_failure=arguments.on_failure,
         num_spares=arguments.spares or 0,
         with_program=arguments.with_kernel,

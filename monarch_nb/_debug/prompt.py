@@ -19,7 +19,7 @@ from monarch_nb._debug.fold import answers_text, places, stops_text
 from monarch_nb._debug.grammar import PromptError
 from monarch_nb._debug.question import Question, TakenBack
 from monarch_nb._protocol.debugging import Stop
-from monarch_nb._protocol.states import StopState
+from monarch_nb._protocol.states import StopMode, StopState
 from monarch_nb._shape import format_ranks, parse_ranks
 from monarch_nb._shape.rank_set import RankSetError
 from monarch_nb.exceptions import MeshError
@@ -141,7 +141,7 @@ class Prompt:
         thread = f" {self._thread}" if self._thread and self._thread != "main" else ""
         return (
             f"(mesh-pdb {ranks}{thread}) "
-            if all(s.mode == "pdb" for s in focus)
+            if all(s.mode == StopMode.PDB for s in focus)
             else f"({ranks}{thread}) >>> "
         )
 
@@ -158,7 +158,7 @@ class Prompt:
 
     def _do(self, line: str, stops: list[Stop], focus: list[Stop]) -> bool:
         """Do what a line says; False: leave."""
-        in_python = any(s.mode == "interact" for s in focus)
+        in_python = any(s.mode == StopMode.PYTHON for s in focus)
         command: grammar.Command = grammar.Line(line) if in_python and line else grammar.parse(line)
         match command:
             case grammar.ListStops():

@@ -11,6 +11,7 @@ from monarch_nb._display import CellView, LiveDisplay, ViewWatcher
 from monarch_nb._magics.cell import finish_cell, show_cell
 from monarch_nb._magics.script import rerun_script
 from monarch_nb._magics.state import State
+from monarch_nb._protocol.states import EntryKind
 from monarch_nb.exceptions import MeshUsageError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def rerun(state: State, arguments: Namespace) -> None:
     """Run a cell of the journal again, on the same ranks or others."""
     mesh = state.mesh(arguments.name)
     entry = mesh.journal.entry(arguments.number)
-    if entry.kind != "cell":
+    if entry.kind != EntryKind.CELL:
         raise MeshUsageError(
             f"#{entry.n} of the journal is no cell but {entry.kind}; only cells can be run again: see "
             "%mesh history"
@@ -46,7 +47,7 @@ def rerun(state: State, arguments: Namespace) -> None:
 
 def _running(mesh: Mesh) -> int | None:
     """Return the number of the youngest cell that runs."""
-    return next((e.n for e in reversed(mesh.history()) if e.kind == "cell" and e.ended is None), None)
+    return next((e.n for e in reversed(mesh.history()) if e.kind == EntryKind.CELL and e.ended is None), None)
 
 
 def result(state: State, arguments: Namespace) -> None:
@@ -58,7 +59,7 @@ def result(state: State, arguments: Namespace) -> None:
             "%mesh result: no cell was started with --async here, and none runs; name one of %mesh history"
         )
     entry = mesh.journal.entry(number)
-    if entry.kind != "cell":
+    if entry.kind != EntryKind.CELL:
         raise MeshUsageError(
             f"%mesh result: #{number} of the journal is no cell but {entry.kind}; name one of %mesh history"
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from monarch_nb._commands.settings import SETTINGS
 from monarch_nb._commands.table import IN_NOTEBOOKS
 from monarch_nb._commands.values import DEFAULT_NAME
+from monarch_nb._protocol.states import EntryKind
 
 if TYPE_CHECKING:
     from monarch_nb._magics.state import State
@@ -138,7 +139,7 @@ def _settings(setting: str) -> list[str]:
 def _cells(mesh: Mesh | None) -> list[str]:
     if mesh is None:
         return []
-    return [str(entry.n) for entry in mesh.history(_LAST_CELLS) if entry.kind == "cell"][::-1]
+    return [str(entry.n) for entry in mesh.history(_LAST_CELLS) if entry.kind == EntryKind.CELL][::-1]
 
 
 def _sizes(text: str, mesh: Mesh | None) -> tuple[str, list[str]]:

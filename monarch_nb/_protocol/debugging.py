@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monarch_nb._protocol.base import Record, Request
 from monarch_nb._protocol.names import GroupRecord
-from monarch_nb._protocol.states import StopState
+from monarch_nb._protocol.states import StopMode, StopReason, StopState
 
 
 class StopPlace(Record, frozen=True):
@@ -16,7 +16,7 @@ class StopPlace(Record, frozen=True):
     line: int
     function: str
     text: str = ""
-    reason: str = "breakpoint"
+    reason: StopReason = StopReason.BREAKPOINT
     error: str = ""
     path: str = ""
     source: tuple[tuple[int, str], ...] = ()
@@ -41,8 +41,7 @@ class Stop(Record, frozen=True):
     """The source line."""
     state: StopState = StopState.STOPPED
     """running: a step hasn't come back yet."""
-    reason: str = "breakpoint"
-    """breakpoint, step (next, return, until), exception, post-mortem."""
+    reason: StopReason = StopReason.BREAKPOINT
     error: str = ""
     """What was raised, after an error."""
     path: str = ""
@@ -51,8 +50,8 @@ class Stop(Record, frozen=True):
     """Lines around it, with their numbers."""
     origin: int = 0
     """The cell or call that has come there."""
-    mode: str = "pdb"
-    """pdb; or interact: lines are Python."""
+    mode: StopMode = StopMode.PDB
+    """Of the lines that it takes."""
 
 
 # --- what ranks tell
@@ -71,7 +70,7 @@ class DebugStopped(Request[None], frozen=True):
     n: int
     text: str
     where: StopPlace
-    mode: str
+    mode: StopMode
 
 
 class DebugRunning(Request[None], frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from monarch_nb._protocol.base import Record, Request
+from monarch_nb._protocol.states import WaitKind
 
 
 class RankStacks(TypedDict, total=False):
@@ -67,11 +68,9 @@ class GroupProgress(Record, frozen=True):
 
 
 class Blocked(Record, frozen=True):
-    """The reason why a thread waits: its kind (lock, queue, recv ...; empty if unknown), and the same in
-    words.
-    """
+    """The reason why a thread waits, and the same in words."""
 
-    kind: str
+    kind: WaitKind
     text: str
 
 

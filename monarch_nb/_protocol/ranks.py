@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from monarch_nb._protocol.base import Record, Request
 from monarch_nb._protocol.rank_spec import GroupPlace, GroupSpec, RankPlace
+from monarch_nb._protocol.states import StartMethod
 
 
 class Spawn(Request[list[int]], frozen=True):
@@ -20,7 +21,7 @@ class Spawn(Request[list[int]], frozen=True):
     per_host: int
     group: str
     spec: GroupSpec
-    method: str
+    method: StartMethod
     force: bool = False
     creator_actor: int = 0
 
@@ -140,7 +141,7 @@ class StartRanks(Request[None], frozen=True):
     ranks: list[RankPlace]
     spec: GroupSpec
     place: GroupPlace
-    method: str
+    method: StartMethod
 
 
 class StopRanks(Request[None], frozen=True):

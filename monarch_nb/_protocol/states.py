@@ -60,6 +60,70 @@ class StopState(_State):
     """It goes on by a step, and comes back."""
 
 
+class StopMode(_State):
+    """The kind of lines that a thread takes that stands in the debugger."""
+
+    PDB = "pdb"
+    PYTHON = "interact"
+
+
+class StopReason(_State):
+    """The reason why a thread stands in the debugger."""
+
+    BREAKPOINT = "breakpoint"
+    NEXT = "next"
+    STEP = "step"
+    RETURN = "return"
+    UNTIL = "until"
+    EXCEPTION = "exception"
+    POST_MORTEM = "post-mortem"
+
+
+class StacksBy(_State):
+    """The way in which the stacks of a rank were had."""
+
+    ASKED = "asked"
+    """The rank itself has answered."""
+    FAULTHANDLER = "faulthandler"
+    """A signal has made the rank write them."""
+    PY_SPY = "py-spy"
+    PY_SPY_NATIVE = "py-spy, with native frames"
+
+
+class WaitKind(_State):
+    """The kind of thing that a thread is blocked on."""
+
+    UNKNOWN = ""
+    AWAIT = "await"
+    BACKWARD = "backward"
+    BREAKPOINT = "breakpoint"
+    CALL = "call"
+    CHANNEL = "channel"
+    CHECKPOINT = "checkpoint"
+    DATA = "data"
+    INPUT = "input"
+    """The keyboard, which nobody has on a rank."""
+    LOCK = "lock"
+    OPEN = "open"
+    PROCESS = "process"
+    QUESTION = "question"
+    """An answer that somebody types where the cell or call is waited for."""
+    QUEUE = "queue"
+    RECV = "recv"
+    """Data from a socket or a file."""
+    SLEEP = "sleep"
+    THREAD = "thread"
+
+
+class StartMethod(_State):
+    """The way in which the processes of ranks are started."""
+
+    FORK = "fork"
+    """From a warm interpreter."""
+    SPAWN = "spawn"
+    """Each as a fresh interpreter."""
+
+
 class CellStatus(_State):
     """The status of a cell, on a rank or on all; other entries of the journal have one, too."""
 

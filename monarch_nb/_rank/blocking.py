@@ -21,45 +21,46 @@ from typing import Any
 
 from monarch_nb._frames.owner import is_users, module_of, users_index
 from monarch_nb._protocol.hang import Blocked
+from monarch_nb._protocol.states import WaitKind
 
-_KNOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("monarch_nb._rank.debugger", (), "breakpoint"),
-    ("monarch_nb.actor.future", ("get", "__await__"), "call"),
-    ("monarch_nb.actor.channel", (), "channel"),
-    ("monarch_nb._rank.command", (), "process"),
-    ("monarch_nb._runtime.checkpoints", (), "checkpoint"),
-    ("torch.autograd.graph", ("_engine_run_backward",), "backward"),
-    ("torch.utils.data.dataloader", ("__next__", "__iter__"), "data"),
-    ("queue", ("get", "put", "join"), "queue"),
-    ("multiprocessing.queues", ("get", "put"), "queue"),
-    ("multiprocessing.connection", ("recv", "recv_bytes", "send", "poll", "wait", "accept"), "recv"),
-    ("multiprocessing.", ("join", "wait", "acquire"), "process"),
-    ("subprocess", ("wait", "communicate", "run", "call", "check_output"), "process"),
-    ("concurrent.futures.", ("result", "exception", "wait", "as_completed", "shutdown"), "thread"),
-    ("threading", ("join", "_wait_for_tstate_lock"), "thread"),
-    ("threading", ("wait", "wait_for", "acquire", "__enter__"), "lock"),
-    ("socket", ("accept", "readinto", "create_connection"), "recv"),
-    ("ssl", ("read", "recv", "recv_into", "do_handshake"), "recv"),
-    ("getpass", (), "input"),
-    ("monarch_nb._rank.keyboard", ("ask_line", "ask_password"), "question"),
-    ("selectors", ("select",), "await"),
+_KNOWN: tuple[tuple[str, tuple[str, ...], WaitKind], ...] = (
+    ("monarch_nb._rank.debugger", (), WaitKind.BREAKPOINT),
+    ("monarch_nb.actor.future", ("get", "__await__"), WaitKind.CALL),
+    ("monarch_nb.actor.channel", (), WaitKind.CHANNEL),
+    ("monarch_nb._rank.command", (), WaitKind.PROCESS),
+    ("monarch_nb._runtime.checkpoints", (), WaitKind.CHECKPOINT),
+    ("torch.autograd.graph", ("_engine_run_backward",), WaitKind.BACKWARD),
+    ("torch.utils.data.dataloader", ("__next__", "__iter__"), WaitKind.DATA),
+    ("queue", ("get", "put", "join"), WaitKind.QUEUE),
+    ("multiprocessing.queues", ("get", "put"), WaitKind.QUEUE),
+    ("multiprocessing.connection", ("recv", "recv_bytes", "send", "poll", "wait", "accept"), WaitKind.RECV),
+    ("multiprocessing.", ("join", "wait", "acquire"), WaitKind.PROCESS),
+    ("subprocess", ("wait", "communicate", "run", "call", "check_output"), WaitKind.PROCESS),
+    ("concurrent.futures.", ("result", "exception", "wait", "as_completed", "shutdown"), WaitKind.THREAD),
+    ("threading", ("join", "_wait_for_tstate_lock"), WaitKind.THREAD),
+    ("threading", ("wait", "wait_for", "acquire", "__enter__"), WaitKind.LOCK),
+    ("socket", ("accept", "readinto", "create_connection"), WaitKind.RECV),
+    ("ssl", ("read", "recv", "recv_into", "do_handshake"), WaitKind.RECV),
+    ("getpass", (), WaitKind.INPUT),
+    ("monarch_nb._rank.keyboard", ("ask_line", "ask_password"), WaitKind.QUESTION),
+    ("selectors", ("select",), WaitKind.AWAIT),
 )
 _C_METHODS = {
-    "acquire": "lock",
-    "recv": "recv",
-    "recv_into": "recv",
-    "recvfrom": "recv",
-    "accept": "recv",
-    "read": "recv",
-    "readline": "recv",
-    "readinto": "recv",
-    "sleep": "sleep",
-    "usleep": "sleep",
-    "waitpid": "process",
-    "get": "queue",
-    "select": "recv",
-    "poll": "recv",
-    "epoll": "recv",
+    "acquire": WaitKind.LOCK,
+    "recv": WaitKind.RECV,
+    "recv_into": WaitKind.RECV,
+    "recvfrom": WaitKind.RECV,
+    "accept": WaitKind.RECV,
+    "read": WaitKind.RECV,
+    "readline": WaitKind.RECV,
+    "readinto": WaitKind.RECV,
+    "sleep": WaitKind.SLEEP,
+    "usleep": WaitKind.SLEEP,
+    "waitpid": WaitKind.PROCESS,
+    "get": WaitKind.QUEUE,
+    "select": WaitKind.RECV,
+    "poll": WaitKind.RECV,
+    "epoll": WaitKind.RECV,
 }
 _WRAPPER = "<locals>.wrapper"
 _SPOKEN = {
@@ -99,14 +100,14 @@ def _below_user(frames: Sequence[FrameType]) -> Iterable[FrameType]:
     return frames[: users_index(frames) or 0]
 
 
-def _known(frame: FrameType) -> str:
+def _known(frame: FrameType) -> WaitKind:
     module, name = module_of(frame), frame.f_code.co_name
     for known, names, kind in _KNOWN:
         if (module == known or (known.endswith(".") and module.startswith(known))) and (
             not names or name in names
         ):
             return kind
-    return ""
+    return WaitKind.UNKNOWN
 
 
 def _spoken(frame: FrameType) -> str:
@@ -125,33 +126,37 @@ def _in_c(frame: FrameType) -> Blocked | None:
     function = expression.func if isinstance(expression, ast.Call) and is_call else expression
     text = ast.unparse(function)[:80]
     if not is_call:  # `with lock:`
-        kind = "lock" if _is_lock(look_up(frame, function)) else ""
+        kind = WaitKind.LOCK if _is_lock(look_up(frame, function)) else WaitKind.UNKNOWN
         return Blocked(kind, f"with {text}")
     if isinstance(function, ast.Name):
         return Blocked(_of_function(look_up(frame, function), function.id), f"{text}()")
     if isinstance(function, ast.Attribute):
         return Blocked(_of_method(look_up(frame, function.value), function.attr), f"{text}()")
-    return Blocked("", f"{text}()")
+    return Blocked(WaitKind.UNKNOWN, f"{text}()")
 
 
 def _enters(frame: FrameType) -> bool:
     return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("BEFORE")
 
 
-def _of_function(value: Any, name: str) -> str:
+def _of_function(value: Any, name: str) -> WaitKind:
     if value is builtins.open:
-        return "open"
-    return _C_METHODS.get(name, "") if name in ("sleep", "usleep", "select", "waitpid") else ""
+        return WaitKind.OPEN
+    return (
+        _C_METHODS.get(name, WaitKind.UNKNOWN)
+        if name in ("sleep", "usleep", "select", "waitpid")
+        else WaitKind.UNKNOWN
+    )
 
 
-def _of_method(receiver: Any, name: str) -> str:
+def _of_method(receiver: Any, name: str) -> WaitKind:
     if name in ("read", "readline", "readlines") and getattr(receiver, "name", "") == "<stdin>":
-        return "input"
+        return WaitKind.INPUT
     if name == "acquire" and not _is_lock(receiver):
-        return ""
+        return WaitKind.UNKNOWN
     if name == "get" and "ueue" not in type(receiver).__name__:
-        return ""
-    return _C_METHODS.get(name, "")
+        return WaitKind.UNKNOWN
+    return _C_METHODS.get(name, WaitKind.UNKNOWN)
 
 
 def _is_lock(value: Any) -> bool:

@@ -25,6 +25,7 @@ from monarch_nb._frames.cells import cell_number, is_of_kernel
 from monarch_nb._frames.owner import HIDDEN, module_of, owner_of
 from monarch_nb._protocol.base import Request
 from monarch_nb._protocol.debugging import DebugLeft, DebugRunning, DebugStopped, StopPlace
+from monarch_nb._protocol.states import StopMode, StopReason
 from monarch_nb._protocol.work import Work
 from monarch_nb._rank.breakpoints import Breakpoints
 from monarch_nb._rank.this_rank import this_rank
@@ -44,14 +45,14 @@ MAX_ANSWER = 200_000
 MAX_VALUE = 300
 _NOT_STEPPED_INTO = ["monarch_nb.*", "IPython.*", "asyncio.*", "importlib.*"]
 _STEPS = {
-    "n": "next",
-    "next": "next",
-    "s": "step",
-    "step": "step",
-    "r": "return",
-    "return": "return",
-    "unt": "until",
-    "until": "until",
+    "n": StopReason.NEXT,
+    "next": StopReason.NEXT,
+    "s": StopReason.STEP,
+    "step": StopReason.STEP,
+    "r": StopReason.RETURN,
+    "return": StopReason.RETURN,
+    "unt": StopReason.UNTIL,
+    "until": StopReason.UNTIL,
 }
 
 
@@ -145,7 +146,9 @@ class Debugger:
         if found is not None:
             found.finish()
 
-    def post_mortem(self, error: BaseException, reason: str = "post-mortem", what: str = "") -> None:
+    def post_mortem(
+        self, error: BaseException, reason: StopReason = StopReason.POST_MORTEM, what: str = ""
+    ) -> None:
         """Stop where an error was raised; returns when the debugger lets go."""
         trace = shown_frames(error.__traceback__)
         if trace is None or self.skip:
@@ -207,7 +210,7 @@ class MeshPdb(pdb.Pdb):
         self.use_rawinput = False
         self.prompt = ""
         self.inbox: Inbox[Line] = Inbox()
-        self.reason = "breakpoint"
+        self.reason = StopReason.BREAKPOINT
         self.what = ""
         self.raised = ""
         self.is_post_mortem = False
@@ -335,7 +338,7 @@ class MeshPdb(pdb.Pdb):
             elif line.text.startswith("!!"):
                 self.message(self._special(line.text[2:].strip()))
             else:
-                self.reason = _STEPS.get(line.text.split(" ")[0], "breakpoint")
+                self.reason = _STEPS.get(line.text.split(" ")[0], StopReason.BREAKPOINT)
                 return line.text + "\n"
             self._report()
 
@@ -391,7 +394,7 @@ class MeshPdb(pdb.Pdb):
 
     def _report(self) -> None:
         n = self._line.n if self._line is not None else 0
-        mode = "interact" if self._console is not None else "pdb"
+        mode = StopMode.PYTHON if self._console is not None else StopMode.PDB
         self._debugger.notify_controller(DebugStopped(self._key, n, self._taken(), self._where(), mode))
         self._line = None
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from monarch_nb._cells import Namespace
 from monarch_nb._protocol.shown import CellEnd
-from monarch_nb._protocol.states import CellStatus
+from monarch_nb._protocol.states import CellStatus, StopReason
 from monarch_nb._rank.debugger import CellParts
 from monarch_nb._rank.script import exit_message, run_script
 from monarch_nb._rank.this_rank import this_rank
@@ -132,7 +132,7 @@ class CellShell:
         self.last_error, self.error_when, self.error_number = error, time.time(), number
         rank = this_rank()
         if rank is not None and rank.debugger.on_error:
-            rank.debugger.post_mortem(error, "exception")
+            rank.debugger.post_mortem(error, StopReason.EXCEPTION)
 
 
 def _run_plain(shell: Any, codes: list[CodeType], restore: Callable[[], None]) -> BaseException | None:

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from monarch_nb._protocol.failure import ActorFailed, Failure
 from monarch_nb._protocol.healing import Respawn, Resume
+from monarch_nb._protocol.states import StopReason
 from monarch_nb._runtime import log_names
 from monarch_nb._runtime.actor_spec import ActorSpec
 from monarch_nb._runtime.awaiting import frames_of
@@ -70,7 +71,7 @@ class CallDebugger(Protocol):
     def interrupt(self, ident: int) -> bool:
         """Interrupt a thread that has stopped; False if it hasn't."""
 
-    def post_mortem(self, error: BaseException, reason: str = ..., what: str = ...) -> None:
+    def post_mortem(self, error: BaseException, reason: StopReason = ..., what: str = ...) -> None:
         """Stop where an error was raised."""
 
 
@@ -694,7 +695,7 @@ class ActorRunner:
             return
         self.last_error, self.error_when = error, time.time()
         if self.host.debugger.on_error:
-            self.host.debugger.post_mortem(error, "exception", self.name)
+            self.host.debugger.post_mortem(error, StopReason.EXCEPTION, self.name)
 
     def _reply_failure(self, message: Message, failure: Failure) -> None:
         answer(self.host.transport, message, encode_failure(failure), wire.ERROR)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
-from monarch_nb._protocol.states import RankState
+from monarch_nb._protocol.states import RankState, StacksBy, WaitKind
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._units import duration
 from monarch_nb._why import calls
@@ -27,17 +28,36 @@ EQUAL_TENSORS = (
 """Operations for which all ranks give tensors of the same shape and dtype."""
 UNKNOWN = "an operation"
 """One whose name can't be had: an async one that is waited for, without torch's flight recorder."""
-HARMLESS = ("working", "idle")
+
+
+class Kind(StrEnum):
+    """The kind of a diagnosis."""
+
+    BREAKPOINT = "breakpoint"
+    DEAD_PEER = "dead peer"
+    ORDER_MISMATCH = "order mismatch"
+    SHAPE_MISMATCH = "shape mismatch"
+    DEADLOCK = "deadlock"
+    MISSING_RANK = "missing rank"
+    SLOW_RANK = "slow rank"
+    SILENT = "silent"
+    BLOCKED = "blocked"
+    WAITING = "waiting"
+    WORKING = "working"
+    IDLE = "idle"
+
+
+HARMLESS = (Kind.WORKING, Kind.IDLE)
 _WORDS = {
-    "lock": "a lock",
-    "input": "input, which nobody can type on a rank",
-    "question": "an answer, which is typed where its cell or call is waited for",
-    "queue": "a queue",
-    "recv": "data from a socket or a file",
-    "open": "a file to be opened",
-    "thread": "another thread",
-    "process": "another process",
-    "channel": "a message of a channel",
+    WaitKind.LOCK: "a lock",
+    WaitKind.INPUT: "input, which nobody can type on a rank",
+    WaitKind.QUESTION: "an answer, which is typed where its cell or call is waited for",
+    WaitKind.QUEUE: "a queue",
+    WaitKind.RECV: "data from a socket or a file",
+    WaitKind.OPEN: "a file to be opened",
+    WaitKind.THREAD: "another thread",
+    WaitKind.PROCESS: "another process",
+    WaitKind.CHANNEL: "a message of a channel",
 }
 
 
@@ -46,14 +66,12 @@ class Diagnosis:
     """One thing that was found, as `%mesh why` tells it.
 
     Attributes:
-        kind: breakpoint, dead peer, order mismatch, shape mismatch, deadlock, missing rank, slow rank,
-            silent, blocked, waiting, working or idle.
         ranks: the odd ones: those that somebody should look at.
         text: a sentence.
         next: what to type.
     """
 
-    kind: str
+    kind: Kind
     ranks: tuple[int, ...]
     text: str
     next: str = ""
@@ -107,7 +125,7 @@ def missing_rank(situation: Situation) -> list[Diagnosis]:
         operation = front[0][1]
         for rank in [r for r in others if not (_is_slow(r) or r.is_gone or _has_stopped(r))]:
             found.append((operation, front, rank))
-    return _folded(situation, found, "missing rank", _never_entered) + _missing_peers(situation)
+    return _folded(situation, found, Kind.MISSING_RANK, _never_entered) + _missing_peers(situation)
 
 
 def slow_rank(situation: Situation) -> list[Diagnosis]:
@@ -117,7 +135,7 @@ def slow_rank(situation: Situation) -> list[Diagnosis]:
     found = []
     for front, others in _behind(situation):
         found += [(front[0][1], front, rank) for rank in others if _is_slow(rank)]
-    return _folded(situation, found, "slow rank", _comes_later)
+    return _folded(situation, found, Kind.SLOW_RANK, _comes_later)
 
 
 def dead_peer(situation: Situation) -> list[Diagnosis]:
@@ -125,7 +143,7 @@ def dead_peer(situation: Situation) -> list[Diagnosis]:
     found = []
     for front, others in _behind(situation):
         found += [(front[0][1], front, rank) for rank in others if rank.is_gone]
-    diagnoses = _folded(situation, found, "dead peer", _never_comes)
+    diagnoses = _folded(situation, found, Kind.DEAD_PEER, _never_comes)
     return [Diagnosis(v.kind, v.ranks, v.text, "%mesh interrupt, then %mesh heal") for v in diagnoses]
 
 
@@ -148,7 +166,9 @@ def order_mismatch(situation: Situation) -> list[Diagnosis]:
                     f"match, so none ends ({'; '.join(places)})"
                 )
                 found.append(
-                    Diagnosis("order mismatch", _ranks(sorted(names, key=_size)[0]), text, "%mesh interrupt")
+                    Diagnosis(
+                        Kind.ORDER_MISMATCH, _ranks(sorted(names, key=_size)[0]), text, "%mesh interrupt"
+                    )
                 )
     return found
 
@@ -168,7 +188,7 @@ def shape_mismatch(situation: Situation) -> list[Diagnosis]:
                     f"in {same[0][1].text()}{situation.since(same)}, {_and(parts)}: the tensors must be "
                     f"alike; {_it_is(odd)}"
                 )
-                found.append(Diagnosis("shape mismatch", _ranks(odd), text, "%mesh interrupt"))
+                found.append(Diagnosis(Kind.SHAPE_MISMATCH, _ranks(odd), text, "%mesh interrupt"))
     return found
 
 
@@ -190,7 +210,7 @@ _Odd = tuple[Operation, list[tuple[Activity, Operation]], RankFacts]
 
 
 def _folded(
-    situation: Situation, found: Sequence[_Odd], kind: str, say: Callable[[Operation, list[RankFacts]], str]
+    situation: Situation, found: Sequence[_Odd], kind: Kind, say: Callable[[Operation, list[RankFacts]], str]
 ) -> list[Diagnosis]:
     """Return a diagnosis for each place at which odd ranks are."""
     groups: dict[tuple[int, str, str], list[_Odd]] = {}
@@ -261,7 +281,7 @@ def _missing_peers(situation: Situation) -> list[Diagnosis]:
         if theirs is not None and theirs.peer == activity.rank and theirs.name != operation.name:
             continue
         what = f"{theirs.text()}, {peer.where}" if theirs is not None else peer.where
-        kind = "dead peer" if peer.is_gone else "slow rank" if _is_slow(peer) else "missing rank"
+        kind = Kind.DEAD_PEER if peer.is_gone else Kind.SLOW_RANK if _is_slow(peer) else Kind.MISSING_RANK
         since = situation.since([(activity, operation)])
         text = (
             f"rank {activity.rank} waits in {operation.text()}{since}; rank {peer.rank} is "
@@ -292,7 +312,10 @@ def deadlock(situation: Situation) -> list[Diagnosis]:
     ranks = tuple(sorted({waiter.rank for waiter, _, _ in around}))
     return [
         Diagnosis(
-            "deadlock", ranks, ", and ".join(parts) + closing + f" ({around[0][0].where})", "%mesh interrupt"
+            Kind.DEADLOCK,
+            ranks,
+            ", and ".join(parts) + closing + f" ({around[0][0].where})",
+            "%mesh interrupt",
         )
     ]
 
@@ -305,7 +328,7 @@ def waiting(situation: Situation) -> list[Diagnosis]:
     diagnoses = []
     for waiter, call, other in calls.ends(found):
         how = "which is slow, but makes progress: it is" if other.moved else "which is"
-        kind = "slow rank" if other.moved else "waiting"
+        kind = Kind.SLOW_RANK if other.moved else Kind.WAITING
         text = f"{calls.name(waiter)} waits for {call.what} on rank {other.rank}, {how} {other.where}"
         diagnoses.append(Diagnosis(kind, (other.rank,), text, f"%mesh stacks --ranks {other.rank}"))
     return diagnoses
@@ -337,7 +360,7 @@ def at_breakpoint(situation: Situation) -> list[Diagnosis]:
     where = stopped[0].where.removesuffix(", breakpoint()")
     return [
         Diagnosis(
-            "breakpoint",
+            Kind.BREAKPOINT,
             numbers,
             f"{name_ranks(numbers)} {verb} stopped at a breakpoint, {where}{wait}",
             "%mesh debug",
@@ -353,11 +376,11 @@ def silent(situation: Situation) -> list[Diagnosis]:
             found.setdefault((rank.silent, rank.how), []).append(rank.rank)
     return [
         Diagnosis(
-            "silent",
+            Kind.SILENT,
             tuple(ranks),
             f"{name_ranks(ranks)} {'does' if len(ranks) == 1 else 'do'} not answer: something holds "
             f"the interpreter's lock, or the process is stopped; {_pronoun(len(ranks) == 1)} {where}"
-            + (f" (found by {how})" if how in ("faulthandler", "py-spy") else ""),
+            + (f" (found by {how})" if how in (StacksBy.FAULTHANDLER, StacksBy.PY_SPY) else ""),
             f"%mesh stacks --native --ranks {format_ranks(ranks)}",
         )
         for (where, how), ranks in found.items()
@@ -366,13 +389,13 @@ def silent(situation: Situation) -> list[Diagnosis]:
 
 def blocked(situation: Situation) -> list[Diagnosis]:
     """Diagnose ranks with threads that wait for a lock, for input, or for data that doesn't come."""
-    found: dict[tuple[str, str], list[int]] = {}
+    found: dict[tuple[WaitKind, str], list[int]] = {}
     for activity in situation.activities:
         if activity.kind in _WORDS and activity.operation is None and not activity.moved:
             found.setdefault((activity.kind, activity.where), []).append(activity.rank)
     return [
         Diagnosis(
-            "blocked",
+            Kind.BLOCKED,
             tuple(ranks),
             f"{name_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for {_WORDS[kind]}, {where}",
             f"%mesh stacks --ranks {format_ranks(ranks)}",
@@ -394,7 +417,7 @@ def all_wait(situation: Situation) -> list[Diagnosis]:
                 f"{name_ranks(_ranks(front))} {_is(front)} in {operation.text()}{situation.since(front)}, "
                 "all that belong to it: it goes on, or the network is slow"
             )
-            found.append(Diagnosis("waiting", _ranks(front), text))
+            found.append(Diagnosis(Kind.WAITING, _ranks(front), text))
     return found
 
 
@@ -404,7 +427,7 @@ def working(situation: Situation) -> Diagnosis:
     if not busy:
         gone = [r.rank for r in situation.ranks.values() if r.is_gone]
         also = f" ({name_ranks(gone)} {'is' if len(gone) == 1 else 'are'} lost: %mesh heal)" if gone else ""
-        return Diagnosis("idle", tuple(gone), f"nothing runs{also}")
+        return Diagnosis(Kind.IDLE, tuple(gone), f"nothing runs{also}")
     places: dict[str, list[int]] = {}
     for rank, where in busy:
         places.setdefault(where, []).append(rank)
@@ -413,7 +436,7 @@ def working(situation: Situation) -> Diagnosis:
         for where, ranks in places.items()
     ]
     return Diagnosis(
-        "working",
+        Kind.WORKING,
         (),
         "no rank waits for another: " + "; ".join(parts[:4]) + ("; ..." if len(parts) > 4 else ""),
     )
@@ -459,7 +482,7 @@ def _is_slow(rank: RankFacts) -> bool:
 
 
 def _has_stopped(rank: RankFacts) -> bool:
-    return rank.state == RankState.DEBUGGING or any(a.kind == "breakpoint" for a in rank.activities)
+    return rank.state == RankState.DEBUGGING or any(a.kind == WaitKind.BREAKPOINT for a in rank.activities)
 
 
 def _in_operation(rank: RankFacts) -> Operation | None:

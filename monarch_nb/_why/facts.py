@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from monarch_nb._protocol import hang
 from monarch_nb._protocol.hang import HangFacts, HangRow, ThreadFacts
-from monarch_nb._protocol.states import RankState
+from monarch_nb._protocol.states import RankState, StacksBy, WaitKind
 from monarch_nb._shape import format_ranks
 from monarch_nb._stacks import innermost
 from monarch_nb.status import MeshStatus, RankStatus
@@ -84,7 +84,7 @@ class Activity:
     source: str = ""
     doing: str = ""
     operation: Operation | None = None
-    kind: str = ""
+    kind: WaitKind = WaitKind.UNKNOWN
     calls: tuple[Call, ...] = ()
     moved: bool = False
 
@@ -113,7 +113,7 @@ class RankFacts:
     activities: tuple[Activity, ...] = ()
     sequences: Mapping[str, int] = field(default_factory=dict)
     silent: str = ""
-    how: str = "asked"
+    how: str = StacksBy.ASKED
 
     @property
     def is_gone(self) -> bool:
@@ -167,7 +167,7 @@ def _activity(row: RankStatus, thread: ThreadFacts, members: Members, procs: Map
         source=thread.source,
         doing=thread.doing,
         operation=_operation(row, thread.operation, members),
-        kind="" if blocked is None else blocked.kind,
+        kind=WaitKind.UNKNOWN if blocked is None else blocked.kind,
         calls=tuple(
             Call(c.what, c.ref, tuple(procs[p] for p in c.procs if p in procs)) for c in thread.calls
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass
 
-from monarch_nb._protocol.states import RankState
+from monarch_nb._protocol.states import RankState, StacksBy
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._units import duration
 from monarch_nb._why.diagnoses import Diagnosis, Situation
@@ -34,7 +34,7 @@ class RankRow:
     operation: str = ""
     tensor: str = ""
     waited_s: float | None = None
-    how: str = "asked"
+    how: str = StacksBy.ASKED
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _folded(rows: tuple[RankRow, ...]) -> list[tuple[str, ...]]:
     """Return the table's rows, equal ones once; the longest wait of each."""
     found: dict[tuple[str, ...], list[RankRow]] = {}
     for row in rows:
-        how = "" if row.how in ("", "asked") else f" ({row.how})"
+        how = "" if row.how in ("", StacksBy.ASKED) else f" ({row.how})"
         label = f"{row.label}: " if row.label and not row.label.startswith("cell #") else ""
         found.setdefault((row.state, label + row.line + how, row.operation, row.tensor), []).append(row)
     table = []

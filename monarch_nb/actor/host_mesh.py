@@ -17,6 +17,7 @@ from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
 from monarch_nb._protocol.rank_spec import GroupSpec
 from monarch_nb._protocol.ranks import Spawn, Stop, StopHosts, WaitHosts
+from monarch_nb._protocol.states import StartMethod
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import Extent, Point, Shape, encode_extent
 from monarch_nb._transport import process_context
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from monarch_nb._sync import SyncReceipt
     from monarch_nb.actor.workspace import Workspace
 
-METHODS = ("fork", "spawn")
 CONTROLLER_ENDS_S = 10.0
 
 
@@ -142,8 +142,8 @@ class HostMesh(MeshHandle):
         Example:
             >>> procs = this_host().spawn_procs({"gpus": 4})  # doctest: +SKIP
         """
-        if method not in METHODS:
-            raise ValueError(f"method is one of {', '.join(METHODS)}; not {method!r}")
+        if method not in set(StartMethod):
+            raise ValueError(f"method is one of {', '.join(StartMethod)}; not {method!r}")
         if is_relayed(self):
             given = (per_host, bootstrap, name, proc_bind, bootstrap_command)
             procs = cast(
@@ -165,7 +165,7 @@ class HostMesh(MeshHandle):
         )
         session = self._session
         started = session.request(
-            Spawn(list(self._hosts), inner.nelements, group, spec, method, force, acting())
+            Spawn(list(self._hosts), inner.nelements, group, spec, StartMethod(method), force, acting())
         )
         if session.output is not None:
             session.output.default.sizes[group] = extent.nelements

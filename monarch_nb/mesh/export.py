@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb._display import CellView
 from monarch_nb._display.watcher import ViewWatcher
-from monarch_nb._protocol.states import CellStatus
+from monarch_nb._protocol.states import CellStatus, EntryKind
 from monarch_nb.exceptions import MeshUsageError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def export(path: str | Path, mesh: Mesh, entries: Sequence[Entry]) -> Exported:
     kept = [
         e
         for e in entries
-        if _is_push(e) or (e.kind == "cell" and not (e.record.rerun_of or e.record.replay_of))
+        if _is_push(e) or (e.kind == EntryKind.CELL and not (e.record.rerun_of or e.record.replay_of))
     ]
     try:
         write(path, mesh, kept)
@@ -97,11 +97,11 @@ def export(path: str | Path, mesh: Mesh, entries: Sequence[Entry]) -> Exported:
             "can write to"
         ) from error
     missing = dict.fromkeys(name for e in kept if _is_push(e) for name in _missing(e))
-    return Exported(str(path), sum(e.kind == "cell" for e in kept), tuple(missing))
+    return Exported(str(path), sum(e.kind == EntryKind.CELL for e in kept), tuple(missing))
 
 
 def _is_push(entry: Entry) -> bool:
-    return entry.kind == "variables" and entry.record.values is not None
+    return entry.kind == EntryKind.VARIABLES and entry.record.values is not None
 
 
 def _missing(entry: Entry) -> list[str]:

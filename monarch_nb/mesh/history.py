@@ -104,7 +104,7 @@ class Entry:
         shown = first if len(first) <= _MAX_SHOWN else first[: _MAX_SHOWN - 1] + "…"
         more = self.source.count("\n", 0, len(self.source.rstrip()))
         extra = f" (+{more} lines)" if more else ""
-        if self.kind == "calls":
+        if self.kind == EntryKind.CALLS:
             calls = ", ".join(f"{each.endpoint} x{each.num}" for each in self.record.calls)
             shown = f"{calls}  |  {shown}"
         return (

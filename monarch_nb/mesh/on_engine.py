@@ -17,7 +17,7 @@ from monarch_nb._client import launch
 from monarch_nb._client.session import Session
 from monarch_nb._protocol.names import GetMesh, SetName
 from monarch_nb._protocol.programs import Adopt, SetTimeLimit, Status
-from monarch_nb._protocol.states import ClaimState
+from monarch_nb._protocol.states import ClaimState, OnFailure
 from monarch_nb._shape import Extent, Shape, format_ranks
 from monarch_nb._units import duration
 from monarch_nb.actor.host_mesh import HostMesh
@@ -234,7 +234,7 @@ def _spawn_on(session: Session, joined: list[int], asked: Allocation) -> Mesh:
     procs = hosts.spawn_procs(dims, name=asked.mesh, env=dict(plan.env), method=plan.method)
     procs.initialized.get(SPAWN_S)
     mesh = starting.made(asked.mesh, session, starting.enter(session, procs, dict(plan.env)))
-    if plan.on_failure and plan.on_failure != "stop":
+    if plan.on_failure and plan.on_failure != OnFailure.STOP:
         mesh.on_failure(plan.on_failure, max_restarts=plan.max_restarts)
     records.write_record(replace(asked, is_up=True))
     tell_limit(session, asked)

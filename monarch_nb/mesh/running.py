@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch_nb._protocol.programs import SetOwner
+from monarch_nb._protocol.states import StartMethod
 from monarch_nb._units import duration
 from monarch_nb.actor.handle import session_of
 from monarch_nb.exceptions import MeshUsageError
@@ -29,7 +30,7 @@ class Asked(msgspec.Struct, frozen=True):
     num_hosts: int = 0
     env: Mapping[str, str] | None = None
     idle_timeout_s: float | None = None
-    method: str = "fork"
+    method: str = StartMethod.FORK
     on_failure: str | Callable[[MeshFailure], Any] | None = None
     max_restarts: int = 5
     num_spares: int = 0
@@ -47,7 +48,7 @@ def refuse_other(mesh: Mesh, asked: Asked) -> None:
     _refuse_environment(mesh, asked.env or {}, otherwise)
     for what, is_given in (
         ("--spares (num_spares=)", asked.num_spares),
-        ("--spawn (method='spawn')", asked.method != "fork"),
+        ("--spawn (method='spawn')", asked.method != StartMethod.FORK),
     ):
         if is_given:
             raise MeshUsageError(

@@ -23,6 +23,7 @@ from monarch_nb._host.agent.dumped import from_faulthandler, from_py_spy, is_who
 from monarch_nb._host.agent.supervisor import Supervisor
 from monarch_nb._host.loop import Loop
 from monarch_nb._protocol.hang import RankStacks
+from monarch_nb._protocol.states import StacksBy
 from monarch_nb._wire import address, dump
 from monarch_nb._wire.process import process_trouble
 
@@ -113,7 +114,7 @@ class StackService:
             text = writing.finish(deadline)
             if text:
                 found[target.proc].update(
-                    {"stacks": from_faulthandler(text, writing.main_ident), "how": "faulthandler"}
+                    {"stacks": from_faulthandler(text, writing.main_ident), "how": StacksBy.FAULTHANDLER}
                 )
             else:
                 found[target.proc]["missing"] = f"faulthandler wrote nothing within {WRITE_S:g} s"
@@ -205,7 +206,7 @@ def _by_py_spy(target: _Target, found: RankStacks, native: bool) -> None:
         found.update(
             {
                 "stacks": from_py_spy(ran.stdout),
-                "how": "py-spy, with native frames" if native else "py-spy",
+                "how": StacksBy.PY_SPY_NATIVE if native else StacksBy.PY_SPY,
                 "missing": "",
             }
         )

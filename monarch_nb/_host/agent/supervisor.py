@@ -33,7 +33,7 @@ from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.environment import RankEnvironment
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.rank_spec import OwnSpec, RankPlace, RankSpec, SharedSpec
-from monarch_nb._protocol.states import ProcState
+from monarch_nb._protocol.states import ProcState, StartMethod
 from monarch_nb._wire import address
 from monarch_nb._wire.process import count_oom_kills, set_process_name
 
@@ -198,7 +198,7 @@ class Supervisor:
 
     # --- starting
 
-    def start(self, ranks: list[RankPlace], spec: SharedSpec, method: str) -> None:
+    def start(self, ranks: list[RankPlace], spec: SharedSpec, method: StartMethod) -> None:
         """Start ranks; `ranks` has what is each one's own, `spec` what they share."""
         if self._switch is not None:
             self._switch.waiting.append((ranks, spec, method))
@@ -219,7 +219,7 @@ class Supervisor:
             rank.gpu = one.gpu
             with suppress(OSError):  # of the one that was at this place before
                 os.unlink(address.stop_path(self._directory, rank.proc))
-        if method == "spawn" or spec.group.commands or (spec.group.python or python) != python:
+        if method == StartMethod.SPAWN or spec.group.commands or (spec.group.python or python) != python:
             for one in specs:
                 self._spawn(one)
             return

@@ -12,6 +12,7 @@ from monarch_nb._host.loop import Loop
 from monarch_nb._host.warming import Zygote, start_zygote
 from monarch_nb._protocol.environment import RankEnvironment
 from monarch_nb._protocol.rank_spec import RankPlace, SharedSpec
+from monarch_nb._protocol.states import StartMethod
 
 
 class ZygoteSwitch:
@@ -38,7 +39,7 @@ class ZygoteSwitch:
         self.environment = environment
         self.zygote: Zygote | None = None
         self.held: list[int] = []
-        self.waiting: list[tuple[list[RankPlace], SharedSpec, str]] = []
+        self.waiting: list[tuple[list[RankPlace], SharedSpec, StartMethod]] = []
         self._loop = loop
         self._directory = directory
         self._over = over

@@ -40,7 +40,7 @@ from monarch_nb._protocol.journal import JournalEntry
 from monarch_nb._protocol.names import GroupRecord
 from monarch_nb._protocol.questions import SetBreak
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
-from monarch_nb._protocol.states import EntryKind, StopState
+from monarch_nb._protocol.states import EntryKind, StopMode, StopState
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import name_ranks
 from monarch_nb._wire import address
@@ -86,7 +86,7 @@ class Stop:
     group: str
     where: StopPlace
     state: StopState = StopState.STOPPED
-    mode: str = "pdb"
+    mode: StopMode = StopMode.PDB
 
 
 @dataclass

@@ -15,7 +15,7 @@ from monarch_nb._protocol.base import Plain
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.names import GroupRecord
 from monarch_nb._protocol.rank_spec import GroupSpec
-from monarch_nb._protocol.states import HostState, OnFailure, ProcState
+from monarch_nb._protocol.states import HostState, OnFailure, ProcState, StartMethod
 from monarch_nb._shape import Extent, encode_extent
 from monarch_nb._wire import address
 
@@ -99,7 +99,7 @@ class Group:
     extent: Extent
     procs: list[int]
     spec: GroupSpec
-    method: str
+    method: StartMethod
     policy: Policy = field(default_factory=Policy)
     creator: tuple[int, int] = (0, 0)
 

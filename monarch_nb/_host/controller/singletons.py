@@ -10,6 +10,7 @@ from monarch_nb._protocol.names import ControllerPlace, FindController
 from monarch_nb._protocol.rank_spec import GroupSpec
 from monarch_nb._protocol.ranks import Spawn
 from monarch_nb._protocol.registry import Sender, handles
+from monarch_nb._protocol.states import StartMethod
 
 if TYPE_CHECKING:
     from monarch_nb._host.controller.ranks import RankService
@@ -48,7 +49,7 @@ class SingletonService:
     def _process(self, spec: GroupSpec) -> int:
         """Return the process on the controller host, started when first asked for."""
         if not self._own_proc or not self._registry.lives(self._own_proc):
-            (self._own_proc,) = self._ranks.spawn(Spawn([0], 1, "controllers", spec, "fork"))
+            (self._own_proc,) = self._ranks.spawn(Spawn([0], 1, "controllers", spec, StartMethod.FORK))
         return self._own_proc
 
     def client_gone(self, client: Client) -> None:

@@ -20,7 +20,7 @@ from monarch_nb._protocol.events import StacksTaken, TakeStacks
 from monarch_nb._protocol.hang import Hang, HangRow, RankStacks, Stacks
 from monarch_nb._protocol.questions import AwaitedThings, ThreadStacks
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
-from monarch_nb._protocol.states import EntryKind
+from monarch_nb._protocol.states import EntryKind, StacksBy
 from monarch_nb._wire import address
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class StackRequests:
                 if rank in answers:
                     rows[rank] = {
                         "stacks": answers[rank],
-                        "how": "asked",
+                        "how": StacksBy.ASKED,
                         "missing": "",
                         "process": self._controller.process_state(proc),
                     }
