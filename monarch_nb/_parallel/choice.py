@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
 
 from monarch_nb._parallel.dry_run import DryRun
 from monarch_nb._units import size_text
+
+Strategy = Literal["ddp", "fsdp", "hsdp"]
 
 SLACK = 1.1
 RESERVE_BYTES = 1 << 30
@@ -57,7 +60,6 @@ class Candidate:
     """A way to run a module.
 
     Attributes:
-        strategy: "ddp", "fsdp" or "hsdp".
         checkpoints: activations of repeated layers are computed again.
         reshards: gathered parameters are given back after the forward.
         peak_bytes, seconds: of a step on one rank, estimated.
@@ -66,7 +68,7 @@ class Candidate:
         num_replicas: how many copies of the parameters there are, if each is sharded over several ranks.
     """
 
-    strategy: str
+    strategy: Strategy
     checkpoints: bool
     reshards: bool
     peak_bytes: int
@@ -121,7 +123,7 @@ def candidates(facts: Facts, dry: DryRun | None, checkpoint: bool | None) -> lis
         dry: its dry run, if there was one: without, activations count as nothing.
         checkpoint: None: with and without.
     """
-    ways = [("ddp", True)]
+    ways: list[tuple[Strategy, bool]] = [("ddp", True)]
     if facts.num_ranks > 1:
         ways += [("fsdp", False), ("fsdp", True)]
         if 1 < facts.num_replicas < facts.num_ranks and facts.num_ranks % facts.num_replicas == 0:
@@ -131,7 +133,7 @@ def candidates(facts: Facts, dry: DryRun | None, checkpoint: bool | None) -> lis
 
 
 def _candidate(
-    facts: Facts, dry: DryRun | None, strategy: str, reshards: bool, checkpoints: bool
+    facts: Facts, dry: DryRun | None, strategy: Strategy, reshards: bool, checkpoints: bool
 ) -> Candidate:
     peak = _peak(facts, strategy, reshards) + _activations(facts, dry, checkpoints)
     inside, between = _sent(facts, strategy, reshards)
@@ -144,7 +146,7 @@ def _candidate(
     )  # fmt: skip
 
 
-def _peak(facts: Facts, strategy: str, reshards: bool) -> int:
+def _peak(facts: Facts, strategy: Strategy, reshards: bool) -> int:
     whole = facts.parameter_bytes + facts.trained_bytes + facts.state_bytes
     if strategy == "ddp":
         return whole + facts.trained_bytes * (facts.num_ranks > 1)  # buckets
@@ -161,7 +163,7 @@ def _activations(facts: Facts, dry: DryRun | None, checkpoints: bool) -> int:
     return dry.saved_bytes // facts.num_blocks + dry.saved_bytes // 16
 
 
-def _sent(facts: Facts, strategy: str, reshards: bool) -> tuple[int, int]:
+def _sent(facts: Facts, strategy: Strategy, reshards: bool) -> tuple[int, int]:
     """Return what a rank sends in a step: within its host, and to others."""
     num, hosts = facts.num_ranks, facts.num_hosts
     if num == 1:

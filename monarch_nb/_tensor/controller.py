@@ -24,6 +24,7 @@ from monarch_nb._rank.tensor.protocol import (
     SINGLE,
     Definition,
     Fetched,
+    FetchFrom,
     GridDefinition,
     Hole,
     ScalarHole,
@@ -564,7 +565,7 @@ class Engine:
             raise _lost_or_foreign("this", grid, self)
         check_access("a value that is fetched,", [tensor.mesh_meta], [])
 
-    def fetch(self, tensor: Tensor, how: str) -> list[Any]:
+    def fetch(self, tensor: Tensor, how: FetchFrom) -> list[Any]:
         """Return what each rank says of a value: see `Executor.fetch`.
 
         Raises:
@@ -599,7 +600,7 @@ class Engine:
             raise self._barrier.error(failed)
         return [a.value for a in answers]
 
-    def fetch_later(self, tensor: Tensor, how: str) -> Any:
+    def fetch_later(self, tensor: Tensor, how: FetchFrom) -> Any:
         """Ask the ranks as `fetch` does; return a future of what each says."""
         self.check_usable(tensor)
         self.stream.flush()

@@ -7,7 +7,7 @@ from typing import Any
 from monarch_nb._rank import rendezvous
 from monarch_nb._rank.tensor.executor import Executor, executors
 from monarch_nb._rank.tensor.meshes import PURPOSE, machine
-from monarch_nb._rank.tensor.protocol import Batch, Decision, Fetched, Report
+from monarch_nb._rank.tensor.protocol import Batch, Decision, Fetched, FetchFrom, Report
 from monarch_nb.actor import Actor, Port, current_rank, endpoint
 
 
@@ -28,7 +28,7 @@ class TensorWorker(Actor):
         self._executor.run(batch)
 
     @endpoint
-    def fetch(self, slot: int, how: str, first: int = 0) -> Fetched:
+    def fetch(self, slot: int, how: FetchFrom, first: int = 0) -> Fetched:
         """Return a value, after all commands before."""
         return self._executor.fetch(slot, how, first)
 

@@ -13,11 +13,13 @@ import functools
 import os
 import secrets
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from monarch_nb._wire.mesh_address import APART
 from monarch_nb.rdma.layout import Layout
 
+MemoryKind = Literal["tensor", "array", "bytes"]
+"""What memory was made of."""
 PROCESS = secrets.randbits(63)
 """This run of this program. A fork draws anew (`_drawn_anew`)."""
 
@@ -98,7 +100,7 @@ class Handle:
         region_bytes: length of the region.
         layout: where the elements lie, in bytes from `address`.
         dtype: name of the element type, as torch and numpy know it: `float32`.
-        kind: what it was made of: `tensor`, `array` or `bytes`.
+        kind: what it was made of.
         device: `cpu`, or `cuda:0` as the owner counts.
         gpu: the GPU's UUID.
         read_only: whether it may not be written.
@@ -112,7 +114,7 @@ class Handle:
     region_bytes: int
     layout: Layout
     dtype: str
-    kind: str
+    kind: MemoryKind
     device: str = "cpu"
     gpu: str = ""
     read_only: bool = False

@@ -11,6 +11,7 @@ from typing import Any
 
 from monarch_nb._wire.segment import address_of
 from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.rdma.handle import MemoryKind
 from monarch_nb.rdma.layout import Layout
 
 Local = Any
@@ -35,7 +36,7 @@ class Memory:
     span_bytes: int
     layout: Layout
     dtype: str
-    kind: str
+    kind: MemoryKind
     device: str
     gpu: str
     read_only: bool
@@ -145,7 +146,14 @@ def _of_buffer(local: Any, what: str) -> Memory:
 
 
 def _placed(
-    first: int, layout: Layout, dtype: str, kind: str, device: str, gpu: str, read_only: bool, keepalive: Any
-) -> Memory:
+    first: int,
+    layout: Layout,
+    dtype: str,
+    kind: MemoryKind,
+    device: str,
+    gpu: str,
+    read_only: bool,
+    keepalive: Any,
+) -> Memory:  # fmt: skip
     low, high = layout.span
     return Memory(first + low, high - low, layout.moved(-low), dtype, kind, device, gpu, read_only, keepalive)

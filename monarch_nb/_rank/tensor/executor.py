@@ -39,6 +39,7 @@ from monarch_nb._rank.tensor.protocol import (
     Definition,
     Described,
     Fetched,
+    FetchFrom,
     GoOn,
     GroupHole,
     LayerError,
@@ -317,7 +318,7 @@ class Executor:
 
     # --- values that leave
 
-    def fetch(self, slot: int, how: str, first: int = 0) -> Fetched:
+    def fetch(self, slot: int, how: FetchFrom, first: int = 0) -> Fetched:
         """Return a value: `first`: from one rank only, that of number `first`; `each`: from all;
         `describe`: what it is, tensors without their data.
 

@@ -10,8 +10,10 @@ The n-th command of a message has the sequence number of the message plus n; a D
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+FetchFrom = Literal["first", "each", "describe"]
+"""One rank, each rank, or each rank without the data of tensors."""
 DROP = 0
 """The plan whose command empties slots."""
 FIRST_PLAN = 1
@@ -190,7 +192,6 @@ class ParallelSpec:
 
     Attributes:
         module: with parameters on `meta`: their numbers come apart from it. Buffers are as they are.
-        strategy: "ddp" or "fsdp".
         groups: layers whose parameters are gathered together, by path; the rest is one more group.
         reshards: gathered parameters are given back after the forward.
         whole: layers that look across the batch, by path: each rank runs them on all of it.
@@ -203,7 +204,7 @@ class ParallelSpec:
     """
 
     module: Any
-    strategy: str
+    strategy: Literal["ddp", "fsdp"]
     groups: tuple[str, ...] = ()
     reshards: bool = True
     whole: tuple[str, ...] = ()

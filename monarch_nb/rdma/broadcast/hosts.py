@@ -19,6 +19,7 @@ from monarch_nb.actor.proc_mesh import part_at
 from monarch_nb.rdma.broadcast.buffers import BroadcastReceipt, spread
 from monarch_nb.rdma.buffer import RDMABuffer, handle_of
 from monarch_nb.rdma.extract import extract, restore, snapshot
+from monarch_nb.rdma.handle import MemoryKind
 from monarch_nb.rdma.segments import view
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class ArrayLocation:
     segment: tuple[int, int, int]
     shape: tuple[int, ...]
     dtype: str
-    kind: str
+    kind: MemoryKind
 
     def fields(self) -> tuple[Any, ...]:
         """Return what makes it, in basic types only."""
@@ -121,7 +122,7 @@ def allocate_room(
     return found, memoryview(segment.map)[: handle.nbytes]
 
 
-def _array(memory: Any, shape: Sequence[int], dtype: str, kind: str) -> Any:
+def _array(memory: Any, shape: Sequence[int], dtype: str, kind: MemoryKind) -> Any:
     if kind == "tensor":
         import torch
 
