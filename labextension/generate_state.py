@@ -157,9 +157,9 @@ def _own_fields(kind: type[msgspec.Struct]) -> Iterator[tuple[str, Any]]:
 
 
 def _field(kind: type[msgspec.Struct], name: str, hint: Any) -> Iterator[str]:
-    said = _docs_of_fields(kind).get(name, "")
-    if said:
-        yield _comment(said, "  ").removesuffix("\n")
+    text = _docs_of_fields(kind).get(name, "")
+    if text:
+        yield _comment(text, "  ").removesuffix("\n")
     yield f"  {name}{'?' if name in LATER.get(kind, ()) else ''}: {type_text(hint)};"
 
 
@@ -168,12 +168,12 @@ def _docs_of_fields(kind: type[msgspec.Struct]) -> dict[str, str]:
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     body = tree.body if isinstance(tree, ast.ClassDef) else []
     return {
-        field.target.id: inspect.cleandoc(str(ast.literal_eval(said.value)))
-        for field, said in pairwise(body)
+        field.target.id: inspect.cleandoc(str(ast.literal_eval(doc.value)))
+        for field, doc in pairwise(body)
         if isinstance(field, ast.AnnAssign)
         and isinstance(field.target, ast.Name)
-        and isinstance(said, ast.Expr)
-        and isinstance(said.value, ast.Constant)
+        and isinstance(doc, ast.Expr)
+        and isinstance(doc.value, ast.Constant)
     }
 
 

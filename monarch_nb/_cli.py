@@ -277,12 +277,12 @@ def _keep_store(arguments: argparse.Namespace) -> int:
     """Clean this machine's store of environments, or make this environment in another one."""
     from monarch_nb.mesh import shipping
 
-    said = (
+    done = (
         shipping.export_here(arguments.export, verify=arguments.verify)
         if arguments.export
         else shipping.clean_here()
     )
-    _say(arguments, said)
+    _say(arguments, done)
     return 0
 
 

@@ -322,8 +322,8 @@ class DeviceMeshError(MeshError):
         )
 
     def _block(self, failure: RankFailure) -> str:
-        said = failure.traceback and f"{failure.type}: {failure.message}" in self.message
-        return failure.traceback.rstrip() if said else str(failure)
+        is_known = failure.traceback and f"{failure.type}: {failure.message}" in self.message
+        return failure.traceback.rstrip() if is_known else str(failure)
 
     def briefly(self) -> Self:
         """Return this error with a text of one line: what has happened was told in full before. The

@@ -165,10 +165,10 @@ class Kernel:
             drop()
         with suppress(Exception):  # whatever can't be shown any more, the kernel ends
             self.leave(f"this kernel was shut down at {time.strftime('%H:%M:%S')}")
-        told = list(self.on_end)
-        for each in told:
+        callbacks = list(self.on_end)
+        for each in callbacks:
             each()
-        return bool(told)
+        return bool(callbacks)
 
 
 async def _come_to_rest(kernel: Any) -> None:

@@ -210,8 +210,8 @@ def knock(invitation: Invitation, node: str, place: int | None, keys: KeyPair | 
     tried = []
     for address in invitation.addresses:
         trouble = _unreachable(address)
-        said = Knock(keys.public, node, wire.VERSION, address, place)
-        answer = None if trouble else _ask(invitation, address, said.to_json())
+        knock = Knock(keys.public, node, wire.VERSION, address, place)
+        answer = None if trouble else _ask(invitation, address, knock.to_json())
         if isinstance(answer, Admission):
             if answer.error:
                 raise LauncherError(answer.error)
@@ -235,14 +235,14 @@ def _unreachable(address: str) -> str:
     return ""
 
 
-def _ask(invitation: Invitation, address: str, said: bytes) -> Admission | str:
+def _ask(invitation: Invitation, address: str, knock: bytes) -> Admission | str:
     """Knock at an address; return the answer, or what came instead."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    guest = context.socket(zmq.DEALER)
-    guest.setsockopt(zmq.LINGER, 0)
-    guest.setsockopt(zmq.IPV6, int("[" in address))
-    guest.curve_serverkey = invitation.controller_key.encode()
-    guest.curve_publickey, guest.curve_secretkey = (
+    connection = context.socket(zmq.DEALER)
+    connection.setsockopt(zmq.LINGER, 0)
+    connection.setsockopt(zmq.IPV6, int("[" in address))
+    connection.curve_serverkey = invitation.controller_key.encode()
+    connection.curve_publickey, connection.curve_secretkey = (
         invitation.guest_public.encode(),
         invitation.guest_secret.encode(),
     )
@@ -251,19 +251,20 @@ def _ask(invitation: Invitation, address: str, said: bytes) -> Admission | str:
         | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     )
-    monitor = guest.get_monitor_socket(failed)
+    monitor = connection.get_monitor_socket(failed)
     try:
-        guest.connect(address)
-        guest.send(said)
+        connection.connect(address)
+        connection.send(knock)
         ready = {
-            s for s, _ in zmq.zmq_poll([(guest, zmq.POLLIN), (monitor, zmq.POLLIN)], int(ANSWER_S * 1000))
+            s
+            for s, _ in zmq.zmq_poll([(connection, zmq.POLLIN), (monitor, zmq.POLLIN)], int(ANSWER_S * 1000))
         }
-        if guest in ready:
-            return Admission.from_json(guest.recv())
+        if connection in ready:
+            return Admission.from_json(connection.recv())
         return _handshake_text(monitor) if monitor in ready else f"no answer within {ANSWER_S:g} s"
     finally:
-        guest.disable_monitor()
-        guest.close()
+        connection.disable_monitor()
+        connection.close()
         monitor.close(0)
         context.term()
 

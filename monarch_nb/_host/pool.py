@@ -22,7 +22,7 @@ from types import FrameType
 from monarch_nb._host import launcher
 from monarch_nb._wire.invitation import InvitationError
 
-WAITING, TAKEN, BUSY, JOIN, SAID = "waiting", "taken", "busy", "join", "said"
+WAITING, TAKEN, BUSY, JOIN, REFUSAL = "waiting", "taken", "busy", "join", "said"
 _STATES = (WAITING, TAKEN, BUSY)
 POLL_S = 0.1
 
@@ -71,7 +71,7 @@ def release(directory: str, host: str) -> None:
 
 def invite(directory: str, host: str, invitation: str) -> None:
     """Give a host that was taken its invitation."""
-    forget_words(directory, host)
+    forget_refusal(directory, host)
     part = _path(directory, host, "part")
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with open(fd, "w") as file:
@@ -79,17 +79,17 @@ def invite(directory: str, host: str, invitation: str) -> None:
     os.rename(part, _path(directory, host, JOIN))
 
 
-def words_of(directory: str, host: str) -> str:
+def refusal_of(directory: str, host: str) -> str:
     """Return why a host couldn't join; empty if it could, or hasn't tried yet."""
-    with suppress(OSError), open(_path(directory, host, SAID)) as file:
+    with suppress(OSError), open(_path(directory, host, REFUSAL)) as file:
         return file.read(4096).strip()
     return ""
 
 
-def forget_words(directory: str, host: str) -> None:
-    """Remove what a host has said."""
+def forget_refusal(directory: str, host: str) -> None:
+    """Remove the reason that a host has given."""
     with suppress(FileNotFoundError):
-        os.unlink(_path(directory, host, SAID))
+        os.unlink(_path(directory, host, REFUSAL))
 
 
 def _path(directory: str, host: str, state: str) -> str:
@@ -192,7 +192,7 @@ def _say(directory: str, host: str, words: str) -> None:
     """Tell who has invited why there's no host."""
     print(f"node {host}: {words}", file=sys.stderr, flush=True)
     with suppress(OSError):
-        fd = os.open(_path(directory, host, SAID), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        fd = os.open(_path(directory, host, REFUSAL), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(fd, "w") as file:
             file.write(words)
 

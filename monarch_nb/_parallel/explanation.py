@@ -38,7 +38,7 @@ class Explanation:
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Return a word, what it's about, and what is said of it, for each line."""
-        rows = [(self._word(each), each.name, self._said(each)) for each in self.ways]
+        rows = [(self._word(each), each.name, self._reason(each)) for each in self.ways]
         rows.sort(key=lambda row: row[0] not in ("taken", "asked"))
         return [*rows, *self._layers()]
 
@@ -47,7 +47,7 @@ class Explanation:
             return "asked" if self.asked else "taken"
         return "not"
 
-    def _said(self, way: Candidate) -> str:
+    def _reason(self, way: Candidate) -> str:
         cost = f"peak {size_text(way.peak_bytes)} a rank, {size_text(way.sent_bytes)} sent a step"
         if way != self.taken:
             return f"{cost}; {why_not(way, self.taken, self.facts)}"
@@ -62,10 +62,10 @@ class Explanation:
         rows = [("tied", " = ".join(names), "one parameter") for names in self.tied]
         rows += [("whole", name, "every rank has all of it: it can't be split") for name in self.apart]
         for each in self.dry.findings if self.dry else ():
-            said = f"looks across the batch ({each.op.removeprefix('aten.')}: {each.reason}), {each.place}"
+            text = f"looks across the batch ({each.op.removeprefix('aten.')}: {each.reason}), {each.place}"
             rows.append((
                 "whole", f"{each.path or 'the module'} ({each.kind})",
-                f"{said}; every rank runs it on the whole batch, "
+                f"{text}; every rank runs it on the whole batch, "
                 f"+{size_text(each.num_bytes)} gathered a forward",
             ))  # fmt: skip
         if self.slow:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from monarch_nb._protocol.base import Record, Request
 from monarch_nb._protocol.hang import RankStacks
 from monarch_nb._protocol.profiles import ProfileOptions
@@ -172,7 +174,7 @@ class CellOver(Record, frozen=True, tag=True):
         unfinished: what is known of ranks that were given up.
         failures: in the order of their causes.
         stopped: ranks that were interrupted.
-        said: what the controller has said about it.
+        messages: of the controller, to people.
         seconds: run times, by rank.
     """
 
@@ -181,7 +183,7 @@ class CellOver(Record, frozen=True, tag=True):
     unfinished: dict[int, RankStacks]
     failures: list[CellFailure]
     stopped: list[int]
-    said: list[str]
+    messages: list[str] = msgspec.field(name="said")
     seconds: dict[int, float]
 
 

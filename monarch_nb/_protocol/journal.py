@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from monarch_nb._protocol.base import Record, Request
@@ -84,7 +85,7 @@ class JournalEntry(Kept, frozen=True, omit_defaults=True):
         script, always: whether the cell is a script; whether new ranks run it, too.
         rerun_of, replay_of: entries that the cell repeats; 0: none.
         seen: somebody has seen how the cell ended.
-        reason, unfinished, failures, stopped, said: as in `CellOver`.
+        reason, unfinished, failures, stopped, messages: as in `CellOver`.
         missing: why output of the cell may be missing.
         calls: of a program, by endpoint; `origin`: the program's cell that has made them.
         names, values: variables that were pushed or pulled; literals of those pushed that have one.
@@ -118,7 +119,7 @@ class JournalEntry(Kept, frozen=True, omit_defaults=True):
     unfinished: dict[int, RankStacks] = {}
     failures: list[CellFailure] = []
     stopped: list[int] = []
-    said: list[str] = []
+    messages: list[str] = msgspec.field(default_factory=list, name="said")
     missing: str = ""
     calls: list[EndpointCalls] = []
     origin: int = 0
@@ -167,7 +168,7 @@ class JournalEntry(Kept, frozen=True, omit_defaults=True):
     def over(self) -> CellOver:
         """Return how the cell of this entry has ended, as those who watch it are told."""
         return CellOver(
-            CellStatus(self.status), self.reason, self.unfinished, self.failures, self.stopped, self.said,
+            CellStatus(self.status), self.reason, self.unfinished, self.failures, self.stopped, self.messages,
             self.seconds,
         )  # fmt: skip
 

@@ -41,7 +41,7 @@ from monarch_nb._wire.granted import granted_cores
 from monarch_nb._wire.mesh_address import MeshAddress
 
 _PR_SET_NAME = 15
-_TOLD_S = 0.5
+_NOTICE_S = 0.5
 _PR_SET_PDEATHSIG = 1
 _ADOPTION_S = 5.0
 LINGER_S = 0.5
@@ -195,7 +195,7 @@ def _is_for_host(spec: RankSpec) -> bool:
         return False
     directory = spec.host.directory
     notice, stop = address.notice_path(directory), address.stop_path(directory, spec.place.proc)
-    limit = time.monotonic() + _TOLD_S
+    limit = time.monotonic() + _NOTICE_S
     while not os.path.exists(stop):
         if os.path.exists(notice):
             return True

@@ -75,8 +75,8 @@ class RankActors(ActorHost):
 
     def _debug(self, message: Message) -> Any:
         """Take a line for a thread that has stopped; return the waiter to wake."""
-        said: DebugLine = Body(self.transport, message).read(DebugLine)
-        return self._rank.debugger.take_line(said.key, said.n, said.line)
+        line: DebugLine = Body(self.transport, message).read(DebugLine)
+        return self._rank.debugger.take_line(line.key, line.n, line.line)
 
     def _open_rendezvous_soon(self, message: Message) -> None:
         """Start a store for the run of a script. In a thread: it may have to import torch first."""

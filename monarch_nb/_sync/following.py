@@ -76,7 +76,7 @@ class Followed:
         self.copies: dict[int, Copy] = {}
         self._options = SyncOptions()
         """As it was brought last."""
-        self._said = ""
+        self._reported = ""
         """Id of the scan of which it was said that hosts don't have it."""
 
     def bring(self, hosts: Sequence[int], options: SyncOptions) -> WorkspaceReceipt:
@@ -145,10 +145,10 @@ class Followed:
             f"other hosts were sent {'it' if len(paths) < 2 else 'them'}"
         )
 
-    def is_to_be_said(self) -> bool:
+    def is_unreported(self) -> bool:
         """Say whether it's the first time that this is asked for the files as they are."""
         now = self.workspace.current().id
-        is_new, self._said = now != self._said, now
+        is_new, self._reported = now != self._reported, now
         return is_new
 
     def _changed_paths(self) -> list[str]:

@@ -90,8 +90,8 @@ class TemplateMaker:
 def written_names(func: Any) -> frozenset[str]:
     """Return the arguments that an operation changes."""
     arguments = schema_of(func).arguments
-    said = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-    return frozenset([*said, *HIDDEN_WRITES.get(func, ())])
+    written = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    return frozenset([*written, *HIDDEN_WRITES.get(func, ())])
 
 
 def positions(

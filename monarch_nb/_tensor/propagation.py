@@ -158,8 +158,8 @@ def _moves(info: Any, sharding: Any) -> str:
     if not sharding.needs_redistribute or sharding.redistribute_schema is None:
         return ""
     pairs = zip(info.schema.args_spec, sharding.redistribute_schema.args_spec, strict=True)
-    said = [f"{a.placements[0]} → {b.placements[0]}" for a, b in pairs if a.placements != b.placements]
-    return ", ".join(said)
+    moves = [f"{a.placements[0]} → {b.placements[0]}" for a, b in pairs if a.placements != b.placements]
+    return ", ".join(moves)
 
 
 def _flat(result: Any) -> list[Any]:

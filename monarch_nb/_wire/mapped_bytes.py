@@ -119,9 +119,9 @@ def is_layout_known() -> bool:
         return False
     sample = bytes(range(1, 8))
     header = _Header.from_address(id(sample))
-    said = (header.kind, header.size, header.hash, 0 < header.holders < 10)
+    found = (header.kind, header.size, header.hash, 0 < header.holders < 10)
     data = ctypes.string_at(id(sample) + ctypes.sizeof(_Header), len(sample) + 1)
-    return said == (id(bytes), len(sample), -1, True) and data == sample + b"\0"
+    return found == (id(bytes), len(sample), -1, True) and data == sample + b"\0"
 
 
 def _map(fd: int, offset: int, nbytes: int) -> tuple[int, int]:

@@ -77,13 +77,13 @@ def _script_of(words: Sequence[str]) -> tuple[str, ...]:
 def _read_torchrun(words: Sequence[str]) -> Any:
     from torch.distributed.run import get_args_parser
 
-    said = io.StringIO()
+    errors = io.StringIO()
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(errors):
             return get_args_parser().parse_args(words)
     except SystemExit:
         raise MeshUsageError(
-            f"serve: {(said.getvalue().strip().splitlines() or ['no script'])[-1]}"
+            f"serve: {(errors.getvalue().strip().splitlines() or ['no script'])[-1]}"
         ) from None
 
 

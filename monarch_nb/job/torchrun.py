@@ -172,8 +172,8 @@ class Meeting:
                 f"rank {self.rank} has waited for rank 0 ({str(error).splitlines()[0]})"
             ) from None
 
-    def heard(self, keys: Sequence[str]) -> list[str]:
-        """Return the words that are there already."""
+    def messages(self, keys: Sequence[str]) -> list[str]:
+        """Return the messages under some keys that are there already."""
         return [self._store.get(key).decode() for key in keys if self._store.check([key])]
 
 

@@ -71,7 +71,7 @@ def _compare(session: Session, hosts: Sequence[int]) -> None:
         known.update(found)
         if new:
             session.request(SetDifferences(new))
-        for text in said(new):
+        for text in sentences(new):
             print(text, file=sys.stderr, flush=True)
 
 
@@ -93,10 +93,10 @@ def differences(session: Session, hosts: Sequence[int]) -> dict[int, str]:
     return found
 
 
-def said(found: Mapping[int, str]) -> list[str]:
+def sentences(found: Mapping[int, str]) -> list[str]:
     """Return a line for each kind of difference, with the hosts that have it.
 
-    >>> said({0: "", 1: "einops isn't there", 2: "einops isn't there"})
+    >>> sentences({0: "", 1: "einops isn't there", 2: "einops isn't there"})
     ["hosts 1-2 differ from here: einops isn't there"]
     """
     by_text: dict[str, list[int]] = {}

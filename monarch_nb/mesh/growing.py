@@ -215,32 +215,36 @@ def give_back_idle(mesh: Mesh) -> list[str]:
     if not idle:
         return []
     session_of(mesh).request(StopHosts([row.index for row in idle]))
-    said = [f"host{'s' * (len(idle) > 1)} {', '.join(row.name for row in idle)} left the mesh"]
-    _edit(mesh.name, lambda found: _without(mesh, found, idle, said))
+    messages = [f"host{'s' * (len(idle) > 1)} {', '.join(row.name for row in idle)} left the mesh"]
+    _edit(mesh.name, lambda found: _without(mesh, found, idle, messages))
     on_engine.tell_limit(session_of(mesh), records.read_record(mesh.name) or asked)
-    return said
+    return messages
 
 
-def _without(mesh: Mesh, asked: Allocation, left: Sequence[on_engine.HostRow], said: list[str]) -> Allocation:
+def _without(
+    mesh: Mesh, asked: Allocation, left: Sequence[on_engine.HostRow], messages: list[str]
+) -> Allocation:
     """Return what is left of a mesh's requests when hosts have left; what has none any more is ended."""
     engine = engine_of(asked.spec)
     up = {row.index for row in on_engine.host_rows(mesh) if row.state == HostState.UP}
     kept: list[Allocation] = []
     for each in asked.requests:
         if up & set(each.hosts):
-            kept.append(_smaller(engine, each, [row.name for row in left if row.index in each.hosts], said))
+            kept.append(
+                _smaller(engine, each, [row.name for row in left if row.index in each.hosts], messages)
+            )
         else:
             engine.end_allocation(each)
-            said.append(f"{each.described()} was given back")
+            messages.append(f"{each.described()} was given back")
     return _of_requests(asked, kept)
 
 
-def _smaller(engine: Engine, asked: Allocation, names: Sequence[str], said: list[str]) -> Allocation:
+def _smaller(engine: Engine, asked: Allocation, names: Sequence[str], messages: list[str]) -> Allocation:
     """Return a request without hosts that have left; if the engine keeps them, that is said."""
     try:
         return engine.release(asked, names) if names else asked
     except EngineError as error:
-        said.append(str(error))
+        messages.append(str(error))
         return asked
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from monarch_nb.actor.future import Future
     from monarch_nb.mesh.core import Mesh
 
-_TOLD_S = 10.0
+_TELL_S = 10.0
 """So long ranks of new hosts are waited for to take on where the files are."""
 _GONE = (HostState.LEAVING, HostState.STOPPED)
 _seen: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
@@ -68,10 +68,10 @@ def _bring(mesh: Mesh, spaces: Workspaces, generations: dict[int, int]) -> None:
     _tell_ranks(mesh, spaces, new)
     for receipt in receipts:
         if any(not host.is_shared for host in receipt.hosts.values()):
-            print("\n".join(_said(receipt)), file=sys.stderr)
+            print("\n".join(_lines(receipt)), file=sys.stderr)
 
 
-def _said(receipt: WorkspaceReceipt) -> list[str]:
+def _lines(receipt: WorkspaceReceipt) -> list[str]:
     rest = [] if receipt.is_done else ["%mesh sync tries again"]
     return [f"hosts have joined since workspace {receipt.folder} was sent:", *receipt.host_lines(), *rest]
 
@@ -84,4 +84,4 @@ def _tell_ranks(mesh: Mesh, spaces: Workspaces, hosts: Sequence[int]) -> None:
         pairs = spaces.pairs(part.host_indices[0]) if part.host_indices[0] in hosts else ()
         if pairs:
             futures[rank] = work_on(part, Work.RELOAD, ReloadRequest((), False, pairs), "sync")
-    answers(futures, time.monotonic() + _TOLD_S)
+    answers(futures, time.monotonic() + _TELL_S)

@@ -211,7 +211,7 @@ def before_cell(mesh: Mesh) -> None:
             raise StaleCode(
                 f"{text}, and the cell hasn't run. Next: %mesh sync (mesh.sync()), or %mesh set sync warn"
             )
-        if followed.is_to_be_said():
+        if followed.is_unreported():
             print(
                 f"{text}. Next: %mesh sync; or %mesh set sync watch, to send files before each cell",
                 file=sys.stderr,

@@ -122,9 +122,9 @@ def test_a_bad_invitation_is_answered_and_the_host_waits_on(hosts: Pool) -> None
         "one may have it"
     )
     pool.invite(hosts.directory, "a", "{}")
-    wait_until(lambda: pool.words_of(hosts.directory, "a") != "", "what the host says")
-    assert "invitation" in pool.words_of(hosts.directory, "a")
-    pool.forget_words(hosts.directory, "a")
+    wait_until(lambda: pool.refusal_of(hosts.directory, "a") != "", "what the host says")
+    assert "invitation" in pool.refusal_of(hosts.directory, "a")
+    pool.forget_refusal(hosts.directory, "a")
 
 
 def test_a_host_that_is_told_to_end_leaves_its_mesh_and_its_launcher_ends(hosts: Pool) -> None:

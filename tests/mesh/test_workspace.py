@@ -25,7 +25,7 @@ from monarch_nb.actor.workspace import Workspace
 from monarch_nb.exceptions import ActorError, MeshUsageError, StaleCode
 from monarch_nb.job import ProcessJob
 from monarch_nb.mesh import Mesh
-from monarch_nb.mesh.drift import differences, said
+from monarch_nb.mesh.drift import differences, sentences
 
 MODEL = """
 from monarch_nb.actor import Actor, endpoint
@@ -187,7 +187,7 @@ def test_a_host_that_differs_is_said_at_the_start_and_stands_in_status_and_card(
     assert [host.differs for host in status.hosts] == ["", text, text]
     assert f"  hosts 1-2 differ: {text}\n" in status.text()
     assert "differs: onlyhere isn" in render(status)
-    assert said(differences(mesh._session, [1, 2])) == [f"hosts 1-2 differ from here: {text}"]
+    assert sentences(differences(mesh._session, [1, 2])) == [f"hosts 1-2 differ from here: {text}"]
 
 
 def test_a_copy_of_the_workspace_that_is_behind_is_found(synced: Mesh, project: Path) -> None:

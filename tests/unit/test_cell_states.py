@@ -289,7 +289,7 @@ def test_groups_are_made_anew_when_some_were_aborted_however_fast_the_cell_was(w
     assert 1 not in world.over
     assert not world.of(do.Remake), "nobody knows yet whether anything was aborted"
     world.answer_all()
-    assert world.over[1].said[-1] == "made anew"
+    assert world.over[1].messages[-1] == "made anew"
     assert not world.over[1].failures, "what they raise comes of the abort"
 
 
@@ -319,7 +319,7 @@ def test_nothing_begins_on_a_rank_that_hangs_however_many_cells_wait_there(world
     world.answer_all()
     assert set(world.over) == {1, 2, 3, 4}
     assert world.sent[PROCS[0]] == [1]
-    assert world.over[3].said == ["cancelled: rank 0 hangs in cell #1"]
+    assert world.over[3].messages == ["cancelled: rank 0 hangs in cell #1"]
     assert world.states.stuck_in(PROCS[0]) == 1
     assert not world.states.is_free(PROCS[0])
 

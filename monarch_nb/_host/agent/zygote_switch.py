@@ -53,7 +53,7 @@ class ZygoteSwitch:
         except OSError as error:
             self._end_switch(f"{error.filename or self.environment.python}: {error.strerror}")
             return
-        self._loop.watch_file(zygote.link.fileno(), lambda: self._heard(zygote))
+        self._loop.watch_file(zygote.link.fileno(), lambda: self._on_answer(zygote))
 
     def _hold(self) -> None:
         """Keep the environment from being removed while somebody runs in it: the zygote and its forks
@@ -66,7 +66,7 @@ class ZygoteSwitch:
             with suppress(OSError):
                 os.utime(fd)
 
-    def _heard(self, zygote: Zygote) -> None:
+    def _on_answer(self, zygote: Zygote) -> None:
         try:
             data = zygote.link.recv(65536)
         except OSError:

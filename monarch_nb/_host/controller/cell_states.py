@@ -139,7 +139,7 @@ class Cell:
             unfinished=self.unfinished,
             failures=sorted(self.failures, key=lambda f: cause_time(f.type, f.when)),
             stopped=sorted(r for r, s in self.ended.items() if s == CellStatus.INTERRUPTED),
-            said=self.messages,
+            messages=self.messages,
             seconds={r: round(s, 6) for r, s in sorted(self.seconds.items())},
         )
 
@@ -488,9 +488,9 @@ class CellStates:
         if cell is not None and cell.over:
             self._finish(cell, text)
 
-    def _finish(self, cell: Cell, said: str) -> None:
-        if said:
-            self._say(cell, said)
+    def _finish(self, cell: Cell, message: str) -> None:
+        if message:
+            self._say(cell, message)
         del self._cells[cell.n]
         self._effects.append(Over(cell.n, cell.summary()))
 

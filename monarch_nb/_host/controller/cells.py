@@ -226,7 +226,7 @@ class Cells:
             case to_do.Remake():
                 run_workflow(
                     remake_groups(controller, dict(effect.procs)),
-                    lambda said: self._happens(GroupsRemade(effect.n, str(said))),
+                    lambda message: self._happens(GroupsRemade(effect.n, str(message))),
                 )
             case _:
                 assert_never(effect)

@@ -316,7 +316,7 @@ class CheckpointService:
     def on_preempted(self, event: HostPreempted, sender: Sender) -> None:
         """Handle the coming loss of another host: have its ranks' actors saved, then let the host leave."""
         host = self._controller.registry.hosts[address.host_of(sender.proc)]
-        of_job = f" with {self._controller.time_limit.said_of(event.job)}" if event.job else ""
+        of_job = f" with {self._controller.time_limit.describe_end(event.job)}" if event.job else ""
         host.taken = f"was ended{of_job}: host {host.hostname} was told to end"
         theirs = {p.proc for p in self._controller.registry.alive_on(address.host_of(sender.proc))}
         self.save_then(theirs, lambda: self._controller.event(sender.proc, Leave()))

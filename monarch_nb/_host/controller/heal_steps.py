@@ -130,8 +130,8 @@ def heal_steps(registry: Registry, request: Heal, is_stuck: Callable[[int], bool
     yield from _start(registry, lost, report)
     ranks = {p.rank: p.proc for p in members if p.end is None}
     report.ranks = sorted(p.rank for p in (*lost, *hanging) if p.end is None)
-    said = yield RemakeGroup(ranks, if_torn=not report.ranks)
-    report.messages += [said] if said else []
+    message = yield RemakeGroup(ranks, if_torn=not report.ranks)
+    report.messages += [message] if message else []
     yield RunDefinitions(group, {rank: ranks[rank] for rank in report.ranks}, report)
     yield MakeActors(frozenset(ranks.values()) & frozenset(wanted), report)
     if report.ranks and request.procs:

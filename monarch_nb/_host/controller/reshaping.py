@@ -169,14 +169,14 @@ class Reshaping:
             for p in group.procs
             if controller.registry.procs[p].end is None
         }
-        said = yield from remake_groups(controller, living, size_before=size_before)
+        message = yield from remake_groups(controller, living, size_before=size_before)
         anew = frozenset(r.actor_id for r in one_state if r.actor_id in actors)
         report.ranks = sorted(controller.registry.procs[p].rank for p in fresh)
         started = {rank: living[rank] for rank in report.ranks if rank in living}
         yield from controller.definitions.run(group, started, report)
         yield from controller.healing.make_actors(set(living.values()), report, anew)
         report.messages += [f"{len(gone)} ranks left" if len(gone) > 1 else "1 rank left"] if gone else []
-        report.messages += [f"the mesh is now {new}", *([said] if said else [])]
+        report.messages += [f"the mesh is now {new}", *([message] if message else [])]
         report.seconds = time.monotonic() - began
         return report
 

@@ -79,7 +79,7 @@ class TimeLimit:
         left = duration(max(0, round(self.ends_at - time.time())))
         return f"{self._job} ends in {left}: a cell would be cut off. More time: %mesh extend 1h"
 
-    def said_of(self, job: str) -> str:
+    def describe_end(self, job: str) -> str:
         """Return what has become of a job whose hosts were told to end, in words."""
         is_up = self._state.is_up(time.time())
         if is_up is None:

@@ -123,8 +123,8 @@ def try_prefix(prefix: Prefix, modules: Sequence[str]) -> str:
         return f"its interpreter can't be started: {error}"
     if not tried.returncode:
         return ""
-    said = tried.stderr.strip().splitlines()
-    return f"it doesn't work there: {said[-1] if said else f'exit code {tried.returncode}'}"
+    errors = tried.stderr.strip().splitlines()
+    return f"it doesn't work there: {errors[-1] if errors else f'exit code {tried.returncode}'}"
 
 
 def clean_variables(environ: Mapping[str, str]) -> dict[str, str]:

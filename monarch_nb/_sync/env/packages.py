@@ -90,9 +90,9 @@ def _groups(
     words = [MISSING if state is None else str(state) for state in states]
     groups = []
     for (state, hosts), text in zip(states.items(), words, strict=True):
-        is_told_apart = state is None or words.count(text) == 1
+        is_unique = state is None or words.count(text) == 1
         groups.append(
-            (tuple(hosts), text if is_told_apart or state is None else f"{text} ({state.digest[:_SHORT]})")
+            (tuple(hosts), text if is_unique or state is None else f"{text} ({state.digest[:_SHORT]})")
         )
     return tuple(sorted(groups, key=lambda group: (-len(group[0]), group[0])))
 

@@ -123,12 +123,12 @@ def _wheel_package(root: str, site: str, folder: str) -> Package | None:
     wheel = os.path.join(root, folder, "WHEEL")
     linked_ns = os.stat(wheel).st_mtime_ns + LATE_LINKED_NS if os.path.exists(wheel) else 0
     claims, files = {}, []
-    for path, said, size in _rows(record):
+    for path, digest, size in _rows(record):
         inside = os.path.normpath(f"{site}/{path}") if ".." in path or not site else f"{site}/{path}"
         if inside.startswith(("/", "../")):  # of no layer
             continue
         files.append(inside)
-        if said.startswith("sha256=") and (sha := _hexadecimal(said[7:])):
+        if digest.startswith("sha256=") and (sha := _hexadecimal(digest[7:])):
             claims[inside] = Claim(sha, int(size) if size.isdecimal() else -1, until_ns, linked_ns)
     return Package(
         _normalised(name), version, claims, tuple(files),

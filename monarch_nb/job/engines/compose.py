@@ -89,11 +89,11 @@ class Compose(Engine):
         """Let those wait again that haven't joined. Others do when their mesh ends."""
         for host in allocation.parts:
             pool.release(allocation.directory, host)
-            pool.forget_words(allocation.directory, host)
+            pool.forget_refusal(allocation.directory, host)
 
     def logs(self, allocation: Allocation) -> list[str]:
-        said = [(host, pool.words_of(allocation.directory, host)) for host in allocation.parts]
-        return [f"node {host}: {words}" for host, words in said if words]
+        refusals = [(host, pool.refusal_of(allocation.directory, host)) for host in allocation.parts]
+        return [f"node {host}: {words}" for host, words in refusals if words]
 
     def script(self, allocation: Allocation) -> str:
         spec = allocation.spec

@@ -151,14 +151,14 @@ class Kubernetes(Engine):
 
     def _queued(self, api: Api, job: Job, pods: list[Pod]) -> Look:
         """Say why pods have no nodes: in the scheduler's words, or in those of who may not make them."""
-        said = [
+        messages = [
             c.message or c.reason or ""
             for pod in pods
             for c in pod.status.conditions
             if c.type == "PodScheduled" and c.status == "False"
         ]
-        if said:
-            return Look(State.QUEUED, said[0].strip())
+        if messages:
+            return Look(State.QUEUED, messages[0].strip())
         refused = self._refusals(api, job) if len(pods) < job.spec.parallelism else []
         if refused:
             return Look(State.QUEUED, refused[-1], "Kubernetes makes no pods for it, for that reason")
@@ -268,8 +268,8 @@ def _last_words(pod: Pod) -> list[str]:
     if pod.status.phase == "Failed" and pod.status.reason:
         return [f"node {name}: {pod.status.reason}: {pod.status.message or ''}".rstrip(": ")]
     found = [each.state.terminated for each in pod.status.container_statuses]
-    said = [(t.message or (t.reason or "") * (t.exit_code != 0)).strip() for t in found if t is not None]
-    return [f"node {name}: {_tail(words)}" for words in said if words]
+    messages = [(t.message or (t.reason or "") * (t.exit_code != 0)).strip() for t in found if t is not None]
+    return [f"node {name}: {_tail(words)}" for words in messages if words]
 
 
 def _tail(words: str) -> str:

@@ -16,8 +16,8 @@ class Refused(EngineError):
         status: as in HTTP.
     """
 
-    def __init__(self, status: int, said: str) -> None:
-        super().__init__(f"kubernetes: {said}")
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"kubernetes: {message}")
         self.status = status
 
 

@@ -94,13 +94,13 @@ class Api:
         return bool(answer["status"].get("allowed"))
 
     def _refused(self, error: ApiException) -> Refused:
-        status, said = int(error.status or 0), _said(error)
+        status, message = int(error.status or 0), _message_of(error)
         if status == UNAUTHORIZED:
-            said = f"{self.server} doesn't know you ({said}): log in again, then try: kubectl get pods"
-        return Refused(status, said)
+            message = f"{self.server} doesn't know you ({message}): log in again, then try: kubectl get pods"
+        return Refused(status, message)
 
 
-def _said(error: ApiException) -> str:
+def _message_of(error: ApiException) -> str:
     """Return the server's own sentence."""
     try:
         return str(json.loads(error.body)["message"])

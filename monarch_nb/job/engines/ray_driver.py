@@ -40,12 +40,12 @@ class Host:
 
         # Ray counts a worker's threads, and calls each of its children a worker: ranks are none.
         kept = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS" and not k.startswith("RAY_")}
-        self.said = tempfile.TemporaryFile()  # noqa: SIM115 - as long as this actor
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as this actor
         self.process = subprocess.Popen(
             ["bash", "-c", f"exec {script}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=self.said,
+            stderr=self.errors,
             env=kept,
             preexec_fn=end_with_worker,
         )
@@ -59,8 +59,8 @@ class Host:
         code = self.process.poll()
         if code is None:
             return None
-        self.said.seek(0)
-        lines = self.said.read(65536).decode(errors="replace").strip().splitlines()
+        self.errors.seek(0)
+        lines = self.errors.read(65536).decode(errors="replace").strip().splitlines()
         return "" if code == 0 else "; ".join(lines[-3:]) or f"exit code {code}"
 
 

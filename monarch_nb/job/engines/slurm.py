@@ -230,10 +230,10 @@ class Slurm(Engine):
         done = self._run(allocation.spec, update)
         if done.code == 0:
             return
-        said = done.words.removeprefix("slurm_update error: ")
-        if "permission" in said.lower():
-            said += ". Slurm lets only its administrators lengthen a job that has begun: ask them, or save"
-        raise EngineError(f"slurm job {allocation.id} got no more time: {said}")
+        message = done.words.removeprefix("slurm_update error: ")
+        if "permission" in message.lower():
+            message += ". Slurm lets only its administrators lengthen a job that has begun: ask them, or save"
+        raise EngineError(f"slurm job {allocation.id} got no more time: {message}")
 
     def logs(self, allocation: Allocation) -> list[str]:
         path = self._log(allocation)

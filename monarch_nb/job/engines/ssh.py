@@ -30,7 +30,7 @@ class NamedHosts(Engine):
     can = Capabilities(names=True)
 
     def __init__(self) -> None:
-        self._said: list[str] = []
+        self._messages: list[str] = []
 
     def check(self, spec: HostSpec) -> list[str]:
         if not spec.machines:
@@ -56,14 +56,16 @@ class NamedHosts(Engine):
         done = self._on_all(
             machines, lambda place, machine: shell.run(self.start_command(spec, place, machine), text, JOIN_S)
         )
-        self._said = [
+        self._messages = [
             self.trouble(m, d, spec) for (_, m), d in zip(machines, done, strict=True) if STARTED not in d.out
         ]
         parts = tuple(f"{m} {_pid(d)}" for (_, m), d in zip(machines, done, strict=True) if STARTED in d.out)
         started = replace(allocation, parts=parts)
         if len(parts) < spec.wanted.least:
             self.end_allocation(started)
-            raise EngineError("\n".join([f"{len(parts)} of {len(machines)} hosts have come:", *self._said]))
+            raise EngineError(
+                "\n".join([f"{len(parts)} of {len(machines)} hosts have come:", *self._messages])
+            )
         return started
 
     def start_command(self, spec: HostSpec, place: int, machine: str) -> Sequence[str]:
@@ -108,7 +110,7 @@ class NamedHosts(Engine):
         self._on_all(parts, end)
 
     def logs(self, allocation: Allocation) -> list[str]:
-        return list(self._said)
+        return list(self._messages)
 
     def script(self, allocation: Allocation) -> str:
         spec = allocation.spec

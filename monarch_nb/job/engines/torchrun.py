@@ -50,7 +50,7 @@ class Torchrun(Engine):
         """Do nothing: the hosts end with their mesh, and with the program that torchrun has started."""
 
     def logs(self, allocation: Allocation) -> list[str]:
-        return [w for m in _meetings for w in m.heard([f"failed/{rank}" for rank in m.nodes.firsts])]
+        return [w for m in _meetings for w in m.messages([f"failed/{rank}" for rank in m.nodes.firsts])]
 
     def script(self, allocation: Allocation) -> str:
         return f"{BY_HAND.replace('NAME', allocation.mesh)}"

@@ -249,17 +249,17 @@ class _Sending:
             order = Order(len(manifest), tuple(map(len, texts)), self._modules, self._link)
             with suppress(BrokenPipeError):
                 channel.write(b"".join((order.line(), manifest, *texts)))
-            said = channel.answer(COMPARE_S)
-            if "problem" in said:
-                return said
-            missing: dict[str, int] = said["missing"]
+            answer = channel.answer(COMPARE_S)
+            if "problem" in answer:
+                return answer
+            missing: dict[str, int] = answer["missing"]
             self._progress.begin_sending({self._index: sum(missing.values())})
             with suppress(BrokenPipeError):
                 for sha256, size in missing.items():
                     self._send_content(channel, scanned.sources[sha256], size)
                 channel.finish()
             ended = channel.answer(PLACE_S)
-            was_there, notes = said.get("was_there", False), said.get("warnings", [])
+            was_there, notes = answer.get("was_there", False), answer.get("warnings", [])
             return {"was_there": was_there, "warnings": notes, **ended}
 
     def _send_content(self, channel: Channel, source: Source, size: int) -> None:

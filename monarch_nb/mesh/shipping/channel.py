@@ -154,8 +154,8 @@ class Channel:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
         self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip().splitlines()
-        return said[-1].strip() if said else f"it has ended with status {self._process.poll()}"
+        errors = self._errors.read().decode(errors="replace").strip().splitlines()
+        return errors[-1].strip() if errors else f"it has ended with status {self._process.poll()}"
 
 
 def try_script(machine: str, script: str) -> None:

@@ -234,8 +234,8 @@ def _of_task(error: DeviceMeshError, task: Task, rank: int) -> DeviceMeshError:
     failures = [replace(failure, ranks=(rank,), first=False) for failure in error.failures]
     what = f"{task.function.name}, {task.label}: "
     if isinstance(error, SupervisionError):
-        told = f"the rank that was at it has died, {len(task.ends)} times in all"
-        return SupervisionError(what + told, failures)
+        cause = f"the rank that was at it has died, {len(task.ends)} times in all"
+        return SupervisionError(what + cause, failures)
     return type(error)(f"{what}failed on rank {rank}", failures)
 
 
