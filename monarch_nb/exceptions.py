@@ -182,7 +182,7 @@ class RankTimeout(MeshError, TimeoutError):
 
 
 FELT_S = 2.0
-"""So long before the news of a death its peers may have raised because of it: it's heard of by way of the
+"""So long before the event of a death its peers may have raised because of it: it's heard of by way of the
 controller, and they feel it."""
 
 

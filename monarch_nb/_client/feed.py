@@ -1,6 +1,6 @@
 """Receives what the controller sends about something that is watched: a cell, or a stretch of the journal.
 
-A feed is one pending under one ref. Output and news arrive in the reading thread, in order, and go straight
+A feed is one pending under one ref. Output and events arrive in the reading thread, in order, and go straight
 to the watcher, which must be quick. The thread that waits for the end usually is the reading thread.
 """
 
@@ -206,7 +206,7 @@ class Feed(Pending):
             self._watcher.ended(rank, end)
 
     def _done(self, rank: int, seconds: float) -> None:
-        """Tell the watcher that a rank has ended the cell: the only news of a rank with nothing to show."""
+        """Tell the watcher that a rank has ended the cell: the only event of a rank with nothing to show."""
         if rank not in self._ended:
             self._ended.add(rank)
             self._watcher.ended_well({rank: seconds})

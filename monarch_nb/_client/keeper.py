@@ -161,12 +161,12 @@ class Keeper:
         self._drop()
 
     def _write_note(self) -> None:
-        home = None
+        controller = None
         if self._is_warm and self._controller is not None:
-            home = (self._controller.pid, self._controller.start_time, self._controller.directory)
+            controller = (self._controller.pid, self._controller.start_time, self._controller.directory)
         note = KeeperNote(
             machine_id(), os.getpid(), start_time(os.getpid()), sys.executable,
-            until=time.time() + self._ends_at - _now(), home=home,
+            until=time.time() + self._ends_at - _now(), controller=controller,
         )  # fmt: skip
         self._claim.write(note.as_json())
 

@@ -117,7 +117,7 @@ class Session:
         self.meshes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """Actor meshes that this program has spawned, by actor id."""
         self.actor_states = states_in(transport)
-        """What is known of those actors: news of a failure go there."""
+        """What is known of those actors: failures are passed on to it."""
         self.num_moves = 0
         """How often ranks were started anew, or a mesh got other sizes: hosts may be others since."""
         self.reshaped: Subscribers[Reshaped] = Subscribers()
@@ -281,7 +281,7 @@ class Session:
 
     @handles(GroupsKnown)
     def on_groups_known(self, event: GroupsKnown, sender: Sender) -> None:
-        """Handle news of groups of ranks that may print: have the output learn their names."""
+        """Handle the event that groups of ranks may print: have the output learn their names."""
         if self.output is not None:
             self.output.learn_groups(event.groups)
 

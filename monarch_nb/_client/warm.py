@@ -149,8 +149,8 @@ def _kept(path: str) -> Kept | None:
     if note is None or note.machine != machine_id():
         return None
     controller = None
-    if note.home is not None:
-        pid, started, directory = note.home
+    if note.controller is not None:
+        pid, started, directory = note.controller
         controller = Connection("", pid, directory, start_time=started)
     return Kept(note.pid, note.start_time, note.until, controller, note.python, path)
 

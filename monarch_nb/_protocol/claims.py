@@ -42,7 +42,7 @@ class KeeperNote(Kept, frozen=True, omit_defaults=True):
         start_time: of the keeper, in ticks since boot.
         python: the interpreter's executable.
         until: when the keeper ends, in seconds since the epoch.
-        home: pid, start time and directory of the controller that is warm; None: none is.
+        controller: pid, start time and directory of the controller that is warm; None: none is.
     """
 
     machine: str
@@ -50,7 +50,7 @@ class KeeperNote(Kept, frozen=True, omit_defaults=True):
     start_time: int | None
     python: str
     until: float
-    home: tuple[int, int | None, str] | None = None
+    controller: tuple[int, int | None, str] | None = None
 
 
 class ConnectionNote(Kept, frozen=True, omit_defaults=True):

@@ -1,4 +1,4 @@
-"""Types of events, which nobody answers: news of ranks, hosts and programs."""
+"""Types of events about ranks, hosts and programs. Nobody answers them."""
 
 from __future__ import annotations
 

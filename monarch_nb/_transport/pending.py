@@ -33,7 +33,7 @@ ERROR_GRACE_S = 0.1
 """How long the others may go on after the first exception."""
 LOST_GRACE_S = 0.005
 """How long the others may go on after a rank has died. It also lets in the dead rank's last words: its
-answers come straight from it, the news of its end through the host process.
+answers come straight from it, the event of its end through the host process.
 """
 
 
@@ -343,7 +343,7 @@ class OneReply(Pending):
         self.body = body
         if body.flags & ERROR:
             self.failed_on()
-        if self.end is not None:  # its last answer overtook the news of its end: that has nobody to tell now
+        if self.end is not None:  # its last answer overtook the event of its end: that has nobody to tell now
             self.transport.on_unhandled_end(self.end)
             self.end = None
         self.complete()
@@ -415,7 +415,7 @@ class GatherReply(Pending):
         if end is not None:
             self.failed.remove(
                 slot
-            )  # its last answer overtook the news of its end: that has nobody to tell now
+            )  # its last answer overtook the event of its end: that has nobody to tell now
             self.transport.on_unhandled_end(end)
         self.num_left -= 1
         if body.flags & ERROR:

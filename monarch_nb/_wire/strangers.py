@@ -54,7 +54,7 @@ class Strangers:
         self.monitor.connect(address)
 
     def read_event(self) -> None:
-        """Take a piece of news."""
+        """Take an event of the monitored socket."""
         event = parse_monitor_message(self.monitor.recv_multipart())
         fd = int(event["value"])
         if event["event"] == zmq.EVENT_DISCONNECTED:

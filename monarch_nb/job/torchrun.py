@@ -232,15 +232,15 @@ class _InvitationListener:
 def _knock(address: str, key: str, keys: KeyPair) -> bytes:
     """Ask at an address for the invitation; return nothing if there's no answer."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    guest = context.socket(zmq.REQ)
-    guest.setsockopt(zmq.LINGER, 0)
-    guest.setsockopt(zmq.IPV6, int("[" in address))
-    guest.curve_serverkey = key.encode()
-    guest.curve_publickey, guest.curve_secretkey = keys.public.encode(), keys.secret.encode()
+    connection = context.socket(zmq.REQ)
+    connection.setsockopt(zmq.LINGER, 0)
+    connection.setsockopt(zmq.IPV6, int("[" in address))
+    connection.curve_serverkey = key.encode()
+    connection.curve_publickey, connection.curve_secretkey = keys.public.encode(), keys.secret.encode()
     try:
-        guest.connect(address)
-        guest.send(b"")
-        return guest.recv() if guest.poll(_TRY_MS) else b""
+        connection.connect(address)
+        connection.send(b"")
+        return connection.recv() if connection.poll(_TRY_MS) else b""
     finally:
-        guest.close()
+        connection.close()
         context.term()

@@ -196,7 +196,7 @@ def test_both_ways_agree_on_all_that_is_loaded_here() -> None:
 @pytest.mark.parametrize(
     "module",
     sorted({
-        *(name for name, _, _ in blocking._KNOWN), hang._FUTURE, hang._ACTORS, dumped._ACTOR, dumped._KEEPER,
+        *(name for name, _, _ in blocking._KNOWN), hang._FUTURE, hang._ACTORS, dumped._ACTOR, dumped._READER,
         operations._DISTRIBUTED, operations._GRAPH,
     }),
 )  # fmt: skip

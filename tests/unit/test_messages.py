@@ -62,9 +62,9 @@ RECORDS = [
 ]
 REQUESTS = [c for c in RECORDS if issubclass(c, Request)]
 EVENTS = [c for c in RECORDS if issubclass(c, Event)]
-HOME = [c for c in classes_of(monarch_nb._host) if c not in (HostAgent, HostProcess)]
+CONTROLLER = [c for c in classes_of(monarch_nb._host) if c not in (HostAgent, HostProcess)]
 ROLES: dict[str, list[type]] = {
-    "controller": HOME,
+    "controller": CONTROLLER,
     "host agent": [HostAgent],
     "program": [Session, HandleEvents],
     "actors of a program": [ActorHost],

@@ -120,7 +120,7 @@ class HostAgent(HostProcess):
 
     def before_export(self, message: Message) -> None:
         if message.kind == wire.REPLY and message.dst == address.CONTROLLER:
-            self.supervisor.drain()  # what a cell has printed goes before the news of its end
+            self.supervisor.drain()  # what a cell has printed goes before the event of its end
 
     def _on_disconnect(self) -> None:
         self._controller_gone.recv_multipart()
@@ -135,7 +135,7 @@ class HostAgent(HostProcess):
 
     @handles(RankIsUp)
     def on_up(self, event: RankIsUp, sender: Sender) -> None:
-        """Handle the news that a rank here is up: note it, and pass it on to the controller."""
+        """Handle the event that a rank here is up: note it, and pass it on to the controller."""
         self.rank_is_up(sender.proc)
         self.event(address.CONTROLLER, event, src=sender.proc)
 

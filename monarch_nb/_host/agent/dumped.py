@@ -16,7 +16,7 @@ MAIN = "MainThread"
 _THREAD = re.compile(r"(?m)^(?:Current thread|Thread) 0x([0-9a-f]+)[^\n]*\n")
 _FRAME = re.compile(r'  File "([^"]*)", line (\d+) in (.+)')
 _ACTOR = "monarch_nb._runtime.actors"
-_KEEPER = "monarch_nb._transport.reader"
+_READER = "monarch_nb._transport.reader"
 
 
 class Frame(NamedTuple):
@@ -83,7 +83,7 @@ def _format(frame: Frame) -> str:
 def _thread_name(frames: Sequence[Frame], number: int) -> str:
     if any(is_module_elsewhere(f.file, _ACTOR) for f in frames):
         return f"actor-thread-{number}"
-    if any(is_module_elsewhere(f.file, _KEEPER) and f.function == "_keep" for f in frames):
+    if any(is_module_elsewhere(f.file, _READER) and f.function == "_keep" for f in frames):
         return "monarch_nb-reader"
     return f"thread-{number}"
 

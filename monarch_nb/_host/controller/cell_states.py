@@ -473,7 +473,7 @@ class CellStates:
         escalation = cell.escalation
         if escalation is None or not escalation.aborted:
             self._finish(cell, "")
-        elif escalation.num_aborted is not None:  # else the cell was faster than the news of the abort
+        elif escalation.num_aborted is not None:  # else the cell was faster than the event of the abort
             self._remake_groups(cell, escalation.num_aborted)
 
     def _remake_groups(self, cell: Cell, num_aborted: int) -> None:

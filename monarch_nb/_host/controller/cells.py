@@ -244,7 +244,7 @@ class Cells:
 
     @handles(RunCell)
     def do_run_cell(self, request: RunCell, sender: Sender) -> Later | None:
-        """Run a cell; news of it go to whoever asked.
+        """Run a cell; events about it go to whoever asked.
 
         Raises:
             ValueError: if a rank is stuck in a cell that was given up.
@@ -386,9 +386,9 @@ class Cells:
     # --- the end
 
     def _end_cell(self, over: to_do.Over) -> None:
-        self._controller.supervisor.drain()  # what its ranks have printed goes before the news of its end
+        self._controller.supervisor.drain()  # what its ranks have printed goes before the event of its end
         running = self._running.pop(over.n)
-        self._book(over.n, over.summary, seen=bool(running.watchers))
+        self._enter_end(over.n, over.summary, seen=bool(running.watchers))
         if over.tells_watchers:
             for watch in running.watches:
                 watch.tell(over.summary, last=True)
@@ -398,7 +398,7 @@ class Cells:
         """End the entries of what runs or waits."""
         self._happens(MeshEnds(how))
 
-    def _book(self, n: int, summary: CellOver, *, seen: bool) -> None:
+    def _enter_end(self, n: int, summary: CellOver, *, seen: bool) -> None:
         """Enter the end of a cell into the journal."""
         journal = self._controller.journal
         entry = journal.entries.entries.get(n)

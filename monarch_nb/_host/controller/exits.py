@@ -146,7 +146,7 @@ def subscribers(parts: Parts) -> tuple[Subscriber, ...]:
         Subscriber("router", lambda e: parts.router.forget(e.end.proc)),
         Subscriber("asking", lambda e: parts.asking.forget(e.end.proc)),
         # From here on the registry says that it's dead; all below rely on that. Programs and ranks are told
-        # before anything is done about it, so that nothing that is done overtakes the news.
+        # before anything is done about it, so that nothing that is done overtakes this event.
         Subscriber("ranks", parts.ranks.note_exit),
         Subscriber("journal", parts.journal.rank_exited),
         # Peers are released from collectives and owners asked before cells hear of it: a cell whose other

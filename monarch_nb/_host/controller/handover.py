@@ -86,7 +86,7 @@ class Handover:
         self._controller = controller
         self._keeper: socket.socket | None = None
         self._taker: socket.socket | None = None
-        self._guests: set[socket.socket] = set()
+        self._connections: set[socket.socket] = set()
         self._listener: socket.socket | None = None
         self._claim_path = controller.config.warm_claim
         if self._claim_path:
@@ -105,32 +105,32 @@ class Handover:
     def _accept(self) -> None:
         assert self._listener is not None
         with suppress(OSError):
-            guest, _ = self._listener.accept()
-            guest.setblocking(False)
-            self._guests.add(guest)
-            if self._keeper is None and _peer(guest) == self._controller.lease.owner_pid:
-                self._keeper = guest
+            connection, _ = self._listener.accept()
+            connection.setblocking(False)
+            self._connections.add(connection)
+            if self._keeper is None and _peer(connection) == self._controller.lease.owner_pid:
+                self._keeper = connection
                 if self._controller.supervisor.warm:  # the zygote was quicker than the keeper
                     self._tell_keeper(WARM)
-            self._controller.loop.watch_file(guest.fileno(), lambda: self._hear(guest))
+            self._controller.loop.watch_file(connection.fileno(), lambda: self._hear(connection))
 
-    def _hear(self, guest: socket.socket) -> None:
+    def _hear(self, connection: socket.socket) -> None:
         fds: list[int] = []
         try:
-            data, fds, _, _ = socket.recv_fds(guest, 64, 1)
+            data, fds, _, _ = socket.recv_fds(connection, 64, 1)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         try:
-            if guest is self._taker:
+            if connection is self._taker:
                 self._settle(data)
-            elif guest is self._keeper:
+            elif connection is self._keeper:
                 self._keeper_has_gone()
             elif data == CLAIM and len(fds) == 1 and self._is_free:
-                self._offer(guest, fds[0])
+                self._offer(connection, fds[0])
             else:
-                self._dismiss(guest)
+                self._dismiss(connection)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -146,23 +146,23 @@ class Handover:
             file.write(facts.as_json())
         self._tell_keeper(WARM)
 
-    def _offer(self, guest: socket.socket, fd: int) -> None:
+    def _offer(self, connection: socket.socket, fd: int) -> None:
         """Become a program's, and tell it so."""
         controller = self._controller
         try:
             belongings = _read(fd)
         except (OSError, ValueError, TypeError, KeyError):
-            self._dismiss(guest)
+            self._dismiss(connection)
             return
         if not controller.supervisor.warm or controller.supervisor.zygote_pid is None:
-            self._dismiss(guest)
+            self._dismiss(connection)
             controller.shut_down()  # it isn't what it was kept for; the keeper starts another
             return
-        self._taker = guest
+        self._taker = connection
         try:
-            controller.lease.belong_to(_peer(guest))
+            controller.lease.belong_to(_peer(connection))
             self._take_on(belongings)
-            guest.send(YOURS)
+            connection.send(YOURS)
         except OSError:
             controller.shut_down()
         self._tell_keeper(TAKEN)
@@ -184,8 +184,8 @@ class Handover:
         """
         if data != THANKS:
             self._controller.shut_down()
-        for guest in list(self._guests):
-            self._dismiss(guest)
+        for connection in list(self._connections):
+            self._dismiss(connection)
         assert self._listener is not None
         self._controller.loop.forget_file(self._listener.fileno())
         self._listener.close()
@@ -216,11 +216,11 @@ class Handover:
             with suppress(OSError):
                 self._keeper.send(event)
 
-    def _dismiss(self, guest: socket.socket) -> None:
-        if guest in self._guests:
-            self._guests.remove(guest)
-            self._controller.loop.forget_file(guest.fileno())
-            guest.close()
+    def _dismiss(self, connection: socket.socket) -> None:
+        if connection in self._connections:
+            self._connections.remove(connection)
+            self._controller.loop.forget_file(connection.fileno())
+            connection.close()
 
 
 def _peer(connection: socket.socket) -> int:

@@ -151,7 +151,7 @@ class RankService:
 
     @handles(RankIsUp)
     def on_up(self, event: RankIsUp, sender: Sender) -> None:
-        """Handle the news that a rank is up: enter it, run the cells due there, and tell those that wait."""
+        """Handle the event that a rank is up: enter it, run the cells due there, and tell those that wait."""
         controller = self._controller
         controller.rank_is_up(sender.proc)
         settled = controller.registry.proc_is_up(sender.proc, event.pid)
@@ -242,7 +242,7 @@ class RankService:
 
     @handles(RankHeartbeat)
     def on_heartbeat(self, event: RankHeartbeat, sender: Sender) -> None:
-        """Handle the news that a rank of another host doesn't react, or does again: note it."""
+        """Handle the event that a rank of another host doesn't react, or does again: note it."""
         self.heartbeat(event.proc, event.trouble)
 
     def heartbeat(self, proc: int, trouble: str) -> None:
