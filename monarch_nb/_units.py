@@ -1,4 +1,4 @@
-"""Sizes, times and shares as people read and write them: sizes in powers of 1024 with their IEC names."""
+"""Sizes, rates, times and shares as people read and write them. Sizes go by 1024: KiB, MiB, GiB."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ def size_text(num_bytes: float | None) -> str:
             return f"{size:.4g} {unit}"
         size /= 1024
     raise AssertionError
+
+
+def rate_text(num_bytes: float, seconds: float) -> str:
+    """Return how fast bytes went, in 1e9 bytes per second as makers of networks and memory count.
+
+    >>> [rate_text(n, 2.0) for n in (17_000_000_000, 820_000_000, 1_000)]
+    ['8.5 GB/s', '0.41 GB/s', '0.00 GB/s']
+    """
+    rate = num_bytes / seconds / 1e9
+    return f"{rate:.3g} GB/s" if rate >= 0.01 else f"{rate:.2f} GB/s"
 
 
 def time_text(seconds: float) -> str:

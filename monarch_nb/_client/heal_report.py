@@ -8,6 +8,7 @@ from typing import Any
 
 from monarch_nb._protocol.healing import Report
 from monarch_nb._shape import format_ranks, name_ranks
+from monarch_nb._units import elapsed_text
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,10 @@ class HealReport:
             if ranks
         ]
         lines += [*self.messages, *self.problems]
-        return "\n".join([*lines, f"{self.seconds:.2f} s"]) if lines else "nothing was lost"
+        return "\n".join([*lines, elapsed_text(self.seconds)]) if lines else "nothing was lost"
 
     def __repr__(self) -> str:
-        return f"<HealReport: ranks {format_ranks(self.ranks) or 'none'}, {self.seconds:.2f} s>"
+        return f"<HealReport: ranks {format_ranks(self.ranks) or 'none'}, {elapsed_text(self.seconds)}>"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from monarch_nb._units import elapsed_text, size_text
+from monarch_nb._units import elapsed_text, rate_text, size_text
 
 INTERVAL_S = 0.2
 
@@ -42,7 +42,7 @@ class TransferBar:
         done, total = self._transfer.done_bytes, self._transfer.num_bytes
         seconds = time.monotonic() - self._began
         rate = done / seconds if seconds > 0 else 0.0
-        parts = [f"{size_text(done)} of {size_text(total)}", f"{rate / 1e9:.2f} GB/s"]
+        parts = [f"{size_text(done)} of {size_text(total)}", rate_text(done, max(seconds, 1e-9))]
         if self._transfer.done():
             parts.append(elapsed_text(seconds))
         elif rate:

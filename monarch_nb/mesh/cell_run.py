@@ -23,6 +23,7 @@ from monarch_nb._protocol.states import CellStatus, EndReason
 from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb._stacks import innermost
 from monarch_nb._transport.failure import revive
+from monarch_nb._units import time_text
 from monarch_nb.actor.handle import session_of, transport_of
 from monarch_nb.exceptions import (
     ActorError,
@@ -72,7 +73,7 @@ class CellResult:
     def __repr__(self) -> str:
         error = self.error()
         how = "ok" if error is None else f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        took = f", {max(self.seconds.values()):.3g} s" if self.seconds else ""
+        took = f", {time_text(max(self.seconds.values()))}" if self.seconds else ""
         return f"<CellResult of #{self.n} on {name_ranks(self.ranks)}: {how}{took}>"
 
     @property

@@ -25,7 +25,7 @@ from monarch_nb._protocol.journal import (
 )
 from monarch_nb._protocol.shown import CellEnd, Shown
 from monarch_nb._protocol.states import CellStatus, EntryKind
-from monarch_nb._units import size_text
+from monarch_nb._units import size_text, time_text
 from monarch_nb.actor.handle import placement_of, session_of, transport_of
 from monarch_nb.exceptions import MeshUsageError, RankFailure, fold_alike
 from monarch_nb.mesh.cell_run import CellRun
@@ -97,7 +97,7 @@ class Entry:
         took = (
             ""
             if self.ended is None
-            else f"{max(self.seconds.values(), default=self.ended - self.when):.3g} s"
+            else time_text(max(self.seconds.values(), default=self.ended - self.when))
         )
         what = f"In[{self.number}]" if self.number else self.kind
         first = next((x for x in self.source.splitlines() if x.strip()), "")

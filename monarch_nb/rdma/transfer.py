@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from monarch_nb._client import waiting
 from monarch_nb._transport import process_context
-from monarch_nb._units import size_text, time_text
+from monarch_nb._units import rate_text, size_text, time_text
 from monarch_nb.rdma.local_future import LocalFuture
 from monarch_nb.rdma.path import Job, Op
 
@@ -50,7 +50,7 @@ class Receipt:
         rest = "; ".join(f"not by {path}: {why}" for path, why in self.why_not.items())
         text = (
             f"{self.op} {size_text(self.num_bytes)} by {self.path} in {time_text(self.seconds)}, "
-            f"{self.gb_per_s:.3g} GB/s"
+            f"{rate_text(self.num_bytes, max(self.seconds, 1e-9))}"
         )
         return f"{text} ({rest})" if rest else text
 

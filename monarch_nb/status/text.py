@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from monarch_nb._protocol.resources import Collective, Transfers
 from monarch_nb._protocol.states import RankState
 from monarch_nb._shape import name_hosts, name_ranks
-from monarch_nb._units import counted, duration, percent_text, size_text
+from monarch_nb._units import counted, duration, percent_text, rate_text, size_text
 
 if TYPE_CHECKING:
     from monarch_nb.status.model import HostStatus, MeshStatus, RankStatus
@@ -155,6 +155,6 @@ def collective_text(collective: Collective) -> str:
 def _moved_text(all_: Sequence[Transfers]) -> str:
     num_bytes = sum(t.read_bytes + t.written_bytes for t in all_)
     seconds = sum(t.seconds for t in all_)
-    rate = f", {num_bytes / seconds / 1e9:.3g} GB/s" if seconds else ""
+    rate = f", {rate_text(num_bytes, seconds)}" if seconds else ""
     num = sum(t.num for t in all_)
     return f"{size_text(num_bytes)} in {num} transfer{'s' * (num != 1)}{rate}"

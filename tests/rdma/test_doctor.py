@@ -184,7 +184,7 @@ PORT = {
     "gid": "10.0.0.1 (RoCE v2, index 3)",
     "gids": ["a", "b"],
     "mtu": 4096,
-    "gb_per_s": 100.0,
+    "gbit_per_s": 100.0,
     "numa": 0,
     "usable": True,
 }

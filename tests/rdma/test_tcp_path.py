@@ -691,7 +691,7 @@ def test_the_cost_is_said_once(two: TwoPlanes, capsys: pytest.CaptureFixture[str
     for _ in range(3):
         notices.moved(Job("write", far, memory_of(b"")), 0.5)
     assert capsys.readouterr().err == (
-        "rdma: 512 MiB to rank 4 on gpu-02 went by tcp, 1.1 GB/s; no RDMA: no RDMA device (apt "
+        "rdma: 512 MiB to rank 4 on gpu-02 went by tcp, 1.07 GB/s; no RDMA: no RDMA device (apt "
         "install rdma-core). More: %mesh doctor\n"
     )
 

@@ -199,8 +199,8 @@ def port(device: str, **more: Any) -> Port:
 
 def test_choice_of_the_nic() -> None:
     root = "/sys/devices/pci0000"
-    near = port("mlx5_0", pci=f"{root}:00/0000:00:01.0/0000:02:00.0", numa=0, gb_per_s=100)
-    far = port("mlx5_1", pci=f"{root}:80/0000:80:01.0/0000:82:00.0", numa=1, gb_per_s=200)
+    near = port("mlx5_0", pci=f"{root}:00/0000:00:01.0/0000:02:00.0", numa=0, gbit_per_s=100)
+    far = port("mlx5_1", pci=f"{root}:80/0000:80:01.0/0000:82:00.0", numa=1, gbit_per_s=200)
     gpu = f"{root}:00/0000:00:01.0/0000:03:00.0"
     assert nearest([far, near], pci=gpu) is near
     assert nearest([far, near], numa=0) is near
@@ -252,7 +252,7 @@ def test_ports_as_the_kernel_describes_them(machine: Path) -> None:
     make_device(machine, "mlx5_2", gids=("fe80::1", "::ffff:10.0.0.7"))
     first, second = verbs_report.describe_devices()
     assert (first.name, second.name) == ("mlx5_2", "mlx5_10"), "in the order of numbers"
-    assert (first.gid, first.gb_per_s, first.usable) == ("10.0.0.7 (RoCE v2, index 1)", 100.0, True)
+    assert (first.gid, first.gbit_per_s, first.usable) == ("10.0.0.7 (RoCE v2, index 1)", 100.0, True)
     assert first.gids == ("fe80::1 (RoCE v2, index 0)", "10.0.0.7 (RoCE v2, index 1)")
     assert (second.state, second.usable) == ("DOWN", False)
     assert [p.name for p in verbs_device.usable_ports()] == ["mlx5_2:1"]

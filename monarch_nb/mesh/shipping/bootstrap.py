@@ -27,7 +27,7 @@ from monarch_nb._sync.env.local import changed
 from monarch_nb._sync.env.manifest import EXECUTABLE, FILE, LINK, Entry
 from monarch_nb._sync.env.scan import Scanned
 from monarch_nb._sync.env.treatment import RAW, Source, Treater
-from monarch_nb._units import size_text
+from monarch_nb._units import elapsed_text, size_text
 from monarch_nb.mesh.shipping.channel import Channel, try_script
 from monarch_nb.mesh.shipping.progress import Progress
 
@@ -121,7 +121,7 @@ class ArrivedPart:
         else:
             sent = "is there already" if each.was_there else f"{size_text(each.sent_bytes)} sent, verified"
             named = f"at {each.link}, too" if each.link else f'in the profile: python = "{each.python}"'
-            yield f"{what}: {sent} ({each.seconds:.1f} s); {named}"
+            yield f"{what}: {sent} ({elapsed_text(each.seconds)}); {named}"
             yield from each.warnings
 
 

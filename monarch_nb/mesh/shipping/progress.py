@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 
 from monarch_nb._shape import name_hosts
-from monarch_nb._units import elapsed_text, size_text
+from monarch_nb._units import elapsed_text, rate_text, size_text
 from monarch_nb.mesh.shipping.packs import PACK_BYTES
 
 BEHIND_BYTES = 2 * PACK_BYTES
@@ -88,7 +88,7 @@ class Progress:
         seconds, sent = time.monotonic() - self._began, self.sent_bytes
         parts = [f"{size_text(sent)} of {size_text(self._num_bytes)}"]
         if sent and seconds > 0:
-            parts.append(f"{sent / seconds / 1e9:.2f} GB/s")
+            parts.append(rate_text(sent, seconds))
             parts.append(f"{elapsed_text(seconds / sent * (self._num_bytes - sent))} left")
         return ", ".join(parts) + self._behind_text()
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from monarch_nb._shape import format_ranks
-from monarch_nb._units import size_text
+from monarch_nb._units import elapsed_text, size_text
 from monarch_nb.mesh.shipping.plan import PlannedPart, plan_lines
 
 SHORT = 6
@@ -105,7 +105,7 @@ class EnvironmentPart:
         """Return what has become of the host's zygote."""
         if self.is_dry:
             return ""
-        return f"; new ranks run in it ({self.seconds:.1f} s)" if host.has_changed else "; in use"
+        return f"; new ranks run in it ({elapsed_text(self.seconds)})" if host.has_changed else "; in use"
 
     def _notes(self) -> list[str]:
         notes = []

@@ -296,8 +296,8 @@ def _tell_rdma(rdma: RDMADevices) -> Lines:
 
 def _port_words(port: PortReport) -> Iterator[str]:
     yield f"{port.link_layer} {port.state or 'in no state'}"
-    if port.gb_per_s:
-        yield f"{port.gb_per_s:g} Gbit/s"
+    if port.gbit_per_s:
+        yield f"{port.gbit_per_s:g} Gbit/s"
     if port.mtu:
         yield f"MTU {port.mtu}"
     if port.numa >= 0:

@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from monarch_nb._units import size_text
+from monarch_nb._units import rate_text, size_text
 from monarch_nb.rdma.path import Job
 from monarch_nb.rdma.paths import chosen
 
@@ -43,10 +43,10 @@ class Notices:
         """Return the one line."""
         handle = job.handle
         where = f"{'from' if job.op == 'read' else 'to'} {handle.owner.label} on {handle.owner.host}"
-        rate = job.nbytes / max(seconds, 1e-9) / 1e9
+        rate = rate_text(job.nbytes, max(seconds, 1e-9))
         better = self._plane.paths.get(BETTER)
         why = better.refusal(handle, job.local) if better is not None else ""
         return (
-            f"rdma: {size_text(job.nbytes)} {where} went by tcp, {rate:.2g} GB/s; no RDMA: "
+            f"rdma: {size_text(job.nbytes)} {where} went by tcp, {rate}; no RDMA: "
             f"{why or 'it was tried and failed'}. More: %mesh doctor"
         )

@@ -78,7 +78,7 @@ def _port(device: Path, port: Path) -> Port:
         _text(port / "state").partition(": ")[2],
         layer,
         tuple(_gids(port, layer)),
-        gb_per_s=_number(_text(port / "rate")),
+        gbit_per_s=_number(_text(port / "rate")),
         numa=int(_text(real / "numa_node") or -1),
         pci=os.path.realpath(real) if real.exists() else "",
         netdev_mtu=int(_number(_text(Path("/sys/class/net") / netdev / "mtu"))) if netdev else 0,

@@ -51,7 +51,7 @@ class Port:
         state: `ACTIVE`, `DOWN`.
         link_layer: `InfiniBand` or `Ethernet`.
         gids: those that aren't empty.
-        gb_per_s: gigabits per second; 0 if not known.
+        gbit_per_s: 0 if not known.
         numa: the NUMA node; -1 if not known.
         pci: the way through the PCI tree, as a path; empty for software devices.
         netdev_mtu: of the network device beneath; 0 if there's none.
@@ -63,7 +63,7 @@ class Port:
     state: str
     link_layer: str
     gids: tuple[Gid, ...] = ()
-    gb_per_s: float = 0.0
+    gbit_per_s: float = 0.0
     numa: int = -1
     pci: str = ""
     netdev_mtu: int = 0
@@ -123,7 +123,7 @@ def nearest(ports: Sequence[Port], pci: str = "", numa: int = -1, like: str = ""
         key=lambda p: (
             -common_depth(p.pci, pci) if pci and p.pci else 0,
             p.numa != numa if numa >= 0 and p.numa >= 0 else False,
-            -p.gb_per_s,
+            -p.gbit_per_s,
             p.name != like,
         ),
     )

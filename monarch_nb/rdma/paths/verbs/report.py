@@ -43,7 +43,7 @@ class PortReport(Record, frozen=True):
         gid: the address that would be used; empty if it has none.
         gids: all addresses.
         mtu: bytes, of the network device beneath; 0 if not known.
-        gb_per_s: gigabits per second; 0 if not known.
+        gbit_per_s: 0 if not known.
         numa: the NUMA node; -1 if not known.
     """
 
@@ -54,7 +54,7 @@ class PortReport(Record, frozen=True):
     gid: str
     gids: tuple[str, ...]
     mtu: int
-    gb_per_s: float
+    gbit_per_s: float
     numa: int
     usable: bool
 
@@ -71,7 +71,7 @@ def describe_devices() -> tuple[PortReport, ...]:
             gid="" if port.gid is None else str(port.gid),
             gids=tuple(map(str, port.gids)),
             mtu=port.netdev_mtu,
-            gb_per_s=port.gb_per_s,
+            gbit_per_s=port.gbit_per_s,
             numa=port.numa,
             usable=port.name in usable,
         )
