@@ -197,7 +197,9 @@ function addStatusItem(
 
 type LogTab = MainAreaWidget<LogPane>;
 
-/** Keep track of the tabs with logs, so that a reload of the page brings them back; returns how to open one. */
+/**
+ * Keep track of the tabs with logs, so that a reload of the page brings them back; returns how to open one.
+ */
 function addLogs(
   app: JupyterFrontEnd,
   restorer: ILayoutRestorer | null,
@@ -236,7 +238,10 @@ function addLogs(
 
 type DebugTab = MainAreaWidget<DebugPane>;
 
-/** Keep track of the debuggers, one per mesh, so that a reload of the page brings them back; returns how to open one. */
+/**
+ * Keep track of the debuggers, one per mesh, so that a reload of the page brings them back; returns how to
+ * open one.
+ */
 function addDebuggers(
   app: JupyterFrontEnd,
   restorer: ILayoutRestorer | null,

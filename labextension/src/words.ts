@@ -132,7 +132,10 @@ export function stateWord(state: string, t: Translate = untranslated): string {
   return WORDS[state]?.(t) ?? state;
 }
 
-/** Return a rank with its state, and why: "rank 3, lost: killed by SIGKILL"; what it does: "rank 3, busy: cell #17". */
+/**
+ * Return a rank with its state, and why: "rank 3, lost: killed by SIGKILL"; what it does: "rank 3, busy: cell
+ * #17".
+ */
 export function rankText(rank: IRank, t: Translate = untranslated): string {
   const text = t('rank %1, %2', rank.rank, stateWord(rank.state, t));
   const more = rank.reason || rank.doing;

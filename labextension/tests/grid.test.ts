@@ -53,7 +53,10 @@ describe('RankGrid', () => {
       ranks: [rank(2, { state: 'lost', reason: 'killed by SIGKILL' }), rank(3, { cpu_percent: 7 })]
     });
     for (const { target } of observer.takeRecords()) {
-      touched.add((target instanceof HTMLElement ? target : target.parentElement)?.closest<HTMLElement>('.mnb-cell')?.dataset.rank); // prettier-ignore
+      touched.add(
+        (target instanceof HTMLElement ? target : target.parentElement)?.closest<HTMLElement>('.mnb-cell')
+          ?.dataset.rank
+      );
     }
     observer.disconnect();
     expect([...touched]).toEqual(['2']);

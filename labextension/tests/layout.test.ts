@@ -51,8 +51,10 @@ describe('layOut', () => {
   });
 
   it('leaves out dimensions of size one, and what does not fit', () => {
-    expect(layOut([['hosts', 8], ['gpus', 1]], 8)).toMatchObject({ down: '', right: 'hosts' }); // prettier-ignore
-    expect(layOut([['hosts', 2], ['gpus', 4]], 7)).toMatchObject({ down: '', right: 'ranks' }); // prettier-ignore
+    // prettier-ignore
+    expect(layOut([['hosts', 8], ['gpus', 1]], 8)).toMatchObject({ down: '', right: 'hosts' });
+    // prettier-ignore
+    expect(layOut([['hosts', 2], ['gpus', 4]], 7)).toMatchObject({ down: '', right: 'ranks' });
     expect(layOut([], 1).blocks[0].groups[0][0].ranks).toEqual([0]);
   });
 

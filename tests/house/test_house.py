@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from measure import FIGURES, HEIGHT, OWN, House
+from measure import FIGURES, HEIGHT, MAX_COLUMNS, OWN, House
 
 ROOT = Path(__file__).parents[2]
 REACHED = {
@@ -78,6 +78,21 @@ def test_no_line_is_excused_for_its_length() -> None:
         f for folder in (OWN, "tests", "labextension", "notebooks") for f in (ROOT / folder).rglob("*.py")
     ]
     assert [f for f in files if "node_modules" not in f.parts and excused.search(f.read_text("utf-8"))] == []
+
+
+def test_no_line_of_typescript_is_longer() -> None:
+    """prettier breaks code; comments and texts are broken by hand."""
+    files = [
+        f for f in (ROOT / "labextension").rglob("*.ts*")
+        if f.suffix in (".ts", ".tsx") and not {"node_modules", "lib", "bundle"} & set(f.parts)
+    ]  # fmt: skip
+    assert files
+    assert [
+        f"{f}:{number}"
+        for f in files
+        for number, line in enumerate(f.read_text("utf-8").splitlines(), 1)
+        if len(line) > MAX_COLUMNS
+    ] == []
 
 
 def _short(module: str) -> str:

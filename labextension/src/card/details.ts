@@ -11,9 +11,11 @@ type Row =
   'state' | 'doing' | 'line' | 'collective' | 'where' | 'load' | 'gpus' | 'queued' | 'moved' | 'last';
 
 /**
- * What is known of the selected rank. Every row is always there, so that nothing moves while values come and go.
+ * What is known of the selected rank. Every row is always there, so that nothing moves while values come and
+ * go.
  *
- * Durations are counted on while somebody can see them; a picture, which doesn't live, has times of day instead.
+ * Durations are counted on while somebody can see them; a picture, which doesn't live, has times of day
+ * instead.
  */
 export class CardDetails {
   readonly node = element('section', 'mnb-card-details');

@@ -17,8 +17,8 @@ export interface IGridOptions {
 /**
  * The ranks of a mesh, laid out by its named dimensions: plain DOM, one element per rank.
  *
- * An update touches what has changed and nothing else; only another shape is built anew. One set of listeners on the
- * node serves all cells, and the title of a cell is made when somebody points at it.
+ * An update touches what has changed and nothing else; only another shape is built anew. One set of listeners
+ * on the node serves all cells, and the title of a cell is made when somebody points at it.
  */
 export class RankGrid {
   readonly node = element('div', 'mnb-grid');

@@ -34,8 +34,8 @@ const LINES_PER_GROUP: Record<CellSize, number> = { large: 8, medium: 8, small: 
 const LABEL_EVERY = 4;
 
 /**
- * Return where each rank goes: the innermost dimension to the right, the next one down, one block for each point of
- * the others. Dimensions of size one say nothing and are left out.
+ * Return where each rank goes: the innermost dimension to the right, the next one down, one block for each
+ * point of the others. Dimensions of size one say nothing and are left out.
  */
 export function layOut(sizes: Sizes, numRanks: number, compact = false): ILayout {
   const dims = usedDims(sizes, numRanks);

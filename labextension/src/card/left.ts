@@ -11,7 +11,8 @@ const GONE: readonly Kernel.Status[] = ['restarting', 'autorestarting', 'termina
 /**
  * When a kernel goes, say so in the outputs of cells that run on in their mesh.
  *
- * The kernel says it too, but of a kernel that is restarted JupyterLab takes no more messages, and one that was killed can't.
+ * The kernel says it too, but of a kernel that is restarted JupyterLab takes no more messages, and one that
+ * was killed can't.
  */
 export function watchKernels(notebooks: INotebookTracker, t: Translate): void {
   const watch = (panel: NotebookPanel) => {

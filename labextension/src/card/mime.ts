@@ -48,7 +48,8 @@ export function createMimeRenderer(
 }
 
 /**
- * A mesh in an output: at once the picture that was saved; then the mesh itself, if the server has this very one.
+ * A mesh in an output: at once the picture that was saved; then the mesh itself, if the server has this very
+ * one.
  *
  * It watches only while it's attached: a notebook detaches outputs that are scrolled away.
  */

@@ -22,8 +22,8 @@ const NUM_LINES = 50;
 let lastId = 0;
 
 /**
- * Actions of a widget: asked of the Jupyter server, which answers while the kernel is busy; or of the kernel, where
- * there's no such server (VS Code, Colab) or it doesn't know the mesh.
+ * Actions of a widget: asked of the Jupyter server, which answers while the kernel is busy; or of the kernel,
+ * where there's no such server (VS Code, Colab) or it doesn't know the mesh.
  */
 export class WidgetActions implements IActions {
   private readonly _asked = new Map<string, IAsked>();

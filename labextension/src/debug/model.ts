@@ -137,7 +137,10 @@ export class DebugModel extends Notifier {
     }
   }
 
-  /** Do what was typed: a line for pdb, or one of the few words that are ours. An empty line repeats the last one, as in pdb. */
+  /**
+   * Do what was typed: a line for pdb, or one of the few words that are ours. An empty line repeats the last
+   * one, as in pdb.
+   */
   async enter(typed: string): Promise<void> {
     const line = typed.trim() ? typed.trimEnd() : (this._history.at(-1) ?? '');
     if (!line || this._isBusy || this._ended) {

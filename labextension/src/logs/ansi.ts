@@ -6,7 +6,7 @@ export interface ISpan {
 }
 
 const COLORS = ['black', 'red', 'green', 'yellow', 'blue', 'magenta', 'cyan', 'white'];
-// Escape sequences that a terminal would act on: CSI (of which only colours and bold are of use here) and OSC.
+// Escape sequences that a terminal would act on: CSI (of which only colours and bold are of use here), OSC.
 // eslint-disable-next-line no-control-regex -- control characters are what is looked for
 const ESCAPES = /\x1b\[([0-9;:?]*)[ -/]*([@-~])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-Z\\-_]/g;
 
@@ -35,7 +35,9 @@ interface ILook {
   isBold?: boolean;
 }
 
-/** A progress bar writes its line again and again after a carriage return: the last is what a terminal shows. */
+/**
+ * A progress bar writes its line again and again after a carriage return: the last is what a terminal shows.
+ */
 function lastWritten(line: string): string {
   const parts = line.split('\r').filter(part => part);
   return parts.at(-1) ?? '';

@@ -29,8 +29,8 @@ const SEGMENT_LINES = 250;
 /**
  * A window onto what ranks have written: it grows upwards by pages and downwards by following.
  *
- * Lines carry no positions, pages do. So lines are held in segments, each of which knows where it begins, and only whole
- * segments are dropped: then what was dropped can be read again by its position.
+ * Lines carry no positions, pages do. So lines are held in segments, each of which knows where it begins, and
+ * only whole segments are dropped: then what was dropped can be read again by its position.
  */
 export class LogModel extends Notifier {
   private _segments: ISegment[] = [];

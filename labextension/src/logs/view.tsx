@@ -181,7 +181,8 @@ function Line({ line }: { line: ILogLine }): JSX.Element {
 }
 
 /**
- * Stick to the bottom unless people have scrolled up; at the top, read the page above and stay at the line that was on top.
+ * Stick to the bottom unless people have scrolled up; at the top, read the page above and stay at the line
+ * that was on top.
  */
 function useScroller(model: LogModel) {
   const ref = React.useRef<HTMLDivElement>(null);

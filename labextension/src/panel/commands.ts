@@ -53,7 +53,10 @@ const ARGUMENTS = {
   }
 };
 
-/** Add all commands to the application, and to the palette if there is one. Failures are shown, and never thrown. */
+/**
+ * Add all commands to the application, and to the palette if there is one. Failures are shown, and never
+ * thrown.
+ */
 export function addCommands(context: ICommandContext): void {
   for (const { id, label, caption, execute } of [...views(context), ...actions(context), ...cells(context)]) {
     const command = `monarch-nb:${id}`;

@@ -1,4 +1,7 @@
-/** The panel as a page of its own, without JupyterLab: what `monarch-nb dashboard` and the server extension serve. */
+/**
+ * The panel as a page of its own, without JupyterLab: what `monarch-nb dashboard` and the server extension
+ * serve.
+ */
 import * as React from 'react';
 import { createRoot } from 'react-dom/client';
 import { Api } from '../transport/api';

@@ -11,7 +11,10 @@ export interface IHostBarsProps {
   isOnly: boolean;
 }
 
-/** A machine: its processors, memory and GPUs, each with the last minutes. The store replaces hosts and never changes them. */
+/**
+ * A machine: its processors, memory and GPUs, each with the last minutes. The store replaces hosts and never
+ * changes them.
+ */
 export const HostBars = React.memo(function HostBars({ hosts, isOnly }: IHostBarsProps): JSX.Element {
   const t = useTranslate();
   const host = hosts[0];

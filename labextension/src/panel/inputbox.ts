@@ -2,7 +2,9 @@ import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import type { KernelMessage } from '@jupyterlab/services';
 import type { Panel } from '@lumino/widgets';
 
-/** What a kernel says when it doesn't wait for the keyboard any more: somebody else has let the ranks run on. */
+/**
+ * What a kernel says when it doesn't wait for the keyboard any more: somebody else has let the ranks run on.
+ */
 export const INPUT_OVER_MIME_TYPE = 'application/vnd.monarch-nb.input-over+json';
 
 const BOX = 'jp-OutputArea-stdin-item';

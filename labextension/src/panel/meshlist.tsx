@@ -70,7 +70,8 @@ function Mismatch({
     <div className="mnb-message" role="status">
       <p>
         {t(
-          'This page is monarch_nb %1 (protocol %2), the Jupyter server has %3, and they do not understand each other.',
+          'This page is monarch_nb %1 (protocol %2), the Jupyter server has %3, ' +
+            'and they do not understand each other.',
           version,
           PROTOCOL,
           serverVersion ?? t('another version')
@@ -78,7 +79,8 @@ function Mismatch({
       </p>
       <p>
         {t(
-          'Reload the page. If this stays, install the same version of monarch_nb for both and restart the server.'
+          'Reload the page. If this stays, install the same version of monarch_nb for both ' +
+            'and restart the server.'
         )}
       </p>
     </div>

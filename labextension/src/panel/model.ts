@@ -8,8 +8,8 @@ export type Feed = Pick<Stream, 'watchMeshes' | 'watchStatus' | 'state' | 'serve
 /**
  * Which meshes there are, and what of them is shown.
  *
- * The meshes are watched while somebody holds a watch: the panel while it's visible, the status bar while it's
- * switched on. Nobody: no socket.
+ * The meshes are watched while somebody holds a watch: the panel while it's visible, the status bar while
+ * it's switched on. Nobody: no socket.
  */
 export class MeshesModel extends Notifier {
   private _meshes: IMeshSummary[] | null = null;

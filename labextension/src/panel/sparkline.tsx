@@ -1,8 +1,8 @@
 import * as React from 'react';
 
 /**
- * Return the path of a line through percentages, oldest first. Where there was no reading the line is broken; a reading
- * between two gaps is a dot.
+ * Return the path of a line through percentages, oldest first. Where there was no reading the line is broken;
+ * a reading between two gaps is a dot.
  */
 export function sparklinePath(values: (number | null)[], width: number, height: number): string {
   const step = values.length > 1 ? width / (values.length - 1) : 0;

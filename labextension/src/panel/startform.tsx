@@ -11,7 +11,9 @@ export interface IStartFormProps {
   onStarted: (mesh: string) => void;
 }
 
-/** The form that starts a mesh. What is wrong with a field stands below it, what the server said below all. */
+/**
+ * The form that starts a mesh. What is wrong with a field stands below it, what the server said below all.
+ */
 export function StartForm({ taken, start, onStarted }: IStartFormProps): JSX.Element {
   const t = useTranslate();
   const [draft, setDraft] = React.useState<IDraft>(() => ({ ...EMPTY_DRAFT, name: freeName(taken) }));

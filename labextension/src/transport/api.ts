@@ -113,7 +113,10 @@ function queryText(query: Query): string {
   return given.length ? `?${new URLSearchParams(given.map(([k, v]) => [k, String(v)]))}` : '';
 }
 
-/** An address that isn't there at all is answered with a page of HTML, not with JSON: then the extension is missing. */
+/**
+ * An address that isn't there at all is answered with a page of HTML, not with JSON: then the extension is
+ * missing.
+ */
 async function sentence(response: Response): Promise<string> {
   const text = await response.text().catch(() => '');
   try {

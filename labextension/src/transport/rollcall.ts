@@ -1,4 +1,6 @@
-/** Listeners, or whatever else is told: the same one may be there twice, and may leave while all are called. */
+/**
+ * Listeners, or whatever else is told: the same one may be there twice, and may leave while all are called.
+ */
 export class Rollcall<T> {
   private readonly _entries = new Set<{ item: T }>();
 

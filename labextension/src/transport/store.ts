@@ -12,7 +12,8 @@ const NOTHING: ReadonlySet<number> = new Set();
 /**
  * One mesh's state: a snapshot, kept up to date by changes.
  *
- * Hosts and ranks are replaced, never changed: who remembers one sees by identity whether it's still the same.
+ * Hosts and ranks are replaced, never changed: who remembers one sees by identity whether it's still the
+ * same.
  */
 export class MeshStore {
   private _status: IMeshStatus | null = null;
@@ -63,7 +64,8 @@ export class MeshStore {
   }
 
   private _replace(status: IMeshStatus): null {
-    // Copied, because stores that share a feed are given the same object, and each merges changes into its own.
+    // Copied, because stores that share a feed are given the same object, and each merges changes into its
+    // own.
     this._status = { ...status, hosts: [...status.hosts], ranks: [...status.ranks] };
     this._index(this._status);
     return null;

@@ -24,9 +24,9 @@ const LATE_ACK_MS = 500;
 /**
  * The one WebSocket of a page: everything that is watched comes over it.
  *
- * It's opened by the first watch, closed some time after the last, and opened again when it breaks, with growing
- * delays. A message is acknowledged once its listeners have run and the page has been painted, so that a slow page is
- * sent fewer messages instead of ever later ones.
+ * It's opened by the first watch, closed some time after the last, and opened again when it breaks, with
+ * growing delays. A message is acknowledged once its listeners have run and the page has been painted, so
+ * that a slow page is sent fewer messages instead of ever later ones.
  */
 export class Stream {
   private _socket: WebSocket | null = null;
@@ -89,8 +89,9 @@ export class Stream {
   }
 
   /**
-   * Follow what ranks write, from a position on; null: from now on. Empty `ranks` and `grep` mean all. After a broken
-   * connection it goes on where it was. `onEnd` is called at most once, and not for what is stopped here.
+   * Follow what ranks write, from a position on; null: from now on. Empty `ranks` and `grep` mean all. After
+   * a broken connection it goes on where it was. `onEnd` is called at most once, and not for what is stopped
+   * here.
    */
   watchLogs(
     mesh: string,
@@ -168,7 +169,8 @@ export class Stream {
     if (this._isDisposed) {
       return;
     }
-    // What is missing or speaks another protocol stays so until a hello says otherwise: the state mustn't flicker.
+    // What is missing or speaks another protocol stays so until a hello says otherwise: the state mustn't
+    // flicker.
     if (this._state === 'open' || this._state === 'closed') {
       this._become('connecting');
     }

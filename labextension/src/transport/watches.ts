@@ -25,7 +25,10 @@ export class MeshesWatch implements IWatch {
   readonly listeners = new Rollcall<OnMeshes>();
   private _last: IMeshSummary[] | null = null;
 
-  /** Tell the listener; returns how to forget it, which says whether it was there. A late comer is told the last list. */
+  /**
+   * Tell the listener; returns how to forget it, which says whether it was there. A late comer is told the
+   * last list.
+   */
   add(onMeshes: OnMeshes): () => boolean {
     const last = this.listeners.size > 0 ? this._last : null;
     this._last = last;
@@ -62,7 +65,9 @@ export class StatusWatch implements IWatch {
     private readonly _onOver: () => void
   ) {}
 
-  /** Returns how to forget the store, which says whether it was there. A late comer is given what others have. */
+  /**
+   * Returns how to forget the store, which says whether it was there. A late comer is given what others have.
+   */
   add(store: MeshStore): () => boolean {
     const status = this.stores.first?.status;
     const forget = this.stores.add(store);
