@@ -53,7 +53,8 @@ class DefinitionCell:
 
     @property
     def names(self) -> frozenset[str]:
-        """What it defines, as far as one can see: functions, classes, imports, variables.
+        """The names that the cell's source defines, as far as one can see: functions, classes, imports,
+        variables.
 
         >>> sorted(DefinitionCell("import os\\nclass Net: pass\\nlr, k = 1, 2").names)
         ['Net', 'k', 'lr', 'os']

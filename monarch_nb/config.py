@@ -138,7 +138,7 @@ def get_global_config() -> dict[str, Any]:
 
 
 def get_runtime_config() -> dict[str, Any]:
-    """Return what this program has said."""
+    """Return the settings that this program has made."""
     return dict(_given)
 
 

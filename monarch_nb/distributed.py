@@ -103,7 +103,7 @@ class Mesh:
         return self.size()
 
     def tensor_grid(self) -> Grid:
-        """Return what tensors are laid out over."""
+        """Return the grid that tensors are laid out over."""
         check_alive(self._procs, "tensors")
         return engine_of(self._procs).grid(self._shape, self._names, ranks_of(self._procs))
 

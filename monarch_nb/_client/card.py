@@ -15,7 +15,7 @@ _load: Callable[[], Show] | None = None
 
 
 def provide(load: Callable[[], Show]) -> None:
-    """Say how to get it."""
+    """Say how the implementation is loaded."""
     global _load
     _load = load
 

@@ -1,4 +1,4 @@
-"""Saying how a mesh has ended: in one sentence, who, how, what is lost with it, and what to type."""
+"""Says how a mesh has ended, in one sentence: who, how, what is lost with it, and what to type."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class HealReport:
 
     @classmethod
     def of(cls, found: Report) -> HealReport:
-        """Make it of what the controller says."""
+        """Make a report of the controller's answer."""
         return cls(
             ranks=tuple(found.ranks),
             hosts=tuple(found.hosts),

@@ -1,4 +1,4 @@
-"""Ctrl-C while ranks work: it's meant for them, so it's passed on and raises nothing here.
+"""Passes Ctrl-C on to ranks while they work: it's meant for them, and raises nothing here.
 
 A KeyboardInterrupt may come between any two bytecodes, in the middle of a send or of a display. So, while a
 cell runs, SIGINT only wakes a background thread, which tells the controller; the waiting thread goes on until

@@ -1,4 +1,4 @@
-"""Starting host processes, and finding those that run."""
+"""Starts host processes, and finds those that run."""
 
 from __future__ import annotations
 

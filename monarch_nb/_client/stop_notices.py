@@ -1,4 +1,4 @@
-"""Ranks that stop at a breakpoint are said on stderr where no prompt can be shown: in a script, and in a
+"""Names ranks that stop at a breakpoint on stderr where no prompt can be shown: in a script, and in a
 notebook without the extension.
 
 A script's own mesh has no name. So that `monarch-nb debug` finds it, a connection file under the program's

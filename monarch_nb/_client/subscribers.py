@@ -37,7 +37,7 @@ class Subscribers(Generic[E]):
         self._methods[key] = WeakMethod(method, forget)
 
     def publish(self, event: E) -> None:
-        """Call all of them."""
+        """Call all subscribers with an event."""
         for reference in list(self._methods.values()):
             method = reference()
             if method is not None:

@@ -62,7 +62,7 @@ class Kept(NamedTuple):
 
     @property
     def until_text(self) -> str:
-        """When it ends, as HH:MM; with the date, if that's another day."""
+        """The time when the keeper ends, as HH:MM; with the date, if that's another day."""
         same_day = time.localtime(self.until)[:3] == time.localtime()[:3]
         return time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", time.localtime(self.until))
 

@@ -33,7 +33,7 @@ STOP_S = 30.0
 
 
 def status(mesh: Mesh, _arguments: Namespace) -> MeshStatus:
-    """Return how a mesh is."""
+    """Return a mesh's state as text."""
     return mesh.status()
 
 

@@ -46,12 +46,12 @@ class Argument:
 
     @property
     def dest(self) -> str:
-        """Its name in what was parsed."""
+        """The argument's name in the parsed arguments."""
         return str(self.options.get("dest", self.flags[0].lstrip("-").replace("-", "_")))
 
     @property
     def default(self) -> object:
-        """What it is where nobody has typed it."""
+        """The value where nobody has typed the argument."""
         if self.absent is not None:
             return self.absent
         is_switch = self.options.get("action") == "store_true"
@@ -66,7 +66,7 @@ class Argument:
         return replace(self, only=place, options={**self.options, **options})
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
-        """Have a parser take it."""
+        """Add the argument to a parser."""
         add: Callable[..., object] = parser.add_argument
         add(*self.flags, help=self.about, **self.options)
 
@@ -120,12 +120,12 @@ class Command:
 
     @property
     def description(self) -> str:
-        """All that is said about it."""
+        """The command's whole help text."""
         return f"{self.about} {self.more}".rstrip()
 
     @property
     def is_about_a_mesh(self) -> bool:
-        """Whether one can be named."""
+        """Whether the command takes the name of a mesh."""
         return any(each.dest == "name" for each in self.arguments)
 
     @property
@@ -143,13 +143,13 @@ class Command:
             each.add_to(parser)
 
     def ask(self, mesh: Mesh, **given: object) -> Any:
-        """Run it for a program, with what isn't given as if nobody had typed it; return its result."""
+        """Run the command for a program, with defaults for what isn't given; return its result."""
         if self.run is None:
             raise TypeError(f"{self.name} is run by each place in its own way")
         return self.run(mesh, Namespace(**{each.dest: each.default for each in self.arguments} | given))
 
     def ask_text(self, mesh: Mesh, **given: object) -> str:
-        """Run it for a program; return what there is to say about it."""
+        """Run the command for a program; return its result as text."""
         return self.text(self.ask(mesh, **given))
 
 

@@ -1,5 +1,5 @@
-"""`%mesh start --init-process-group` of a mesh that runs; what else is asked of one:
-`monarch_nb.mesh.running`.
+"""Implements `%mesh start --init-process-group` for a mesh that runs; all else that can be asked of one is in
+`mesh/running`.
 """
 
 from __future__ import annotations

@@ -33,14 +33,14 @@ IN_NOTEBOOKS = dict.fromkeys((f"--{name}" for name in _NAMES), WHY_NOT[0].upper(
 
 
 class _Meaningless(argparse.Action):
-    """Refuses such a flag."""
+    """Refuses a flag of torchrun's that means nothing on a mesh."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         parser.error(f"{self.option_strings[0]} means nothing here: {WHY_NOT}")
 
 
 def meaningless() -> tuple[Argument, ...]:
-    """Return them: each is refused, and says why."""
+    """Return torchrun's flags that mean nothing on a mesh: each is refused with the reason."""
     return tuple(
         argument(
             f"--{name}", f"--{name.replace('-', '_')}",

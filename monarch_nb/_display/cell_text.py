@@ -17,7 +17,7 @@ MAX_LINE_CHARS = 10_000
 
 
 def render(snapshot: Snapshot) -> str:
-    """Return all of it, without colours and without a line end at the end."""
+    """Return the whole cell as text, without colours and without a line end at the end."""
     lines = [row_text(row, snapshot.prefix) for row in (*snapshot.rows, *snapshot.partial_rows)]
     title = [snapshot.title] if snapshot.title else []
     return "\n".join([*title, *lines, *_closing(snapshot, colour=False)])

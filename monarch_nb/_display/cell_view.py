@@ -120,7 +120,9 @@ class CellView:
         self._listener: Callable[[], None] | None = None
 
     def listen(self, listener: Callable[[], None] | None) -> None:
-        """Have this called after each change, on the thread that made it. It must be quick and not raise."""
+        """Register a function that is called after each change, on the thread that made it. It must be quick
+        and not raise.
+        """
         self._listener = listener
 
     @property
@@ -130,18 +132,18 @@ class CellView:
 
     @property
     def title(self) -> str:
-        """What stands above it."""
+        """The title above the cell's output."""
         return self._title
 
     def retitle(self, title: str) -> None:
-        """Put something else above it."""
+        """Change the title above the cell's output."""
         with self._lock:
             self._title = title
             self._version += 1
         self._tell()
 
     def describe_rest(self, goes_on: Callable[[], str]) -> None:
-        """Have this say what becomes of the cell when its display is left before its end."""
+        """Register a function that says what becomes of the cell when its display is left before its end."""
         self._goes_on = goes_on
 
     def unfinished_text(self) -> str:

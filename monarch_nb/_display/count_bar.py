@@ -33,7 +33,7 @@ class Counted:
         return ", ".join(parts)
 
     def mimebundle(self) -> dict[str, str]:
-        """Return it as text and as HTML."""
+        """Return the count as text and as HTML."""
         done, total = self._state()
         text = self.text()
         bar = f"<progress max='{total}' value='{done}'></progress> " if total is not None else ""
@@ -41,7 +41,7 @@ class Counted:
 
 
 def show_count(counted: Counted) -> Callable[[], None]:
-    """Show it in the cell that runs, if it takes more than some seconds; return what is to be called when
-    it's over.
+    """Show a count in the cell that runs, if the work takes more than some seconds; return the function that
+    ends the display.
     """
     return show_until_over(counted, SHOWN_AFTER_S)

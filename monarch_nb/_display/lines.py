@@ -74,7 +74,7 @@ class Lines:
         self._new.append(row)
 
     def finish(self) -> None:
-        """Take unfinished lines for lines."""
+        """Count unfinished lines as lines."""
         for (rank, stream), text in self._partial.items():
             if last_state(text).strip():
                 self._add(Row((rank,), stream, last_state(text)))

@@ -245,7 +245,7 @@ class LiveDisplay:
             self._publisher.publish(self._view, final=True)
 
     def update(self) -> None:
-        """Publish what there is now, on the caller's thread."""
+        """Publish the view as it is now, on the caller's thread."""
         with self._publishing:
             if not self._finished and self._view.visible():
                 self._publisher.publish(self._view, final=False)
@@ -259,7 +259,7 @@ class LiveDisplay:
         self._view.listen(None)
 
     def finish_soon(self) -> None:
-        """Have it finished in the background; returns at once."""
+        """Finish the display in the background; returns at once."""
         self._ending = True
         self._on_change()
 
@@ -317,7 +317,7 @@ class _Clock:
             self._wake.set()
 
     def displays(self) -> list[LiveDisplay]:
-        """Return those that have shown something and aren't finished."""
+        """Return the displays that have shown something and aren't finished."""
         with self._lock:
             return list(self._displays)
 

@@ -29,7 +29,7 @@ class StackView:
         self._titled: set[int] = set()
 
     def listen(self, listener: Callable[[], None] | None) -> None:
-        """Have this called after each change of any view."""
+        """Register a function that is called after each change of any view."""
         for view in self._views:
             view.listen(listener)
 
@@ -39,7 +39,7 @@ class StackView:
         return sum(view.version for view in self._views)
 
     def close(self) -> None:
-        """Note that nobody waits any more."""
+        """Note that nobody waits for the cells any more."""
         for view in self._views:
             view.close()
 
@@ -69,11 +69,11 @@ class StackView:
         return [view for view in self._views if self._shows_empty or view.visible()]
 
     def text(self) -> str:
-        """Return all as text."""
+        """Return all views as text."""
         return "\n".join(text for view in self._shown() if (text := view.text()))
 
     def html(self) -> str:
-        """Return all as HTML."""
+        """Return all views as HTML."""
         return "".join(view.html() for view in self._shown())
 
     def mimebundle(self) -> dict[str, str]:

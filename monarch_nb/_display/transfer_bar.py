@@ -38,7 +38,7 @@ class TransferBar:
         self._began = began
 
     def text(self) -> str:
-        """Return such as `312.5 MiB of 1 GiB, 0.41 GB/s, 2 s left`."""
+        """Return the progress as text, such as `312.5 MiB of 1 GiB, 0.41 GB/s, 2 s left`."""
         done, total = self._transfer.done_bytes, self._transfer.num_bytes
         seconds = time.monotonic() - self._began
         rate = done / seconds if seconds > 0 else 0.0
@@ -50,7 +50,7 @@ class TransferBar:
         return ", ".join(parts)
 
     def mimebundle(self) -> dict[str, str]:
-        """Return it as text and as HTML."""
+        """Return the progress as text and as HTML."""
         text = self.text()
         bar = f"<progress max='{self._transfer.num_bytes}' value='{self._transfer.done_bytes}'></progress>"
         return {"text/plain": text, "text/html": f"<div>{bar} <span>{html.escape(text)}</span></div>"}

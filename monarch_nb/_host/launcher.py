@@ -313,7 +313,7 @@ def _start(place: Place, *, detach: bool) -> subprocess.Popen[bytes]:
 
 
 def _job(environment: Mapping[str, str]) -> str:
-    """Return what has given this host.
+    """Return the name of the job that has given this host.
 
     >>> _job({"SLURM_JOB_ID": "7"})
     'slurm job 7'

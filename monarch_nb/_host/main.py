@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _made(config: HostConfig, zygote: Zygote | None) -> HostProcess | Relay:
-    """Return what this process is, by its configuration."""
+    """Make the controller, the host agent or the relay that the configuration asks for."""
     from monarch_nb._host.agent.agent import HostAgent
     from monarch_nb._host.controller.controller import ControllerProcess
     from monarch_nb._host.relay import Relay

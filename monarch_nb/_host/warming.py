@@ -1,4 +1,4 @@
-"""Starting the zygote: the first thing that a host process does, for what the zygote imports takes
+"""Starts the zygote: the first thing that a host process does, for what the zygote imports takes
 longest. Imports little itself.
 """
 

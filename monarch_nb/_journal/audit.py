@@ -32,7 +32,7 @@ _ALIKE_AMONG = 16
 
 
 class Audit:
-    """Owned by the loop thread.
+    """Keeps the rows of the audit. Owned by the loop thread.
 
     Args:
         directory: says where the file belongs; that may change when a mesh gets its name. "": nothing is

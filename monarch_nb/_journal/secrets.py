@@ -110,7 +110,7 @@ def is_unlogged(source: str) -> bool:
 
 
 def logged_source(source: str) -> str:
-    """Return what an entry has of a cell's source.
+    """Return the source of a cell as the journal keeps it.
 
     >>> logged_source("# nolog\\nlogin()"), logged_source("login()")
     ('# nolog', 'login()')

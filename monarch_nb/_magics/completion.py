@@ -138,7 +138,7 @@ def explain_verbs(lines: list[str]) -> list[str]:
 
 
 def _type_of(name: str) -> str:
-    """Return what front ends show beside an offer."""
+    """Return the kind of an offer, as front ends show it."""
     return "flag" if name.startswith("-") else "value"
 
 

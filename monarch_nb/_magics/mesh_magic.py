@@ -78,7 +78,7 @@ class MeshMagics(Magics):
 
 
 def _documentation() -> str:
-    """Return what `%mesh?` shows."""
+    """Return the text that `%mesh?` shows."""
     return (
         "Drive a mesh: `%mesh VERB ...`; or run this cell on its ranks: `%%mesh [--ranks R] ...`.\n\n"
         f"Verbs (`%mesh VERB --help` explains one):\n\n{verb_lines()}\n\n{cell_parser().format_help()}"

@@ -1,4 +1,4 @@
-"""Saving a module and its optimiser, and going on from there: after a heal, in another program, or on another
+"""Saves a module and its optimiser, and goes on from there: after a heal, in another program, or on another
 number of ranks.
 """
 

@@ -424,7 +424,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
 
 
 class _Local(_Mode):
-    """As one rank sees it."""
+    """Follows the forward as one rank sees it."""
 
     def __init__(self, runner: DryRunner, whole: Sequence[str], rows: int) -> None:
         super().__init__(runner, whole, rows)
@@ -529,7 +529,7 @@ class _Gather(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Whole(_Mode):
-    """As one tensor over all ranks."""
+    """Follows the forward as one tensor over all ranks."""
 
     def __init__(
         self, runner: DryRunner, whole: Sequence[str], rows: int, steps: Sequence[_Step] | None
@@ -682,7 +682,9 @@ class _Whole(_Mode):
 
 
 def _spec(value: Any) -> Any:
-    """Return what stands for a tensor where a layer is tried with numbers."""
+    """Return a dry tensor as shape, dtype and sharded dimension, of which numbers are made; others as they
+    are.
+    """
     if not is_dry(value):
         return value
     layout = value.mesh_meta.placements[0]

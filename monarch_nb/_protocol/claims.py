@@ -24,7 +24,7 @@ class ClaimNote(Kept, frozen=True):
 
     @classmethod
     def read(cls, data: bytes) -> ClaimNote:
-        """Return what a claim file says; the default, if it says nothing (yet) or isn't such a note.
+        """Return the note in a claim file; the default, if there is none (yet) or it isn't such a note.
 
         >>> ClaimNote.read(b'{"state": "ending", "pid": 7, "who": "a.ipynb"}').pid, ClaimNote.read(b"").who
         (7, '')

@@ -11,7 +11,7 @@ from monarch_nb._protocol.states import OnFailure
 
 
 class ActorSpawned(Request[None], frozen=True):
-    """Keep what makes some actors again.
+    """Keep the specification by which actors can be made again.
 
     Attributes:
         context: the extent they were spawned on, encoded.
@@ -32,7 +32,7 @@ class ActorSpawned(Request[None], frozen=True):
 
 
 class ActorStopped(Request[None], frozen=True):
-    """Forget what made some actors."""
+    """Forget the specification of actors that were stopped."""
 
     actor_id: int
     procs: list[int]

@@ -122,7 +122,7 @@ class Handlers:
             self._handlers[kind.wire_name] = Handler(kind, getattr(service, name))
 
     def find(self, name: str) -> Handler | None:
-        """Return what handles messages of a name; None if nothing does."""
+        """Return the handler of messages of a name; None if there is none."""
         return self._handlers.get(name)
 
     def tell(self, event: Event, sender: Sender = NOBODY) -> None:

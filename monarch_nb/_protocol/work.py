@@ -50,7 +50,7 @@ def does(work: Work) -> Callable[[F], F]:
 
 
 def works_of(worker: object) -> dict[str, Callable[[Any], Any]]:
-    """Return what does each work, by its word.
+    """Return the method for each kind of work, by its word.
 
     Raises:
         ValueError: if two do the same.

@@ -1,4 +1,4 @@
-"""Binding a rank to CPUs and memory: what `numactl` and `taskset` do, done by the rank itself before it
+"""Binds a rank to CPUs and memory: what `numactl` and `taskset` do, done by the rank itself before it
 has threads.
 """
 

@@ -70,9 +70,7 @@ _SPOKEN = {
 
 
 def what_blocks(frames: Sequence[FrameType]) -> Blocked | None:
-    """Return what a thread waits for, or None if that can't be told. Frames: innermost
-    first.
-    """
+    """Return what a thread waits for, or None if that can't be told. Frames: innermost first."""
     inner = list(_below_user(frames))
     for frame in reversed(inner):  # the one that the user has called says most
         kind = _known(frame)

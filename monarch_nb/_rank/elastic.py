@@ -9,7 +9,7 @@ from monarch_nb._wire import address
 
 
 def elastic_variables(procs: Sequence[int], rank: int, master_addr: str, master_port: int) -> dict[str, str]:
-    """Return what torchrun would set for the process `rank` of `procs`."""
+    """Return the variables that torchrun would set for the process `rank` of `procs`."""
     on_hosts = [address.host_of(proc) for proc in procs]
     hosts = list(dict.fromkeys(on_hosts))
     here = [r for r, host in enumerate(on_hosts) if host == on_hosts[rank]]

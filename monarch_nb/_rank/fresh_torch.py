@@ -96,7 +96,7 @@ class _Groups(msgspec.Struct, frozen=True):
 
 
 def _c10d() -> Any:
-    """Return what keeps process groups; None if nobody has made one."""
+    """Return torch's registry of process groups; None if nobody has made one."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None

@@ -66,7 +66,7 @@ def _patch_connector(module: Any, *, name: str) -> None:
 
 
 def _all_ranks(given: dict[str, Any]) -> dict[str, int]:
-    """Return what has Lightning take all ranks, where nothing was said about devices."""
+    """Return the arguments by which Lightning takes all ranks, where nothing was said about devices."""
     is_silent = given.get("devices", "auto") == "auto" and given.get("num_nodes", 1) == 1
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
     is_script = "TORCHELASTIC_RUN_ID" in os.environ

@@ -1,4 +1,4 @@
-"""A rank from fork to end."""
+"""Runs a rank, from fork to end."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Rank:
 
 
 def _moved(spec: RankSpec, to: Renumbered) -> RankSpec:
-    """Return what a rank would have been started with at another place."""
+    """Return a rank's specification for another place."""
     shared = replace(
         spec.shared,
         group=replace(spec.group, extent=to.extent),
@@ -125,12 +125,14 @@ def _moved(spec: RankSpec, to: Renumbered) -> RankSpec:
 
 
 def read_spec(shared: bytes, own: object) -> RankSpec:
-    """Return what a zygote has been sent: what ranks share, encoded, and what is one's own, from JSON."""
+    """Read a rank's specification, as a zygote was sent it: the shared part, encoded, and the rank's own from
+    JSON.
+    """
     return RankSpec(decode(SharedSpec, shared), convert(own, OwnSpec))
 
 
 def read_whole_spec(encoded: bytes) -> RankSpec:
-    """Return what a fresh interpreter has been sent."""
+    """Read the specification that a fresh interpreter was sent."""
     return decode(RankSpec, encoded)
 
 

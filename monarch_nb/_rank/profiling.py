@@ -58,7 +58,7 @@ class CellRecording:
                 self._profiler.stop()
 
     def report(self) -> ProfileReport:
-        """Return what was recorded."""
+        """Return the recorded profile."""
         memory = None if self._memory is None else self._memory.report
         pid = os.getpid()
         if self._profiler is None:

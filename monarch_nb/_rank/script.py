@@ -57,7 +57,7 @@ def run_program(script: Script, env: Mapping[str, str], restore: Callable[[], No
 
 
 def exit_message(code: object) -> str:
-    """Return what an exit code says, as an error's text.
+    """Return the text of an error for an exit code.
 
     >>> exit_message(3), exit_message("no data")
     ('the script has exited with code 3', 'the script has exited with code 1: no data')
@@ -68,7 +68,7 @@ def exit_message(code: object) -> str:
 
 
 def _elastic(script: Script, me: int) -> dict[str, str]:
-    """Return what torchrun would set for this process.
+    """Return the variables that torchrun would set for this process.
 
     Where a rank sees a single GPU, that's device 0, whatever its number on the host is: scripts choose theirs
     by LOCAL_RANK.

@@ -1,4 +1,4 @@
-"""Running cells in a rank's IPython shell: one per rank, taken up at the first cell, namespace kept until
+"""Runs cells in a rank's IPython shell: one per rank, taken up at the first cell, namespace kept until
 the rank ends.
 """
 
@@ -61,8 +61,7 @@ class CellShell:
     def run(
         self, source: str, number: int, on_value: Callable[[], None] | None = None
     ) -> tuple[CellEnd, Any]:
-        """Run a cell; return how it ended and the object that the last
-        expression gave.
+        """Run a cell; return how it ended and the object that the last expression gave.
 
         Args:
             on_value: called when that object is there, before it's made into text, which may take long.

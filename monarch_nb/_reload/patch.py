@@ -63,7 +63,7 @@ class Same:
         return id(new) in self._by_id
 
     def of(self, new: Any) -> Any:
-        """Return what stays for an object: itself, if nothing else does."""
+        """Return the old object that stays for a new one; the new one itself, if there is none."""
         return self._by_id[id(new)][1] if id(new) in self._by_id else new
 
     def adapt(self, value: Any) -> None:

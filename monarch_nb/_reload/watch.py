@@ -67,7 +67,7 @@ but for the clock's grain.
 
 
 def file_status(path: str) -> FileStatus | None:
-    """Return what tells a file from what it was before; None if there is none."""
+    """Return a status of a file by which a change is seen; None if there is no file."""
     try:
         found = os.stat(path)
     except OSError:

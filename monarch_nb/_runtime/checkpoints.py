@@ -209,7 +209,7 @@ class Checkpoints:
     # --- going back
 
     def versions(self) -> list[int]:
-        """Return what is kept in memory."""
+        """Return the versions that are kept in memory."""
         return [s.version for s in self._snapshots]
 
     def find(self, version: int) -> Snapshot | None:

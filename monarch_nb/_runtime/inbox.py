@@ -88,7 +88,7 @@ class Inbox(Generic[Item]):
         return None
 
     def waiting(self) -> list[Item]:
-        """Return what hasn't been taken yet.
+        """Return the items that haven't been taken yet.
 
         Raises:
             RuntimeError: if the owner takes one just now.

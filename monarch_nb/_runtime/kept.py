@@ -13,7 +13,7 @@ def keep(key: int, value: Any) -> None:
 
 
 def find(key: int) -> Any:
-    """Return what was left here.
+    """Return a result that was kept here.
 
     Raises:
         LookupError: if there's nothing: the endpoint has raised.

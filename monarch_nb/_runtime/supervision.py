@@ -121,7 +121,7 @@ class MeshFailure(SupervisionError):
 
 
 def _in_a_line(actor: str, failure: RankFailure) -> str:
-    """Return what an actor has failed of."""
+    """Return an actor's failure in one line."""
     ranks = name_ranks(failure.ranks)
     if failure.end is not None:
         return f"actor {actor!r} is lost on {ranks}"

@@ -31,7 +31,7 @@ class BadBody(ValueError):
 
 
 def read_start(body: Body) -> StartRequest:
-    """Return what a mesh is to be started with.
+    """Return the settings of a mesh that is to be started.
 
     Raises:
         BadBody: naming the field, what was expected and what came.

@@ -127,7 +127,7 @@ class VersionHandler(MeshHandler):
 
 
 class MeshesHandler(MeshHandler):
-    """All meshes."""
+    """The handler that lists and starts meshes."""
 
     commands = ("start",)
 
@@ -148,7 +148,7 @@ class MeshesHandler(MeshHandler):
 
 
 class OneMeshHandler(MeshHandler):
-    """One mesh."""
+    """The handler for one mesh: its state, its end."""
 
     commands = ("status", "stop")
 
@@ -168,7 +168,7 @@ class OneMeshHandler(MeshHandler):
 
 
 class InterruptHandler(MeshHandler):
-    """Interrupting what runs."""
+    """The handler that interrupts what runs."""
 
     commands = ("interrupt",)
 
@@ -182,7 +182,7 @@ class InterruptHandler(MeshHandler):
 
 
 class HealHandler(MeshHandler):
-    """Putting back what is lost."""
+    """The handler that heals a mesh."""
 
     commands = ("heal",)
 
@@ -195,7 +195,7 @@ class HealHandler(MeshHandler):
 
 
 class ResizeHandler(MeshHandler):
-    """Other sizes."""
+    """The handler that changes sizes."""
 
     commands = ("resize",)
 
@@ -208,7 +208,7 @@ class ResizeHandler(MeshHandler):
 
 
 class AttachHandler(MeshHandler):
-    """The way into a notebook."""
+    """The handler for the code that attaches a notebook."""
 
     commands = ("attach",)
 

@@ -25,7 +25,7 @@ LINGER_S = 5.0
 
 
 class Link:
-    """Owned by the event loop's thread; what may block runs in the pool.
+    """Connects to one mesh's controller. Owned by the event loop's thread; what may block runs in the pool.
 
     Args:
         connection: what the mesh's connection file says.

@@ -21,7 +21,9 @@ _log = logging.getLogger("monarch_nb")
 
 
 class Meshes:
-    """Owned by the event loop's thread. Connections are made when they're needed, and closed soon after."""
+    """Keeps the meshes of this user. Owned by the event loop's thread. Connections are made when they're
+    needed, and closed soon after.
+    """
 
     def __init__(self) -> None:
         self._links: dict[tuple[str, int], Link] = {}

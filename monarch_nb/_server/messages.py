@@ -18,7 +18,7 @@ from monarch_nb.status.delta import HeadChange
 
 
 class _Message(msgspec.Struct, frozen=True, tag_field="type", kw_only=True):
-    """Something that the server says."""
+    """A message of the server."""
 
 
 class Hello(_Message, frozen=True, kw_only=True, tag="hello"):

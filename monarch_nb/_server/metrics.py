@@ -1,4 +1,6 @@
-"""Meshes on Jupyter's own `/metrics`, for Prometheus. Asked, it looks; unasked, it does nothing."""
+"""Shows meshes on Jupyter's own `/metrics`, for Prometheus. Controllers are asked when Prometheus asks, never
+before.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class _PageHandler(JupyterHandler):
 
 
 class DashboardHandler(_PageHandler):
-    """The page."""
+    """The handler for the page."""
 
     @authenticated
     @authorized
@@ -70,7 +70,7 @@ def _query(mesh: str) -> str:
 
 
 class StaticHandler(_PageHandler):
-    """Its script and style."""
+    """The handler for the page's script and style."""
 
     @authenticated
     async def get(self, name: str) -> None:

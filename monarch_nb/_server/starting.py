@@ -1,4 +1,4 @@
-"""Starting a mesh: in a process of its own, by the command line, so that it's what a terminal would start;
+"""Starts a mesh: in a process of its own, by the command line, so that it's what a terminal would start;
 the server stays as it is.
 """
 

@@ -1,4 +1,4 @@
-"""The one WebSocket: what is watched, as it changes.
+"""Serves the one WebSocket: sends a page what it watches, as it changes.
 
 For each watch at most one message is under way: the next one is sent when the browser has said `taken`. Until
 then changes are put together (state, list) or stay where they are, in the journal (logs). So a slow browser

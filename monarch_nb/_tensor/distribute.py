@@ -1,4 +1,4 @@
-"""Plain tensors to ranks."""
+"""Distributes plain tensors to ranks."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Failure:
     is_partial: bool = False
 
     def error(self) -> RemoteException:
-        """Return what is raised where the value is waited for."""
+        """Return the error that is raised where the value is waited for."""
         return RemoteException("\n".join(self._lines()), self._failures())
 
     def _lines(self) -> list[str]:

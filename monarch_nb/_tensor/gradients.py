@@ -1,4 +1,4 @@
-"""Gradients one at a time, and functions that say themselves what their gradient is."""
+"""Computes gradients one at a time, and takes functions that define their own gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that come here, and those that each rank has of its own."""
+"""Brings values of tensors here, and makes tensors of which each rank has its own value."""
 
 from __future__ import annotations
 

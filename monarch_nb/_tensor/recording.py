@@ -1,4 +1,4 @@
-"""Many commands in one message."""
+"""Sends many commands in one message."""
 
 from __future__ import annotations
 

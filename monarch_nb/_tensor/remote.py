@@ -131,7 +131,7 @@ class Remote:
         return self._function
 
     def _described(self, made: Tensor, grid: Grid, args: Any, kwargs: Any) -> Any:
-        """Return what the result is like."""
+        """Return a description of the result."""
         if callable(self._propagate):
             return self._by_fakes(args, kwargs)
         key = None if self._propagate == "inspect" else _key(grid, args, kwargs)

@@ -47,7 +47,7 @@ class Slots:
         return len(self.dropped) >= MANY or self.num_bytes > MANY_BYTES
 
     def collect(self) -> list[int]:
-        """Return what was dropped since the last time; it may be taken again."""
+        """Return the slots that were dropped since the last time; they may be taken again."""
         self.num_bytes = 0
         num = len(self.dropped)
         found = self.dropped[:num]

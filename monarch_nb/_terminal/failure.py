@@ -1,5 +1,5 @@
-"""One clear error for whatever goes wrong in a command, in the terminal's words, and the exit status that
-goes with it.
+"""Prints one clear error for whatever goes wrong in a command, in the terminal's words, and the exit status
+that goes with it.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def stopped() -> str:
 
 
 def status() -> str:
-    """Return what is kept warm."""
+    """Return the list of warm interpreters as text."""
     found = warm.keepers()
     if not found:
         return "nothing is kept warm. Keep this environment warm: monarch-nb warm"

@@ -1,9 +1,9 @@
 """The transport of one process: its sockets, who reads them, and who waits for what.
 
-Every client and every rank has one `Transport` in each mesh that it is in: its own, and
-those that it's a guest in. A transport listens at the path that its proc id names and connects
-once to each process on the same machine that it writes to (`_wire/local_sockets`); what is for other machines
-goes to its own host process, and from there by ZeroMQ.
+Every client and every rank has one `Transport` in each mesh that it is in: its own, and those that it's a
+guest in. A transport listens at the path that its proc id names and connects once to each process on the same
+machine that it writes to (`_wire/local_sockets`); what is for other machines goes to its own host process,
+and from there by ZeroMQ.
 
     reader    which thread receives: normally the one that waits for the answer
     pending   what waits for an answer: calls, streams, channels

@@ -1,4 +1,4 @@
-"""In whose name a message is sent to a mesh."""
+"""Determines in whose name a message is sent to a mesh."""
 
 from __future__ import annotations
 

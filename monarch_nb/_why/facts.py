@@ -49,7 +49,7 @@ class Operation:
         )
 
     def tensor_text(self) -> str:
-        """Return what it works on: "float32[2, 3]"."""
+        """Return the operation's tensor in words: "float32[2, 3]"."""
         return "" if self.shape is None else f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 

@@ -48,7 +48,9 @@ class _Header(ctypes.Structure):
 
 
 class _Lent(NamedTuple):
-    """One such object: its mapping, and a view of what it was made of, which keeps the segment."""
+    """One object whose data are a mapped segment: its mapping, and a view of what it was made of, which keeps
+    the segment.
+    """
 
     start: int
     length: int

@@ -174,10 +174,10 @@ def _entry(path: str, kind: str, content: str, size: str, mtime_ns: str) -> Entr
 
 
 def digest(data: bytes) -> str:
-    """Return what names a content: its sha256."""
+    """Return the name of a content: its sha256."""
     return hashlib.sha256(data).hexdigest()
 
 
 def manifest_id(manifest: Manifest) -> str:
-    """Return what names a manifest."""
+    """Return the id of a manifest."""
     return digest(pack(manifest))

@@ -101,7 +101,7 @@ class Packs:
 
 
 def _read_head(path: str) -> dict[str, Slice]:
-    """Return what a pack says it has; nothing if it's none."""
+    """Return the head of a pack: its list of contents; empty if it's no pack."""
     with suppress(OSError, ValueError, AttributeError, TypeError), open(path, "rb") as file:
         head = file.readline()
         return _slices(os.path.basename(path), len(head), json.loads(head))

@@ -1,4 +1,4 @@
-"""Actors whose state survives them."""
+"""The base class of actors whose state survives them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Checkpointed(Actor):
     checkpoint_dir: str = ""
 
     def state_dict(self) -> Any:
-        """Return what shall be saved. It's copied at once."""
+        """Return the state to save. It's copied at once."""
         raise NotImplementedError(f"{type(self).__name__} must say what its state is: define state_dict()")
 
     def load_state_dict(self, state: Any) -> None:

@@ -357,7 +357,7 @@ class Endpoint(Generic[P, R]):
         self._post(body, flags, 0 if port is None else port.ref, receivers)
 
     def describe(self, times: CallTimes) -> EndpointCalls:
-        """Return what the journal says of calls to this endpoint."""
+        """Return calls to this endpoint as the journal records them."""
         ranks = self.shape.ranks
 
         def by_rank(each: CallTime) -> CallRecord:

@@ -176,7 +176,7 @@ class HostMesh(MeshHandle):
         return mesh
 
     def _spec(self, group: str, extent: Extent, bootstrap: Any, env: Mapping[str, str]) -> GroupSpec:
-        """Return what all ranks of a spawn share."""
+        """Return the settings that all ranks of a spawn share."""
         return GroupSpec(
             group=group,
             extent=encode_extent(extent),

@@ -26,7 +26,7 @@ class Applied:
         self._future = future
 
     def get(self, timeout: float | None = None) -> list[Any]:
-        """Return what each rank has returned, in order.
+        """Return the results of the ranks, in order.
 
         Raises:
             ActorError: if it has raised on any.

@@ -83,7 +83,7 @@ class Allocation:
         return cls(mesh, profile, spec, plan=plan, submitted_at=time.time(), submitted_by=os.getpid())
 
     def described(self) -> str:
-        """Return what it is in some words."""
+        """Return the allocation in some words."""
         return f"{self.spec.engine}{f' job {self.id}' if self.id else ''}" + (
             f" on {self.profile}" if self.profile != self.spec.engine else ""
         )

@@ -39,7 +39,7 @@ class EngineJob(JobTrait):
         self._joined: list[int] = []
 
     def spec(self) -> HostSpec:
-        """Return what hosts this job wants."""
+        """Return the specification of the hosts that this job wants."""
         raise NotImplementedError
 
     def can_run(self, spec: EngineJob) -> str:

@@ -134,7 +134,7 @@ class Wait:
             )
 
     def _words(self) -> str:
-        """Return what launchers and the gate have said last."""
+        """Return the last messages of launchers, and the reasons why hosts weren't let in."""
         refused = self._session.request(Refusals())
         lines = list(dict.fromkeys([*self._engine.logs(self._asked), *(f"refused: {r}" for r in refused)]))
         return "".join(f"\n  {line}" for line in lines) or " The launchers have said nothing"

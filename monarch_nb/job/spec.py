@@ -179,7 +179,7 @@ class HostSpec:
         return dict(self.own).get(key, default)
 
     def digest(self) -> str:
-        """Return what is equal for equal specs only."""
+        """Return a digest that is equal for equal specs only."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
     def difference(self, other: HostSpec) -> str:

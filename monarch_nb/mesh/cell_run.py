@@ -82,7 +82,7 @@ class CellResult:
         return tuple(sorted({*self.seconds, *self.failures}))
 
     def error(self) -> BaseException | None:
-        """Return what to raise for this result, if anything."""
+        """Return the error of this result, if there is one."""
         if self.reason.startswith("timeout"):
             return RankTimeout(self._late(float(self.reason.split()[1])))
         if self.reason == EndReason.USER:

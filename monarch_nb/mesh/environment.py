@@ -80,7 +80,7 @@ class EnvironmentDifference:
     shows_all: bool = False
 
     def differing(self) -> tuple[EnvironmentItem, ...]:
-        """Return what differs and ought to be equal."""
+        """Return the settings that differ and ought to be equal."""
         return tuple(i for i in self.items if i.differs and not i.expected and i.section != RANDOM)
 
     def find(self, section: str, name: str) -> EnvironmentItem | None:

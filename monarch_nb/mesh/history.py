@@ -275,7 +275,7 @@ class History:
         return Entry.of(row)
 
     def missed(self) -> Missed:
-        """Return what nobody has seen so far."""
+        """Return the cells and output that nobody has seen so far."""
         found = session_of(self._mesh).request(GetMissed())
         return Missed(
             tuple(Entry.of(row) for row in found.cells if row.group == placement_of(self._mesh).group),
@@ -410,6 +410,6 @@ class LogLines:
             self._fold.finish()
 
     def drain(self) -> str:
-        """Return what is new."""
+        """Return the new text."""
         with self._lock:
             return self._fold.drain()

@@ -157,7 +157,7 @@ class Lines:
         return found
 
     def finish(self) -> list[LogLine]:
-        """Return what has begun, as lines: nothing more comes."""
+        """Return unfinished lines as lines: nothing more comes."""
         return [line for key, text in self.rests.items() if text for line in self._line(key, text)]
 
     def _line(self, key: Key, text: str) -> list[LogLine]:

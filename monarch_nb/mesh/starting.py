@@ -1,4 +1,4 @@
-"""Starting a mesh, and finding one that runs."""
+"""Starts a mesh, and finds one that runs."""
 
 from __future__ import annotations
 

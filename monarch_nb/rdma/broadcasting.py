@@ -53,12 +53,12 @@ def provide(load: Callable[[], tuple[BroadcastToBuffers, BroadcastToMesh]]) -> N
 
 
 def to_buffers() -> BroadcastToBuffers:
-    """Return what copies a buffer into others."""
+    """Return the function that copies a buffer into others."""
     assert _load is not None, "monarch_nb/rdma/__init__ puts it in place"
     return _load()[0]
 
 
 def to_mesh() -> BroadcastToMesh:
-    """Return what brings a buffer to all ranks of a mesh."""
+    """Return the function that brings a buffer to all ranks of a mesh."""
     assert _load is not None, "monarch_nb/rdma/__init__ puts it in place"
     return _load()[1]

@@ -87,7 +87,7 @@ _lock = threading.Lock()
 
 
 def remote_arguments() -> RemoteArguments:
-    """Return what this process offers to others."""
+    """Return the buffers that this process offers to others."""
     global _remote_arguments
     plane = data_plane()
     with _lock:

@@ -90,7 +90,7 @@ def _differing_lines(hosts: Iterable[HostStatus]) -> list[str]:
 
 
 def _doing_lines(ranks: Iterable[RankStatus]) -> list[str]:
-    """Return what busy ranks do, equal things once."""
+    """Return lines on what busy ranks do, equal ones once."""
     found: dict[str, list[RankStatus]] = {}
     for rank in ranks:
         if rank.state in (RankState.BUSY, RankState.DEBUGGING, RankState.UNRESPONSIVE) and rank.doing:

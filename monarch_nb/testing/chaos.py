@@ -1,4 +1,4 @@
-"""Breaking things on purpose: kill, stop, crash, starve or slow down ranks, cut off hosts; at random, but the
+"""Breaks things on purpose: kill, stop, crash, starve or slow down ranks, cut off hosts; at random, but the
 same again with the same seed.
 
 Example:

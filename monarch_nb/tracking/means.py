@@ -35,7 +35,7 @@ class Means:
         return [(each, _mean(steps.pop(each))) for each in sorted(over)]
 
     def rest(self) -> list[tuple[str, int, float]]:
-        """Return what is left, at the end: names, steps, means."""
+        """Return the means that are left at the end: names, steps, means."""
         left, self._open = self._open, {}
         return [
             (name, step, _mean(found))

@@ -44,7 +44,7 @@ class OutputReader:
         self._parser.begin_origin(origin)
 
     def drain(self) -> None:
-        """Read what is there; whoever still holds the other end is not waited for."""
+        """Read what is in the pipe, without waiting for processes that still hold its other end."""
         while self.fd >= 0:
             try:
                 data = os.read(self.fd, READ_BYTES)

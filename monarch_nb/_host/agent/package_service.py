@@ -29,7 +29,9 @@ _CODE = (
 
 
 class PackageService:
-    """Requests are taken by the loop's thread; each is done by a thread that waits for its process."""
+    """Answers which packages are installed. Requests are taken by the loop's thread; each is done by a thread
+    that waits for its process.
+    """
 
     def __init__(self, process: HostProcess) -> None:
         self._process = process

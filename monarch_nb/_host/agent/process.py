@@ -125,7 +125,7 @@ class HostProcess:
         raise NotImplementedError
 
     def event(self, dst: int, event: Event, src: int | None = None) -> None:
-        """Tell one process of something; `src`: in whose name, if not our own."""
+        """Send an event to one process; `src`: in whose name, if not our own."""
         src = self.me if src is None else src
         frame = wire.pack(wire.EVENT, src=src, dst=dst, name=event.wire_name.encode(), payload=encode(event))
         if address.host_of(dst) == self.index:
@@ -230,7 +230,7 @@ class HostProcess:
                 raise  # into the log
 
     def handler_of(self, message: Message) -> Handler:
-        """Return what does what a request asks for.
+        """Return the handler of a request.
 
         Raises:
             RequestError: if nothing does.

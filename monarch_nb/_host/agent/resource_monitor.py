@@ -2,8 +2,8 @@
 watches, else hardly at all.
 
 Three sources: activity pages that ranks write (`_wire/activity_page`), ten times a second; the sampler, once
-a second; and where busy ranks stand, which they are asked
-once a second. Unwatched, the machine is sampled every five seconds, for the history of the last minutes.
+a second; and where busy ranks stand, which they are asked once a second. Unwatched, the machine is sampled
+every five seconds, for the history of the last minutes.
 """
 
 from __future__ import annotations

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 
 class WorkspaceService:
-    """Requests are taken by the loop's thread, and done by one other, in turn."""
+    """Answers requests about workspaces. Requests are taken by the loop's thread, and done by one other, in
+    turn.
+    """
 
     def __init__(self, process: HostProcess) -> None:
         self._process = process

@@ -119,7 +119,7 @@ class Asking:
         self._loop.call_later(timeout_s, lambda: self._finish(ref))
 
     def answered(self, ref: int, rank: int, flags: int, payload: Any) -> None:
-        """Take an answer."""
+        """Handle the answer to a question."""
         question = self._questions.get(ref)
         if question is None:
             return

@@ -116,7 +116,7 @@ class Cell:
 
     @property
     def left(self) -> set[int]:
-        """Ranks on which it hasn't ended."""
+        """Ranks on which the cell hasn't ended."""
         return self.waiting | self.running
 
     @property
@@ -126,7 +126,7 @@ class Cell:
 
     @property
     def status(self) -> CellStatus:
-        """How it has ended."""
+        """The status with which the cell has ended."""
         if self.escalation is not None and self.escalation.is_interrupt:
             return CellStatus.INTERRUPTED
         return CellStatus.ERROR if self.failures or self.unfinished else CellStatus.OK

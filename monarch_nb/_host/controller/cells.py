@@ -326,7 +326,7 @@ class Cells:
 
     @staticmethod
     def _frame(request: RunCell, n: int) -> bytes:
-        """Return what ranks are sent."""
+        """Return the message that ranks are sent."""
         work = protocol.CellWork(request.source, request.number or n, request.profile, request.script)
         return wire.pack(
             wire.CALL,

@@ -58,7 +58,7 @@ class Parts(Sends, Protocol):
 
     @property
     def mesh_address(self) -> MeshAddress:
-        """What handles on this mesh carry."""
+        """The address of this mesh that handles carry."""
         ...
 
 

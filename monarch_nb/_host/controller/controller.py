@@ -131,7 +131,7 @@ class ControllerProcess(HostProcess):
 
     @property
     def mesh_address(self) -> MeshAddress:
-        """What handles on this mesh carry."""
+        """The address of this mesh that handles carry."""
         return MeshAddress.of_controller(self.mesh_id, self.name, self.directory, os.getpid())
 
     def _enter_own_host(self) -> None:
@@ -220,7 +220,7 @@ class ControllerProcess(HostProcess):
 
     @handles(Status)
     def do_status(self, request: Status, sender: Sender) -> MeshRecord:
-        """Return what the registry holds."""
+        """Return the registry as a record."""
         registry = self.registry
         return MeshRecord(
             name=self.name,
@@ -253,7 +253,7 @@ class ControllerProcess(HostProcess):
 
     @handles(ShutDown)
     def do_shut_down(self, request: ShutDown, sender: Sender) -> Later | None:
-        """Stop everything."""
+        """Stop the mesh."""
         self.reply(sender.proc, sender.ref, None)
         self.shut_down(f"was stopped by {self.clients.who(sender.proc)}")
         return LATER

@@ -39,13 +39,15 @@ class Definitions:
 
     @handles(ForgetDefinitions)
     def do_forget(self, request: ForgetDefinitions, sender: Sender) -> int:
-        """Run them on new ranks no more; return how many there were."""
+        """Forget the cells that run on new ranks; return how many there were."""
         num = sum(map(len, self._cells.values()))
         self._cells.clear()
         return num
 
     def run(self, group: Group, ranks: Mapping[int, int], report: Report) -> Workflow[None]:
-        """Run them on new ranks (numbers to procs), one after the other; what fails is a problem."""
+        """Run the cells on new ranks (numbers to procs), one after the other; report those that fail as
+        problems.
+        """
         procs = self._registry.procs
         up = {rank: proc for rank, proc in ranks.items() if procs[proc].state == ProcState.RUNNING}
         done = []

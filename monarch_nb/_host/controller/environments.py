@@ -2,8 +2,7 @@
 each host starts a zygote in it.
 
 Ranks that live keep what they were started in; those that are started from then on (by a restart, a heal, a
-resize, another spawn)
-get the new one. A host process that takes a lost one's place is told when it joins.
+resize, another spawn) get the new one. A host process that takes a lost one's place is told when it joins.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Exited(Struct, frozen=True):
 
     @property
     def is_loss(self) -> bool:
-        """Whether nobody has wanted it."""
+        """Whether the process ended without being asked to."""
         return not self.end.stopped and not self.again
 
 
@@ -85,7 +85,7 @@ class Parts(Protocol):
 
     @property
     def router(self) -> Forgets:
-        """Messages between machines."""
+        """The router of messages between machines."""
         ...
 
     @property
@@ -95,22 +95,22 @@ class Parts(Protocol):
 
     @property
     def ranks(self) -> Ranks:
-        """Their lives."""
+        """The lives of ranks."""
         ...
 
     @property
     def journal(self) -> HearsOfExits:
-        """What has happened."""
+        """The journal of what has happened."""
         ...
 
     @property
     def healing(self) -> HearsOfExits:
-        """What is done about losses."""
+        """The service that heals losses."""
         ...
 
     @property
     def checkpoints(self) -> HearsOfExits:
-        """What actors save."""
+        """The checkpoints of actors."""
         ...
 
     @property
@@ -120,22 +120,22 @@ class Parts(Protocol):
 
     @property
     def cells(self) -> HearsOfExits:
-        """What runs where."""
+        """The cells that run."""
         ...
 
     @property
     def status_publisher(self) -> HearsOfProcs:
-        """The state, live."""
+        """The publisher of the mesh's state."""
         ...
 
     @property
     def debug(self) -> HearsOfProcs:
-        """Who stands at a breakpoint."""
+        """The threads that stand at breakpoints."""
         ...
 
     @property
     def questions(self) -> HearsOfProcs:
-        """What ranks ask people."""
+        """The questions of ranks to people."""
         ...
 
 

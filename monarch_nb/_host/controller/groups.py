@@ -1,4 +1,4 @@
-"""Making the ranks' default process group anew, after an abort or with ranks that have been replaced."""
+"""Makes the ranks' default process group anew, after an abort or with ranks that have been replaced."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Parts(Protocol):
 
     @property
     def cells(self) -> KnowsBusy:
-        """What runs where."""
+        """The cells that run."""
         ...
 
     @property

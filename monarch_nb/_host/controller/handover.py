@@ -80,7 +80,9 @@ def read_facts(directory: str) -> WarmFacts:
 
 
 class Handover:
-    """Owned by the loop thread. Does nothing in a controller that belongs to whoever has started it."""
+    """Gives the controller to the first program that takes it. Owned by the loop thread. Does nothing in a
+    controller that belongs to whoever has started it.
+    """
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

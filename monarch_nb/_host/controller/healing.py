@@ -157,7 +157,7 @@ class Healing:
 
     @handles(ActorStopped)
     def do_actor_stopped(self, request: ActorStopped, sender: Sender) -> None:
-        """Forget what made some actors."""
+        """Forget the specifications of actors that were stopped."""
         self.spawn_specs.stopped(request.actor_id, request.procs)
 
     @handles(SetPolicy)

@@ -57,7 +57,7 @@ class _Departure:
 
 
 class HostService:
-    """Owned by the loop thread.
+    """Keeps the hosts of a mesh: who joins, who leaves. Owned by the loop thread.
 
     Attributes:
         link: the way to other hosts.
@@ -119,7 +119,7 @@ class HostService:
             self._controller.event(address.host_proc(host.index), event)
 
     def rows(self) -> list[HostRow]:
-        """Return what is known of all."""
+        """Return a row of facts for each host."""
         return [
             HostRow(**{name: getattr(h, name) for name in HostRow.__struct_fields__})
             for h in self._controller.registry.hosts.values()

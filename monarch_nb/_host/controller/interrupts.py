@@ -1,4 +1,4 @@
-"""Asking ranks to stop what they do: cells, functions on main threads, collectives that actors hang in."""
+"""Asks ranks to stop what they do: cells, functions on main threads, collectives that actors hang in."""
 
 from __future__ import annotations
 

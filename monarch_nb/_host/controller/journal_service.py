@@ -250,7 +250,7 @@ class JournalService:
             self.note(0, entry)
 
     def _loss(self, end: RankExit) -> str:
-        """Return who was lost, and how, in one line."""
+        """Return the loss of a rank in one line."""
         mesh = self._controller.registry.mesh
         is_mesh = mesh is not None and mesh.group == end.group
         where = f"mesh {self._controller.name!r}" if is_mesh else end.group

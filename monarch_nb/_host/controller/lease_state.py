@@ -13,7 +13,7 @@ MIN_LOOK_S = 0.05
 
 
 class LeaseState:
-    """For how long nobody has been there, and for how long nobody may be.
+    """The lease of a mesh: for how long nobody has been there, and for how long nobody may be.
 
     All times are those of one monotonic clock, in seconds.
 

@@ -80,6 +80,6 @@ def _without_shards(value: Any) -> Any:
 
 
 def operations(meshes: Meshes) -> dict[str, Callable[..., Any]]:
-    """Return what the executor does with checkpoints, by name."""
+    """Return the executor's operations on checkpoints, by name."""
     made = Checkpoints(meshes)
     return {"own.save": made.save, "own.load": made.load, "own.zeros": made.zeros}

@@ -363,7 +363,7 @@ def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
 
 
 def operations(grids: Grids) -> dict[str, Callable[..., Any]]:
-    """Return what the executor does with modules, by name.
+    """Return the executor's operations on modules, by name.
 
     Args:
         grids: device meshes by number.

@@ -21,7 +21,7 @@ Operation = Callable[..., Any]
 
 
 def on_whole(op: Operation, plan: Definition, mesh: DeviceMesh) -> Operation:
-    """Return what does `op` on whole tensors."""
+    """Return the function that does `op` on whole tensors."""
 
     def do(*args: Any, **kwargs: Any) -> Any:
         inputs = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]

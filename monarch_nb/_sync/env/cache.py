@@ -1,10 +1,9 @@
 """Caches the hashes of files as they were last read: a row for each inode, in SQLite.
 
 A row counts while size and modification time are equal, and the inode's change time, too, if the number of
-links is: making one more uv environment
-links all files of the others once more, which changes their change time and nothing else. Files that were
-modified within two seconds before
-they were read aren't entered: another write might leave the same time.
+links is: making one more uv environment links all files of the others once more, which changes their change
+time and nothing else. Files that were modified within two seconds before they were read aren't entered:
+another write might leave the same time.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def take_from(
 
 
 def found_in(parts: Sequence[Part], missing: Mapping[str, int], folders: Iterable[str]) -> dict[str, int]:
-    """Return what `take_from` would take; nothing is written."""
+    """Return the content that `take_from` would take; nothing is written."""
     return {sha256: missing[sha256] for sha256, _ in _found(_wanted(parts, missing), missing, folders)}
 
 

@@ -1,4 +1,6 @@
-"""Can an environment run on a machine? Asked before a byte goes, and tried when it's there."""
+"""Checks whether an environment can run on a machine: by facts before anything is sent, by a trial once it's
+there.
+"""
 
 from __future__ import annotations
 

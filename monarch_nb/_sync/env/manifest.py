@@ -2,9 +2,8 @@
 Pure.
 
 A manifest names parts (a distribution, a conda package, the rest of a layer), a part lists entries (files and
-links). Each has an id: the sha256 of
-its canonical text. So equal environments have one id, and of two that differ only the parts that differ are
-looked at.
+links). Each has an id: the sha256 of its canonical text. So equal environments have one id, and of two that
+differ only the parts that differ are looked at.
 
 Canonical text is ASCII; a path is percent-encoded where it has a control character, a percent sign or a byte
 beyond ASCII. Lines end

@@ -29,8 +29,7 @@ class Identity(NamedTuple):
     """A directory as the same one seen from elsewhere: equal identities are one directory.
 
     On a network's file system it's the server's name and the inode's number; on a local one, device and inode
-    within one boot
-    of one machine.
+    within one boot of one machine.
     """
 
     where: str

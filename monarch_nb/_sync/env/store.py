@@ -12,9 +12,8 @@
         to is removed
 
 One inode is one copy in the page cache for all versions of an environment. A file that is written in place
-would change in all of them, and
-root isn't held off by a mode: so size and time are looked at whenever an object is linked. The write has
-changed them.
+would change in all of them, and root isn't held off by a mode: so size and time are looked at whenever an
+object is linked. The write has changed them.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def default_store() -> str:
 
 
 class Store:
-    """A store; made if it isn't there.
+    """The store of one host, made if it isn't there.
 
     Args:
         root: its absolute directory.

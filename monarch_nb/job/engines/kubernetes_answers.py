@@ -10,7 +10,7 @@ NOT_FOUND, CONFLICT, UNAUTHORIZED = 404, 409, 401
 
 
 class Refused(EngineError):
-    """The API server has said no.
+    """The API server has refused a request.
 
     Attributes:
         status: as in HTTP.

@@ -69,7 +69,7 @@ class Api:
     def found(
         self, kind: type[T], method: Callable[..., object], *args: object, **kwargs: object
     ) -> T | None:
-        """Return what is there by a name; None if nothing is."""
+        """Return the object of a name; None if there is none."""
         try:
             return self.call(kind, method, *args, **kwargs)
         except Refused as refused:
@@ -80,7 +80,7 @@ class Api:
     def listed(
         self, kind: type[T], method: Callable[..., object], *args: object, **kwargs: object
     ) -> list[T]:
-        """Return what a list has."""
+        """Return the items of a list."""
         answer = self.call(dict[str, Any], method, *args, **kwargs)
         return msgspec.convert(answer.get("items") or [], list[kind])  # type: ignore[valid-type]
 

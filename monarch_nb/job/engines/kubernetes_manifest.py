@@ -130,7 +130,7 @@ def _pod(allocation: Allocation) -> Manifest:
 
 
 def _chosen(spec: HostSpec, labels: dict[str, str]) -> Manifest:
-    """Return what the profile says of where and as whom pods run."""
+    """Return the profile's settings about where and as whom pods run."""
     found: Manifest = {}
     if spec.own_value("same_node") != "true":
         # Of the whole mesh, as it grows by further jobs: a node is one host, not two.
@@ -161,7 +161,7 @@ def node_labels(spec: HostSpec) -> dict[str, str]:
 
 
 def resources(spec: HostSpec) -> Manifest:
-    """Return what each pod takes of its node."""
+    """Return the resources that each pod takes of its node."""
     given = {key: spec.own_value(key) for key in ("cpu", "memory") if spec.own_value(key)}
     if spec.gpus:
         given[spec.own_value("gpu_resource", GPU)] = str(spec.gpus)

@@ -147,7 +147,7 @@ def _unreachable(address: str) -> str:
 
 
 def _bundle(spec: HostSpec) -> dict[str, float]:
-    """Return what each host takes of its node."""
+    """Return the resources that each host takes of its node."""
     found = {"CPU": float(spec.own_value("cpus", "1"))}
     return found | {"GPU": float(spec.gpus)} if spec.gpus else found
 

@@ -139,7 +139,7 @@ def end_hosts(name: str) -> None:
 
 
 def nodes() -> list[dict[str, float]]:
-    """Return what each node that lives has."""
+    """Return the resources of each node that lives."""
     return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
 
 

@@ -79,7 +79,7 @@ class Taken:
 
 
 class SyncAgent(Actor):
-    """Has a host's store."""
+    """Works on a host's store for the program that has spawned it."""
 
     def __init__(self) -> None:
         self._store: Store | None = None

@@ -166,7 +166,7 @@ def place_on(
 
 
 class _Sending:
-    """One machine is given the environment."""
+    """Sends the environment to one machine."""
 
     def __init__(
         self,

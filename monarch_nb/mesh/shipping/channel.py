@@ -114,7 +114,7 @@ class Channel:
             self._in.close()
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
-        """Return what is answered; what a login shell prints before it is passed over.
+        """Return the command's answer, without what a login shell prints before it.
 
         Raises:
             EnvironmentSyncError: if the other side ends without an answer, or none comes in time.
@@ -150,7 +150,7 @@ class Channel:
             raise EnvironmentSyncError(f"{self._machine}: {self.words()}")
 
     def words(self) -> str:
-        """Return what the command has said last, or how it has ended."""
+        """Return the command's last error line, or how it has ended."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
         self._errors.seek(0)

@@ -1,4 +1,4 @@
-"""The environment of this program, followed: what is installed or edited in it goes to hosts before the next
+"""Follows the environment of this program: what is installed or edited in it goes to hosts before the next
 cell.
 """
 

@@ -72,7 +72,7 @@ class Progress:
         return self._num_bytes
 
     def sent_text(self) -> str:
-        """Return such as `1.4 GiB sent`."""
+        """Return how much was sent, such as `1.4 GiB sent`."""
         return f"{size_text(self.sent_bytes)} sent"
 
     def behind(self) -> tuple[int, ...]:
@@ -82,7 +82,9 @@ class Progress:
             return tuple(h for h, left in sorted(self._left.items()) if left >= least + BEHIND_BYTES)
 
     def text(self) -> str:
-        """Return such as `0.9 GiB of 1.4 GiB, 0.41 GB/s, 2 s left; behind: host 3 (320 MiB to go)`."""
+        """Return the progress, such as `0.9 GiB of 1.4 GiB, 0.41 GB/s, 2 s left; behind: host 3 (320 MiB to
+        go)`.
+        """
         if self._step:
             return self._step
         seconds, sent = time.monotonic() - self._began, self.sent_bytes
@@ -93,7 +95,7 @@ class Progress:
         return ", ".join(parts) + self._behind_text()
 
     def mimebundle(self) -> dict[str, str]:
-        """Return it as text and as HTML."""
+        """Return the progress as text and as HTML."""
         text = self.text()
         bar = f"<progress max='{max(1, self._num_bytes)}' value='{self.sent_bytes}'></progress> "
         return {"text/plain": text, "text/html": f"<div>{bar}<span>{html.escape(text)}</span></div>"}

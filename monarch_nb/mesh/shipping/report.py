@@ -102,7 +102,7 @@ class EnvironmentPart:
         return f"{what}: {there}{self._done(host)}"
 
     def _done(self, host: HostEnvironment) -> str:
-        """Return what has become of the host's zygote."""
+        """Return the text about the host's zygote."""
         if self.is_dry:
             return ""
         return f"; new ranks run in it ({elapsed_text(self.seconds)})" if host.has_changed else "; in use"

@@ -1,4 +1,4 @@
-"""A function over items: `mesh.map`."""
+"""Maps a function over items: `mesh.map`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One to many.
+"""Broadcasts: one buffer to many processes.
 
 buffers        a buffer to others, which pass it on
 hosts          big arrays to all ranks of a mesh, once to each machine

@@ -45,7 +45,7 @@ class ArrayLocation:
     kind: MemoryKind
 
     def fields(self) -> tuple[Any, ...]:
-        """Return what makes it, in basic types only."""
+        """Return the location as basic types, of which it can be made again."""
         return self.leader, self.segment, self.shape, self.dtype, self.kind
 
     def open(self) -> Any:

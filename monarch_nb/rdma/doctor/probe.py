@@ -146,7 +146,7 @@ class ProbeResult(Record, frozen=True, kw_only=True, omit_defaults=True, rename=
 
 
 def probe_process() -> ProbeResult:
-    """Return what there is here. What couldn't be looked at is under `failed`, with the reason."""
+    """Return a probe of this process. What couldn't be looked at is under `failed`, with the reason."""
     found: dict[str, object] = {}
     failed: dict[str, str] = {}
     for name, look in _PROBES.items():
@@ -277,7 +277,7 @@ Lines = Iterator[tuple[str, str]]
 
 
 def described(found: ProbeResult) -> dict[str, str]:
-    """Return what was found as lines for people, by what they're about."""
+    """Return the findings as lines for people, by topic."""
     lines: dict[str, str] = {}
     for name, tell in _WORDS.items():
         value = getattr(found, name)

@@ -1,4 +1,4 @@
-"""The ways for bytes, the best first, and which one is forced."""
+"""Keeps the list of paths for bytes, the best first, and which one is forced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""At which addresses this machine can be reached, and what the environment says about it."""
+"""Finds the addresses at which this machine can be reached, and what the environment says about them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Reach:
         self._pinned: Any = None
 
     def read(self, memory: Memory, request: Request) -> memoryview:
-        """Return what is asked for.
+        """Return the bytes that a request asks for.
 
         Raises:
             RuntimeError: if a GPU says no.

@@ -127,7 +127,7 @@ def receive_request(sock: socket.socket, wait: Wait) -> Request:
 
 
 def encode_answer(tag: int, status: int, nbytes: int = 0, text: str = "") -> bytes:
-    """Return what the owner says to a request; the bytes follow, or a text that says why not."""
+    """Encode the owner's answer to a request; the bytes follow, or a text that says why not."""
     words = text.encode()[:0xFFFF]
     head = _ANSWER.pack(_MAGIC, status, len(words), tag, nbytes)
     return head + _CHECK.pack(zlib.crc32(words, zlib.crc32(head))) + words

@@ -35,7 +35,7 @@ MIN_REST = 20.0
 
 
 def _text(path: str | Path) -> str:
-    """Return what a file of the kernel's says. Many are read in a row: not by way of pathlib and a text
+    """Return the text of a file of the kernel's. Many are read in a row: not by way of pathlib and a text
     decoder for each.
     """
     try:
@@ -186,8 +186,8 @@ _looking = threading.Lock()
 
 
 def _seen() -> _Look:
-    """Return what was seen last. One thread at a time looks again; the others believe the old look
-    meanwhile.
+    """Return the ports as they were last seen. One thread at a time looks again; the others believe the old
+    look meanwhile.
     """
     key = (CLASS, NODES, os.environ.get(VARIABLE, ""))
     last = _last

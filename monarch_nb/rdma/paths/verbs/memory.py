@@ -42,7 +42,7 @@ class Anchor:
 
 
 def anchor_of(memory: Memory) -> Anchor | None:
-    """Return what tells whether memory is still the same; None if nothing does."""
+    """Return an anchor that tells whether memory is still the same; None if there is none."""
     if not memory.is_cpu:
         return _gpu_anchor(memory.address)
     shared = segments.find(memory)

@@ -168,7 +168,7 @@ class VerbsPath(Path):
             verbs_gpu.flush(job.local)
 
     def memories(self, nic: Nic) -> LocalMemories:
-        """Return what is registered with a NIC for transfers from here."""
+        """Return the memory that is registered with a NIC for transfers from here."""
         with self._state:
             return self._memories.setdefault(nic.port.name, LocalMemories(nic))
 
