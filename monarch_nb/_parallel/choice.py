@@ -7,7 +7,7 @@ order of the candidates, not as a forecast.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -200,6 +200,3 @@ def why_not(way: Candidate, taken: Candidate, facts: Facts) -> str:
             f"slower: {size_text(way.sent_bytes)} sent a step, {size_text(taken.sent_bytes)} by what is taken"
         )
     return "as fast, and less simple"
-
-
-Rates = Mapping[str, float]

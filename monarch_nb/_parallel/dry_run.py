@@ -30,8 +30,6 @@ from monarch_nb._tensor.metadata import Grid, Meta, intern
 from monarch_nb._tensor.place import Place, users_line
 from monarch_nb._tensor.propagation import Propagation
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:

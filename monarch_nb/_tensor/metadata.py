@@ -20,7 +20,7 @@ from monarch_nb.exceptions import MeshUsageError
 Placements = tuple[Any, ...]
 _numbers = itertools.count()
 MAIN_STREAM = "main"
-FREE, READ_ONLY, LENT, TAKEN = ACCESSES = "free", "read-only", "lent", "taken"
+FREE, READ_ONLY, LENT, TAKEN = "free", "read-only", "lent", "taken"
 """What may be done with tensors: anything; reading, of a borrow; reading, while another stream has borrowed
 it; nothing, while another stream has borrowed it to change it.
 """
@@ -36,7 +36,7 @@ class Grid:
         number: what plans call it.
         device_mesh: torch's description of it; it has no process groups here.
         stream: name of the `Stream` that its tensors are on.
-        access: what may be done with its tensors: one of `ACCESSES`.
+        access: what may be done with its tensors: `FREE`, `READ_ONLY`, `LENT` or `TAKEN`.
         base: the grid of the same axes for tensors of the main stream with which anything may be done.
     """
 

@@ -118,6 +118,24 @@ def test_names_without_an_underscore_are_for_users(house: House) -> None:
     assert {room for room in rooms if not room.startswith("_")} == pages
 
 
+NAMES_OF_OTHERS = {"monarch_nb.envoy", "monarch_nb.rdma_paths"}
+"""A named singleton, and a group of entry points: no modules."""
+
+
+def test_modules_that_strings_name_exist(house: House) -> None:
+    """A module that is renamed would be looked for in vain, and nobody would hear of it."""
+    name = re.compile(rf"({OWN}(?:\.\w+)+)(?::\w+)?")
+    assert [
+        f"{module.name}:{node.lineno} {node.value}"
+        for module in house.modules.values()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and (found := name.fullmatch(node.value))
+        and found[1] not in {*house.modules, *NAMES_OF_OTHERS}
+    ] == []
+
+
 NOT_SEARCHED_FOR = {"begin", "end", "take"}
 
 

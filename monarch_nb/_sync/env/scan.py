@@ -159,7 +159,6 @@ class _LayerScan:
         self._contents: dict[str, Content] = {}
         self._byte_code: dict[str, str] = {}
         self._unread: list[tuple[Source, os.stat_result]] = []
-        self._read_paths: list[str] = []
         self.sources: dict[str, Source] = {}
         self.left_out: list[tuple[str, str]] = []
         self.edited: dict[str, list[str]] = {}
