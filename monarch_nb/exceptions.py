@@ -104,8 +104,8 @@ class HealError(MeshError):
         report: what was put back, and the problems.
     """
 
-    def __init__(self, report: Any) -> None:
-        super().__init__("\n".join(["healing was not complete:", *report.problems]))
+    def __init__(self, report: Any, what: str = "healing was not complete") -> None:
+        super().__init__("\n".join([f"{what}:", *report.problems]))
         self.report = report
 
 

@@ -142,7 +142,7 @@ def check_shrunk(mesh: Mesh, arguments: Namespace) -> None:
 
 def resized(mesh: Mesh, arguments: Namespace) -> HealReport:
     """Give a mesh other sizes; hosts of an engine that have no ranks then are given back."""
-    report = mesh.resize(**arguments.sizes)
+    report = mesh.resize(force=arguments.force, **arguments.sizes)
     growing.give_back_idle(mesh)
     return report
 

@@ -290,7 +290,11 @@ _LIFE = (
                 "sizes", about="new sizes, as in gpus=4 or hosts=2,gpus=4", type=dims, metavar="D=N,..."
             ),
             argument(
-                "--force", "-f", about="don't ask if ranks leave, with what they hold", action="store_true"
+                "--force",
+                "-f",
+                about="don't ask if ranks leave, with what they hold; start more than the machine seems "
+                "to have room for",
+                action="store_true",
             ),
         ),
         places=ON_PANEL,

@@ -100,9 +100,8 @@ def break_(state: State, arguments: Namespace) -> None:
         return
     match = re.fullmatch(r"(.+):(\d+)", arguments.place or "")
     if match is None:
-        raise MeshUsageError(
-            f"%mesh break: expected FILE:LINE, as in train.py:40 or In[3]:2; not {arguments.place!r}"
-        )
+        given = f"; not {arguments.place!r}" if arguments.place else ""
+        raise MeshUsageError(f"%mesh break: expected FILE:LINE, as in train.py:40 or In[3]:2{given}")
     words = arguments.condition
     if words and words[0] != "if":
         raise MeshUsageError(f"%mesh break: expected if EXPRESSION after the place, not {' '.join(words)!r}")

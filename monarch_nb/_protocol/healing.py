@@ -85,12 +85,14 @@ class Resize(Request[Report], frozen=True):
     Attributes:
         joined: hosts that are up and have no ranks: new rows are put on these, in their order.
         leave: hosts that the group does without from now on; then there are no sizes.
+        force: as many ranks as the system allows, though the machine seems too small for them.
     """
 
     group: str
     sizes: dict[str, int] | None = None
     joined: list[int] = []
     leave: list[int] = []
+    force: bool = False
 
 
 # --- checkpoints

@@ -46,6 +46,7 @@ R = TypeVar("R")
 
 STOP_S = 3.0
 HEAL_S = 120.0
+_NOT_RESIZED = "not resized, or not completely"
 RENDEZVOUS_S = 60.0
 POLICIES = (OnFailure.STOP, OnFailure.HEAL, OnFailure.SHRINK)
 
@@ -131,6 +132,7 @@ class ProcMesh(MeshHandle):
         if is_relayed(self):
             return ask_envoy(self, ("execute",), (function, *args), kwargs)
         what = f"execute({getattr(function, '__name__', 'function')})"
+        self._check_alive(what)
         if self._transport.ends:
             refuse_dead(self._transport, self._placement.procs, what)
         try:
@@ -254,7 +256,7 @@ class ProcMesh(MeshHandle):
             self._session.request(Heal(self._placement.group, list(self._placement.procs)), timeout_s)
         )
 
-    def resize(self, *, timeout_s: float = HEAL_S, **sizes: int) -> HealReport:
+    def resize(self, *, timeout_s: float = HEAL_S, force: bool = False, **sizes: int) -> HealReport:
         """Give this mesh other sizes: ranks are added or leave. Those that stay keep their memory; their
         numbers may change.
 
@@ -262,17 +264,21 @@ class ProcMesh(MeshHandle):
         This handle, and those on such actors, have the new sizes afterwards; slices that were made before
         keep theirs.
 
+        Args:
+            force: start as many as the system allows, though this machine seems too small for them.
+
         Raises:
             HealError: if it can't be done: an unknown dimension, a size below 1, a cell that runs.
 
         Example:
             >>> procs.resize(gpus=4).messages            # doctest: +SKIP
         """
-        return self._settle(self._session.request(Resize(self._placement.group, sizes), timeout_s))
+        asked = Resize(self._placement.group, sizes, force=force)
+        return self._settle(self._session.request(asked, timeout_s), _NOT_RESIZED)
 
     def shrink(self, *, timeout_s: float = HEAL_S) -> HealReport:
         """Go on without what is lost: the dimension that costs the fewest living ranks gets smaller."""
-        return self._settle(self._session.request(Resize(self._placement.group), timeout_s))
+        return self._settle(self._session.request(Resize(self._placement.group), timeout_s), _NOT_RESIZED)
 
     def take_hosts(self, hosts: Sequence[int], *, timeout_s: float = HEAL_S) -> HealReport:
         """Start ranks on further hosts, which have joined and have no ranks: the dimension `hosts` grows.
@@ -285,7 +291,7 @@ class ProcMesh(MeshHandle):
         """
         sizes = {"hosts": self.sizes.get("hosts", 0) + len(hosts)}
         asked = Resize(self._placement.group, sizes, list(hosts))
-        return self._settle(self._session.request(asked, timeout_s))
+        return self._settle(self._session.request(asked, timeout_s), _NOT_RESIZED)
 
     def leave_hosts(self, hosts: Sequence[int], *, timeout_s: float = HEAL_S) -> HealReport:
         """Go on without some hosts: their ranks leave, with what they hold.
@@ -297,13 +303,13 @@ class ProcMesh(MeshHandle):
             HealError: if the mesh has no ranks there, or none elsewhere; while a cell runs.
         """
         asked = Resize(self._placement.group, leave=list(hosts))
-        return self._settle(self._session.request(asked, timeout_s))
+        return self._settle(self._session.request(asked, timeout_s), _NOT_RESIZED)
 
-    def _settle(self, found: Report) -> HealReport:
+    def _settle(self, found: Report, what: str = "healing was not complete") -> HealReport:
         self._session.healed(found.actor_ids)
         report = HealReport.of(found)
         if report.problems:
-            raise HealError(report)
+            raise HealError(report, what)
         return report
 
     def on_failure(
@@ -411,6 +417,8 @@ class ProcMesh(MeshHandle):
 
     def _check_alive(self, what: str) -> None:
         if self._stopped:
+            if self._transport.closed:  # all of the mesh was stopped
+                raise self._transport.closing_error()
             raise SupervisionError(
                 f"{what}: the proc mesh {self._placement.group!r} is dead: {self._stopped}"
             )

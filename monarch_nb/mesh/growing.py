@@ -64,7 +64,7 @@ def grow(
     asked = records.read_record(mesh.name) if dim == HOSTS else None
     if asked is None:
         _refuse_hosts(mesh, machines, as_spares=as_spares)
-        return mesh.resize(**{dim: mesh.sizes[dim] + num})
+        return mesh.resize(force=False, **{dim: mesh.sizes[dim] + num})
     part, joined = _more_hosts(mesh, asked, num, machines, wait_s, on_wait)
     if as_spares:
         _edit(
@@ -161,7 +161,7 @@ def shrink(mesh: Mesh, num: int = 0, *, dim: str = "", hosts: Sequence[str] = ()
         report = mesh.leave_hosts(_indices(mesh, hosts))
     elif num:
         dim = _left_out(mesh, num, dim)
-        report = mesh.resize(**{dim: mesh.sizes[dim] - num})
+        report = mesh.resize(force=False, **{dim: mesh.sizes[dim] - num})
     else:
         report = mesh.shrink()
     return replace(report, messages=(*report.messages, *give_back_idle(mesh)))

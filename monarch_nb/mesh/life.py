@@ -83,9 +83,9 @@ class Life:
             )
         return report
 
-    def resize(self, /, *, timeout_s: float = HEAL_S, **sizes: int) -> HealReport:
+    def resize(self, /, *, timeout_s: float = HEAL_S, force: bool = False, **sizes: int) -> HealReport:
         """Give the mesh other sizes, and new hosts what the others were given; see `ProcMesh.resize`."""
-        report = ProcMesh.resize(self._mesh, timeout_s=timeout_s, **sizes)
+        report = ProcMesh.resize(self._mesh, timeout_s=timeout_s, force=force, **sizes)
         newcomers.supply(self._mesh)
         return report
 

@@ -27,7 +27,7 @@ from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
 from monarch_nb.actor import this_host
-from monarch_nb.exceptions import MeshUsageError, RequestFailed
+from monarch_nb.exceptions import HealError, MeshUsageError, RequestFailed
 from monarch_nb.job import ProcessJob
 
 LOTS = 999_999_999
@@ -113,8 +113,11 @@ def test_more_ranks_than_there_is_room_for_cost_nothing() -> None:
 def test_a_resize_is_bounded_too() -> None:
     procs = this_host().spawn_procs({"gpus": 1})
     procs.initialized.get(60)
-    with pytest.raises(Exception, match="too many for this machine"):
-        procs.resize(gpus=LOTS)
+    with pytest.raises(HealError, match=r"^not resized, or not completely:\n.* too many for this machine"):
+        procs.resize(gpus=LOTS, force=True)
+    some, most = capacity.bound().num, capacity.bound(force=True).num
+    with pytest.raises(HealError, match=rf"for {some:,} more.*; %mesh resize --force \(force=True\) allows"):
+        procs.resize(gpus=most)
     procs.resize(gpus=2)
     procs.stop().get(30)
 

@@ -195,7 +195,7 @@ class Healing:
             return (
                 shapes.shrink(group)
                 if asked.sizes is None
-                else shapes.resize(group, asked.sizes, asked.joined)
+                else shapes.resize(group, asked.sizes, asked.joined, force=asked.force)
             )
 
         self._enqueue(group.name, begin, done, client)

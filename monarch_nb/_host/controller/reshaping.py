@@ -62,8 +62,13 @@ class Reshaping:
         self._controller = controller
         self._client = client
 
-    def resize(self, group: Group, sizes: Mapping[str, int], joined: Sequence[int] = ()) -> Workflow[Report]:
+    def resize(
+        self, group: Group, sizes: Mapping[str, int], joined: Sequence[int] = (), *, force: bool = False
+    ) -> Workflow[Report]:
         """Give a group other sizes; new rows are put on the hosts `joined`, if any are named.
+
+        Args:
+            force: as many as the system allows, though the machine seems too small.
 
         Raises:
             ValueError: for a dimension that it doesn't have, a size below 1, or cells that run on it.
@@ -79,7 +84,9 @@ class Reshaping:
                 f"a dimension has a size of at least 1, not {wrong[0]}; end a mesh with %mesh stop"
             )
         new = Extent(group.extent.labels, [sizes.get(n, group.extent[n]) for n in group.extent.labels])
-        capacity.check_room(new.nelements - group.extent.nelements, force=True)
+        capacity.check_room(
+            new.nelements - group.extent.nelements, force=force, how="%mesh resize --force (force=True)"
+        )
         kept = [dict(p) for p in group.extent.points()]
         places = {tuple(point.values()): proc for point, proc in zip(kept, group.procs, strict=True)}
         return (
