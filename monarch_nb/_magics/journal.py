@@ -12,10 +12,12 @@ from monarch_nb._magics.cell import finish_cell, show_cell
 from monarch_nb._magics.script import rerun_script
 from monarch_nb._magics.state import State
 from monarch_nb._protocol.states import EntryKind
+from monarch_nb._shape import name_ranks
 from monarch_nb.exceptions import MeshUsageError
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh
+    from monarch_nb.mesh.history import Entry
 
 
 def history(state: State, arguments: Namespace) -> Any:
@@ -38,11 +40,26 @@ def rerun(state: State, arguments: Namespace) -> None:
         )
     if entry.record.nolog:
         raise MeshUsageError(f"#{entry.n} of the journal can't be run again: its source isn't kept (# nolog)")
-    ranks = mesh.select(arguments.ranks or entry.ranks)
+    ranks = mesh.select(arguments.ranks) if arguments.ranks else _same_ranks(mesh, entry)
     if entry.record.script:
         rerun_script(mesh, entry, ranks)
         return
     show_cell(mesh, entry.source, ranks, number=entry.number, rerun_of=entry.n)
+
+
+def _same_ranks(mesh: Mesh, entry: Entry) -> tuple[int, ...]:
+    """Return the ranks that a cell ran on.
+
+    Raises:
+        MeshUsageError: if some have left the mesh since.
+    """
+    gone = [rank for rank in entry.ran_on if rank >= len(mesh)]
+    if gone:
+        raise MeshUsageError(
+            f"#{entry.n} ran on {name_ranks(entry.ran_on)}, and {name_ranks(gone)} left mesh {mesh.name!r} "
+            f"since. Choose ranks that it has: %mesh rerun {entry.n} --ranks all"
+        )
+    return entry.ran_on
 
 
 def _running(mesh: Mesh) -> int | None:
@@ -63,7 +80,7 @@ def result(state: State, arguments: Namespace) -> None:
         raise MeshUsageError(
             f"%mesh result: #{number} of the journal is no cell but {entry.kind}; name one of %mesh history"
         )
-    view = CellView(mesh.select(entry.ranks), len(mesh))
+    view = CellView(entry.ran_on, entry.width(mesh))
     with LiveDisplay(view):
         view.started(ago_s=time.time() - entry.when)
         run = mesh.journal.replay(entry, ViewWatcher(view))

@@ -3,7 +3,14 @@
 from monarch_nb._shape.cpu_set import parse_cpu_set
 from monarch_nb._shape.elastic import elastic_numbers
 from monarch_nb._shape.extent import Extent, Point, decode_extent, encode_extent
-from monarch_nb._shape.rank_set import RankSetError, format_ranks, name_hosts, name_ranks, parse_ranks
+from monarch_nb._shape.rank_set import (
+    RankSetError,
+    format_ranks,
+    name_hosts,
+    name_ranks,
+    parse_ranks,
+    read_ranks,
+)
 from monarch_nb._shape.shape import MeshTrait, Shape
 
 __all__ = [
@@ -20,4 +27,5 @@ __all__ = [
     "name_ranks",
     "parse_cpu_set",
     "parse_ranks",
+    "read_ranks",
 ]

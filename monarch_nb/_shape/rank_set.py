@@ -136,6 +136,16 @@ def format_ranks(ranks: Iterable[int]) -> str:
     return ",".join(parts)
 
 
+def read_ranks(text: str) -> tuple[int, ...]:
+    """Return the ranks of a text that `format_ranks` has made, whatever mesh they were ranks of.
+
+    >>> read_ranks("0-3,7"), read_ranks("")
+    ((0, 1, 2, 3, 7), ())
+    """
+    numbers = [int(number) for number in re.findall(r"\d+", text)]
+    return parse_ranks(text, Extent(["ranks"], [max(numbers) + 1])) if numbers else ()
+
+
 def name_ranks(ranks: Iterable[int]) -> str:
     """Return what a sentence calls ranks.
 

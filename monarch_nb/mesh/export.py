@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._display import CellView
 from monarch_nb._display.watcher import ViewWatcher
 from monarch_nb._protocol.states import CellStatus, EntryKind
+from monarch_nb._shape import format_ranks, name_ranks
 from monarch_nb.exceptions import MeshUsageError
 
 if TYPE_CHECKING:
@@ -151,11 +152,13 @@ def _script_cell(mesh: Mesh, entry: Entry) -> str:
     source = entry.source.rstrip()
     if entry.status != CellStatus.OK:
         return f"{head}\n{_commented(source)}\n"
+    if not _still_there(mesh, entry):
+        return f"{head}: the mesh has them no more\n{_commented(source)}\n"
     try:
         compile(source, f"#{entry.n}", "exec")
     except SyntaxError:
         return f"{head}: not plain Python (magics, !commands or await)\n{_commented(source)}\n"
-    if len(mesh.select(entry.ranks)) < len(mesh) and _has_long_string(source):
+    if len(_still_there(mesh, entry)) < len(mesh) and _has_long_string(source):
         # indenting would change a string of several lines
         source = f"exec(compile({source!r}, '#{entry.n}', 'exec'))"
     return f"{head}\n{_for_ranks(mesh, entry, source)}\n"
@@ -163,13 +166,20 @@ def _script_cell(mesh: Mesh, entry: Entry) -> str:
 
 def _for_ranks(mesh: Mesh, entry: Entry, source: str) -> str:
     """Return source that runs on an entry's ranks only."""
-    ranks = mesh.select(entry.ranks)
+    ranks = _still_there(mesh, entry)
     if len(ranks) == len(mesh):
         return source
+    if not ranks:
+        return _commented(source)
     only_comments = all(line.startswith("#") for line in source.splitlines())
     return f"if rank in {{{', '.join(map(str, ranks))}}}:\n{textwrap.indent(source, '    ')}" + (
         "\n    pass" if only_comments else ""
     )
+
+
+def _still_there(mesh: Mesh, entry: Entry) -> list[int]:
+    """Return the ranks of an entry that the mesh still has; it may have got other sizes since."""
+    return [rank for rank in entry.ran_on if rank < len(mesh)]
 
 
 def _commented(source: str) -> str:
@@ -205,7 +215,12 @@ def _notebook_cell(mesh: Mesh, entry: Entry) -> dict[str, Any]:
 
 
 def _with_magic(mesh: Mesh, entry: Entry, source: str) -> str:
-    ranks = "" if len(mesh.select(entry.ranks)) == len(mesh) else f" --ranks {entry.ranks}"
+    there = _still_there(mesh, entry)
+    if not there:
+        return (
+            f"# ran on {name_ranks(entry.ran_on)}, which the mesh has no more\n{_commented(source.rstrip())}"
+        )
+    ranks = "" if len(there) == len(mesh) else f" --ranks {format_ranks(there)}"
     if entry.record.script:
         return source.replace("%mesh run", f"%mesh run{ranks}", 1)
     return f"%%mesh{ranks}\n{source.rstrip()}"
@@ -225,7 +240,7 @@ def _code_cell(source: str, outputs: list[Any], number: int) -> dict[str, Any]:
 
 
 def _outputs(mesh: Mesh, entry: Entry) -> list[Any]:
-    view = CellView(mesh.select(entry.ranks), len(mesh), more_hint="")
+    view = CellView(entry.ran_on, entry.width(mesh), more_hint="")
     run = mesh.journal.replay(entry, ViewWatcher(view, show_errors=True))
     run.wait(60.0)
     view.close()

@@ -25,6 +25,7 @@ from monarch_nb._protocol.journal import (
 )
 from monarch_nb._protocol.shown import CellEnd, Shown
 from monarch_nb._protocol.states import CellStatus, EntryKind
+from monarch_nb._shape import read_ranks
 from monarch_nb._units import size_text, time_text
 from monarch_nb.actor.handle import placement_of, session_of, transport_of
 from monarch_nb.exceptions import MeshUsageError, RankFailure, fold_alike
@@ -86,6 +87,15 @@ class Entry:
             env=record.env,
             record=record,
         )
+
+    @property
+    def ran_on(self) -> tuple[int, ...]:
+        """The ranks it was for, by the numbers of that time: the mesh may have got other sizes since."""
+        return read_ranks(self.ranks)
+
+    def width(self, mesh: Mesh) -> int:
+        """Return how many ranks to show it among: those of the mesh, and those that have left since."""
+        return max(len(mesh), *(rank + 1 for rank in self.ran_on), 1)
 
     @property
     def details(self) -> Mapping[str, Any]:
@@ -284,8 +294,7 @@ class History:
 
     def replay(self, entry: Entry, watcher: Watcher | None) -> CellRun:
         """Show a cell from its beginning: what it has printed so far at once, the rest as it comes."""
-        ranks = self._mesh.select(entry.ranks)
-        run = CellRun(self._mesh, ranks, watcher)
+        run = CellRun(self._mesh, entry.ran_on, watcher)
         run.result.reason = entry.record.reason
         return run.start(WatchCell(entry.n))
 

@@ -58,7 +58,7 @@ def replay(mesh: Mesh, ranks: Sequence[int]) -> list[str]:
     messages, done = [], []
     entries = mesh.history(1_000_000)
     for entry in entries:
-        chosen = sorted(set(ranks) & set(mesh.select(entry.ranks))) if defines_state(entry) else []
+        chosen = sorted(set(ranks) & set(entry.ran_on)) if defines_state(entry) else []
         if not chosen:
             continue
         reason = "it isn't kept: # nolog" if entry.record.nolog else _cannot(entry.source)
