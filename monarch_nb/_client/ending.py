@@ -7,6 +7,7 @@ import socket
 from monarch_nb._client import children
 from monarch_nb._client.connection_file import Connection
 from monarch_nb._wire.process import count_oom_kills, describe_status
+from monarch_nb.exceptions import MeshEnded, TransportClosed
 
 
 class Ending:
@@ -17,6 +18,7 @@ class Ending:
         how: what the controller has said of its end, if it ended on purpose: "was stopped by ...".
         num_ranks: how many ranks it had, as far as this program knows.
         is_wanted: whether this program has asked for it: then nobody needs to be told.
+        is_by_us: whether this program has had the mesh stopped, and not only left it.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -27,6 +29,7 @@ class Ending:
         self.how = ""
         self.num_ranks = 0
         self.is_wanted = False
+        self.is_by_us = False
 
     def describe(self) -> str:
         """Return the sentence. Called as soon as the controller has ended, while the kernel may still know
@@ -45,6 +48,19 @@ class Ending:
         if not self.name:
             return f"the controller process of this program's ranks {process}"
         return f"mesh {self.name!r} has ended: its controller process {process}"
+
+    def left(self) -> TransportClosed:
+        """Return what a handle raises that this program still has, though it has stopped or left the mesh."""
+        if not self.name:
+            return TransportClosed(f"the connection to this program's ranks was closed; {self._next()}")
+        if self.is_by_us:
+            return MeshEnded(f"mesh {self.name!r} has ended: this program has stopped it; {self._next()}")
+        back = "by your invitation" if self._is_far else "if it still runs"
+        what = "FILE" if self._is_far else self.name
+        return TransportClosed(
+            f"this program has left mesh {self.name!r}. Come back, {back}: %mesh attach {what}; then take "
+            "new handles: those from before stay closed"
+        )
 
     def _lost(self) -> str:
         if not self.num_ranks:

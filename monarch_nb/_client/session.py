@@ -159,7 +159,7 @@ class Session:
         transport.on_unhandled_end = lambda end: session._on_ends([replace(end, handled=False)])
         ending = session.ending = Ending(connection)
         transport.watch_controller(connection.pid, ending.describe)
-        transport.on_lost = session._on_lost
+        transport.on_lost, transport.left = session._on_lost, ending.left
         transport.start()
         kernel_id = _kernel_id() if listens else ""
         try:
@@ -227,7 +227,7 @@ class Session:
         """Ask the controller to end, and the mesh with it; return the reply, and the controller's pid, 0 if
         that isn't known."""
         if self.ending is not None:
-            self.ending.is_wanted = True
+            self.ending.is_wanted = self.ending.is_by_us = True
         reply = self.ask(ShutDown())
         reply.accepts_end = True
         return reply, self.connection.pid if self.connection is not None else 0
@@ -611,6 +611,8 @@ def of_transport(transport: Transport) -> Session:
     if session is None and process_context.rank is not None and process_context.rank.transport is transport:
         session = current()  # a rank makes its session when it's first asked for
     if session is None or session.transport is not transport:
+        if transport.closed:
+            raise transport.closing_error()
         raise MeshError("this handle belongs to a mesh that this program is no longer connected to")
     return session
 

@@ -134,9 +134,9 @@ def start_cell(
     view.retitle(f"#{n} runs in the background; %mesh result {n} waits for it")
 
     def ended() -> None:
-        view.retitle(f"#{n} has ended")
+        view.retitle(f"#{n} goes on" if run.is_left else f"#{n} has ended")
         if run.fault is not None:
-            view.note(str(run.fault))
+            view.note(run.goes_on() if run.is_left else str(run.fault))
         display.finish_soon()
 
     run.when_done(ended)

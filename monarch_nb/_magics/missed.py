@@ -31,7 +31,7 @@ def show_missed(mesh: Mesh) -> None:
         if view.visible():
             views.append(view)
     for entry in missed.cells:
-        view = CellView(mesh.select(entry.ranks), len(mesh), title=_title(entry))
+        view = CellView(entry.ran_on, entry.width(mesh), title=_title(entry))
         views.append(view)
         run = mesh.journal.replay(entry, ViewWatcher(view, show_errors=True))
         view.describe_rest(run.goes_on)
@@ -64,10 +64,11 @@ def _ended(display: LiveDisplay, run: CellRun, view: CellView, entry: Entry, lef
     """Handle the end of a cell that still ran: retitle its view, and finish the display after the last one.
     Called in the reading thread, one at a time.
     """
-    view.retitle(_title(entry, ended=True))
+    view.retitle(_title(entry, ended=not run.is_left))
     if run.fault is not None:
-        view.note(str(run.fault))
-    run.seen()
+        view.note(run.goes_on() if run.is_left else str(run.fault))
+    if not run.is_left:
+        run.seen()
     left[0] -= 1
     if not left[0]:
         display.finish_soon()

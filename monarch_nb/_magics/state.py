@@ -93,10 +93,11 @@ class State:
         return mesh
 
     def drop(self, name: str) -> None:
-        """Forget a mesh."""
+        """Forget a mesh, and the names that `adopt` has given it. Other names for it are the user's own."""
         mesh = self.meshes.pop(name, None)
-        for variable in [k for k, v in self.shell.user_ns.items() if v is mesh and mesh is not None]:
-            del self.shell.user_ns[variable]
+        for variable in (name.replace("-", "_"), DEFAULT_NAME):
+            if mesh is not None and self.shell.user_ns.get(variable) is mesh:
+                del self.shell.user_ns[variable]
         self.last_async.pop(name, None)
         if self.current == name:
             self.current = None

@@ -120,6 +120,8 @@ class Transport:
         self.lost = ""
         """How the mesh has ended, in a sentence, once its controller has gone: nothing can be sent or
         received any more."""
+        self.left: Callable[[], TransportClosed] = _closed
+        """Returns what to raise once this program has closed its connection."""
         self.on_lost: Callable[[bool], None] = lambda _heard: None
         """Called when the controller has gone, in the background reader's thread, and whether some thread has
         heard of it by an exception."""
@@ -194,6 +196,8 @@ class Transport:
         addressed = wire.addressing(frame)
         for proc, slot in receivers:
             if ends and proc in ends:
+                if self.closed or self.lost:  # nobody else is asked, who would say so
+                    raise self.closing_error()
                 continue  # `check_ends` tells whoever waits; a successor must not get it late
             if proc >> 32 == host:
                 (routes.get(proc) or self.route(proc)).send(addressed(slot, proc))
@@ -454,11 +458,7 @@ class Transport:
 
     def closing_error(self) -> TransportClosed:
         """Return what to raise, now that nothing can be sent or waited for any more."""
-        return (
-            MeshEnded(self.lost)
-            if self.lost
-            else TransportClosed("the connection to the mesh has been closed")
-        )
+        return MeshEnded(self.lost) if self.lost else self.left()
 
     def watch_controller(self, pid: int, describe: Callable[[], str]) -> None:
         """Let nobody wait any more once the controller, a process of this machine, is gone. Call it before
@@ -497,11 +497,15 @@ class Transport:
         with suppress(TransportClosed):
             self.poke()
         for pending in list(self._pending.values()):
-            pending.complete()
-            self.reader.notify(pending)
+            pending.give_up(self.closing_error())
 
 
 _LENT_KINDS = (wire.CALL, wire.REPLY)
+
+
+def _closed() -> TransportClosed:
+    """Return what a rank raises that has left the mesh, as it does when it ends."""
+    return TransportClosed("the connection to the mesh has been closed")
 
 
 def _refuse(message: Message) -> None:

@@ -271,8 +271,13 @@ class CellRun:
 
     @property
     def fault(self) -> Exception | None:
-        """Why nothing more will be heard of it, if its mesh has ended."""
+        """Why nothing more will be heard of it, if its mesh has ended, or this program has left that."""
         return self._feed.fault
+
+    @property
+    def is_left(self) -> bool:
+        """Whether this program has left the mesh meanwhile: it goes on."""
+        return isinstance(self.fault, TransportClosed) and not isinstance(self.fault, MeshEnded)
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Call this once it's over, in the thread that hears of it: it must be quick."""
@@ -311,7 +316,7 @@ class CellRun:
         except MeshEnded:
             raise
         except TransportClosed:
-            raise MeshError(_ENDED) from None
+            raise self._left() from None
         except KernelShutDown:
             raise KernelShutDown(f"this kernel is being shut down; {self.goes_on()}") from None
 
@@ -321,8 +326,13 @@ class CellRun:
         name = self._mesh.name
         return f"{number} goes on in mesh {name!r}. See it: %mesh attach {name}"
 
+    def _left(self) -> TransportClosed:
+        return TransportClosed(f"this program has left the mesh, and {self.goes_on()}")
+
     def _finished(self) -> CellResult:
         feed, result = self._feed, self.result
+        if self.is_left:
+            raise self._left()
         feed.check_fault()
         if feed.error:
             raise MeshUsageError(feed.error)
