@@ -455,7 +455,10 @@ def _program() -> str:
         return _NAMED
     if "ipykernel" in sys.modules:
         return ("notebook " + os.path.basename(os.environ.get("JPY_SESSION_NAME", ""))).strip()
-    return os.path.basename(sys.argv[0]) or "python"
+    folder, name = os.path.split(sys.argv[0])
+    if name == "__main__.py":  # of a package that was run by its name: python -m training
+        name = os.path.basename(folder)
+    return name or "python"
 
 
 def _kernel_id() -> str:

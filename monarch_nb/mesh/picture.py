@@ -9,7 +9,7 @@ from monarch_nb._display import card_html
 from monarch_nb._transport.transport import TransportClosed
 from monarch_nb.actor.handle import transport_of
 from monarch_nb.actor.proc_mesh import why_stopped
-from monarch_nb.exceptions import MeshError
+from monarch_nb.exceptions import MeshEnded, MeshError
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
@@ -22,6 +22,8 @@ def show(mesh: Mesh) -> None:
         return
     try:
         show_card(mesh)
+    except MeshEnded as error:
+        print(error)  # it says all
     except (MeshError, TransportClosed) as error:
         print(f"mesh {mesh.name!r} has ended ({error}). Start one anew: %mesh start {mesh.name}")
 

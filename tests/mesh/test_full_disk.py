@@ -207,6 +207,45 @@ def test_with_a_full_runtime_directory_all_works_that_needs_no_disk(
             disk.free()
 
 
+TIGHT = """
+from monarch_nb import mesh as meshes
+from monarch_nb.actor import Actor, endpoint
+
+class Keeper(Actor):
+    def __init__(self, value):
+        self.value = value
+    @endpoint
+    def get(self):
+        return self.value
+
+mesh = meshes.start("tight", {"procs": 2})
+try:
+    keeper = mesh.spawn("keeper", Keeper, b"x" * 4_000_000)
+    mesh.profile("import tempfile; tempfile.TemporaryFile().write(b'x' * 100_000)")
+    mesh.submit("import os\\nif rank: os._exit(3)").wait(60)
+    print(mesh.heal().ranks, [len(value) for value in keeper.get.call().get(60).values()])
+    print(mesh.resize(procs=3).messages)
+finally:
+    mesh.stop().get(60)
+"""
+
+
+def test_a_full_tmpdir_is_passed_over(tmp_path: Path) -> None:
+    """Sockets, what actors are made of again, profiles and files of the user's go where there is room."""
+    with small_disk(tmp_path / "disk") as disk:
+        disk.fill()
+        environment = {k: v for k, v in os.environ.items() if k != "XDG_RUNTIME_DIR"}
+        found = subprocess.run(
+            [sys.executable, "-c", TIGHT],
+            capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path,
+            env={**environment, "TMPDIR": str(disk.path)},
+        )  # fmt: skip
+        assert found.returncode == 0, found.stderr
+        assert "(1,) [4000000, 4000000]" in found.stdout
+        assert "the mesh is now procs=3" in found.stdout
+        assert "Traceback" not in found.stderr
+
+
 def test_no_shared_memory_is_an_error_where_it_was_wanted(procs: ProcMesh) -> None:
     """A file of that size can't be had, in memory neither: the caller hears, and everybody lives."""
     keeper: Any = procs.spawn("keeper", Keeper, torch.zeros(1 << 20))

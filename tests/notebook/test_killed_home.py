@@ -59,6 +59,7 @@ def test_a_cell_in_flight_and_every_verb_say_the_same(kernel: RawKernel) -> None
         "mesh.execute(print).get()", "mesh.stop().get()",
     ):  # fmt: skip
         assert re.fullmatch(SENTENCE, say(kernel, typed)), typed
+    assert re.fullmatch(SENTENCE.removeprefix("MeshEnded: "), say(kernel, "mesh"))
     assert say(kernel, "%mesh list") == "no mesh runs. Start one: %mesh start"
     assert "is ready" in say(kernel, "%mesh start felled --procs 2")
     assert say(kernel, "%%mesh\nrank + 7") == "[0] 7\n[1] 8"
