@@ -36,6 +36,39 @@ class ShowsItself:
         return render(self)
 
 
+class BadValue(ShowsItself, ValueError):
+    """A ValueError of who calls this package, shown with the caller's lines."""
+
+    _shown_as = "ValueError"
+
+
+class BadType(ShowsItself, TypeError):
+    """A TypeError of who calls this package, shown with the caller's lines."""
+
+    _shown_as = "TypeError"
+
+
+class BadIndex(ShowsItself, IndexError):
+    """An IndexError of who calls this package, shown with the caller's lines."""
+
+    _shown_as = "IndexError"
+
+
+class BadKey(ShowsItself, KeyError):
+    """A KeyError of who calls this package, shown with the caller's lines."""
+
+    _shown_as = "KeyError"
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # Python's own puts a sentence into quotation marks
+
+
+class BadName(ShowsItself, AttributeError):
+    """An AttributeError of who calls this package, shown with the caller's lines."""
+
+    _shown_as = "AttributeError"
+
+
 def render(error: BaseException) -> list[str]:
     """Return what a notebook shows: what happened, and the reader's own lines that led there."""
     frames = [

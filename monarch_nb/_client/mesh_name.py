@@ -16,8 +16,9 @@ def check_mesh_name(name: str) -> str:
     Raises:
         MeshUsageError: saying what a name is.
     """
-    if not _NAME.fullmatch(name) or len(name) > MAX_NAME_CHARS:
-        shown = repr(name) if len(name) <= MAX_NAME_CHARS else f"{name[:20]!r}... ({len(name)} characters)"
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MAX_NAME_CHARS:
+        is_short = not isinstance(name, str) or len(name) <= MAX_NAME_CHARS
+        shown = repr(name) if is_short else f"{name[:20]!r}... ({len(name)} characters)"
         raise MeshUsageError(
             "a mesh's name is letters, digits, '-' and '_', starting with a letter, at most "
             f"{MAX_NAME_CHARS} characters; not {shown}"

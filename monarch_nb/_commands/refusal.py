@@ -24,7 +24,7 @@ def explanation(error: BaseException, typed: str) -> str:
         return str(error)
     if isinstance(error, OSError):
         return f"{typed}: {_refused(error)}"
-    if isinstance(error, ValueError | LookupError):
+    if isinstance(error, ValueError | LookupError | ShowsItself):  # the last is said on purpose
         return f"{typed}: {error}"
     place = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" ({place[0].filename}, line {place[0].lineno})" if place else ""

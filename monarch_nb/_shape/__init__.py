@@ -9,6 +9,7 @@ from monarch_nb._shape.rank_set import (
     name_hosts,
     name_ranks,
     parse_ranks,
+    pick_ranks,
     read_ranks,
 )
 from monarch_nb._shape.shape import MeshTrait, Shape
@@ -27,5 +28,6 @@ __all__ = [
     "name_ranks",
     "parse_cpu_set",
     "parse_ranks",
+    "pick_ranks",
     "read_ranks",
 ]

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
+from monarch_nb._tracebacks import BadType, BadValue
+
 
 class Extent(Mapping[str, int]):
     """The named sizes of a grid, row-major: the last dimension varies fastest.
@@ -88,14 +90,14 @@ def _check(labels: tuple[str, ...], sizes: tuple[int, ...]) -> None:
     if len(labels) != len(sizes):
         raise ValueError(f"{len(labels)} dimensions {list(labels)} but {len(sizes)} sizes {list(sizes)}")
     if len(set(labels)) != len(labels):
-        raise ValueError(f"dimensions must have different names: {list(labels)}")
+        raise BadValue(f"dimensions must have different names: {list(labels)}")
     for label, size in zip(labels, sizes, strict=True):
         if not isinstance(label, str) or not label.isidentifier():
-            raise ValueError(f"a dimension's name must be an identifier such as 'gpus': {label!r}")
+            raise BadValue(f"a dimension's name must be an identifier such as 'gpus': {label!r}")
         if isinstance(size, bool) or not isinstance(size, int):
-            raise TypeError(f"size of {label!r} must be an int, not {type(size).__name__}: {size!r}")
+            raise BadType(f"size of {label!r} must be an int, not {type(size).__name__}: {size!r}")
         if size < 1:
-            raise ValueError(f"size of {label!r} must be at least 1, not {size}")
+            raise BadValue(f"size of {label!r} must be at least 1, not {size}")
 
 
 class Point(Mapping[str, int]):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from operator import index
 
 from monarch_nb._shape.extent import Extent
 from monarch_nb._shape.shape import Shape
@@ -55,6 +56,30 @@ def parse_ranks(text: str, grid: Extent | Shape) -> tuple[int, ...]:
             f"can't read ranks {text!r}: {wrong}. This mesh has ranks 0-{extent.nelements - 1} ({extent}). "
             "Examples: all; 0-3,7; ::2; " + _example(extent)
         ) from None
+
+
+def pick_ranks(ranks: str | Iterable[int], grid: Extent | Shape) -> tuple[int, ...]:
+    """Return the ranks that are named by a text, or listed.
+
+    Raises:
+        RankSetError: if a text can't be read, or a number is no rank of that mesh.
+
+    >>> pick_ranks([1, -1], Extent(["gpus"], [4]))
+    (1, 3)
+    """
+    if isinstance(ranks, str):
+        return parse_ranks(ranks, grid)
+    extent = grid.extent if isinstance(grid, Shape) else grid
+    try:
+        return tuple(_index(index(rank), extent.nelements, "rank") for rank in ranks)
+    except TypeError:
+        why = "it is neither text nor a list of numbers"
+    except _Wrong as wrong:
+        why = str(wrong)
+    raise RankSetError(
+        f"can't take ranks {ranks!r}: {why}. This mesh has ranks 0-{extent.nelements - 1} ({extent}). "
+        f"Examples: 'all'; [0, 1]; '::2'; '{_example(extent)}'"
+    )
 
 
 class _Wrong(Exception):

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 from monarch_nb._shape.extent import Extent, Point
+from monarch_nb._tracebacks import BadIndex, BadKey, BadType, BadValue
 
 Selector = int | slice
 
@@ -63,7 +64,7 @@ class Shape:
 
     def _known(self, name: str) -> None:
         if name not in self.extent.labels:
-            raise KeyError(f"there is no dimension {name!r}; this mesh has {self.extent}")
+            raise BadKey(f"there is no dimension {name!r}; this mesh has {self.extent}")
 
     def split(self, **splits: object) -> Shape:
         """Return the same places with a dimension split: `split(host=("dp", "pp"), pp=16)`.
@@ -78,7 +79,7 @@ class Shape:
         for name, names in parts.items():
             self._known(name)
             if isinstance(names, str):
-                raise TypeError(
+                raise BadType(
                     f"{name} is split into a sequence of names, as in {name}=({names!r}, ...), not a str"
                 )
         for label, size in self.extent.items():
@@ -88,7 +89,7 @@ class Shape:
             sizes += _split_sizes(label, size, names, given) if label in parts else [size]
         unused = set(given) - new
         if unused:
-            raise KeyError(f"{sorted(unused)} is not among the new dimensions {sorted(new)}")
+            raise BadKey(f"{sorted(unused)} is not among the new dimensions {sorted(new)}")
         return Shape(Extent(labels, sizes), self.ranks)
 
     def flatten(self, name: str) -> Shape:
@@ -136,14 +137,12 @@ def _pick(label: str, size: int, selector: Selector) -> list[int]:
     if isinstance(selector, slice):
         found = list(range(size)[selector])
         if not found:
-            raise IndexError(
-                f"{label}={selector.start}:{selector.stop} picks nothing: {label} has size {size}"
-            )
+            raise BadIndex(f"{label}={selector.start}:{selector.stop} picks nothing: {label} has size {size}")
         return found
     if isinstance(selector, bool) or not isinstance(selector, int):
-        raise TypeError(f"{label} takes an int or a slice, not {type(selector).__name__}: {selector!r}")
+        raise BadType(f"{label} takes an int or a slice, not {type(selector).__name__}: {selector!r}")
     if not -size <= selector < size:
-        raise IndexError(f"{label}={selector} is out of range: {label} has size {size} (0 to {size - 1})")
+        raise BadIndex(f"{label}={selector} is out of range: {label} has size {size} (0 to {size - 1})")
     return [selector % size]
 
 
@@ -151,9 +150,9 @@ def _split_sizes(label: str, size: int, names: list[str], given: dict[str, int])
     open_names = [n for n in names if n not in given]
     known = math.prod(given[n] for n in names if n in given)
     if len(open_names) > 1:
-        raise ValueError(f"split of {label!r} needs a size for all but one of {names}; missing: {open_names}")
+        raise BadValue(f"split of {label!r} needs a size for all but one of {names}; missing: {open_names}")
     if known < 1 or size % known or (not open_names and known != size):
-        raise ValueError(f"{label!r} has size {size}, which can't be split into {names} with {given}")
+        raise BadValue(f"{label!r} has size {size}, which can't be split into {names} with {given}")
     return [given.get(n, size // known) for n in names]
 
 

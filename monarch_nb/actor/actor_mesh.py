@@ -19,6 +19,7 @@ from monarch_nb._protocol.questions import StopActor
 from monarch_nb._runtime.actor_spec import ActorSpec
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, Shape
+from monarch_nb._tracebacks import BadName
 from monarch_nb._transport import process_context
 from monarch_nb._transport.call import call
 from monarch_nb._transport.context import call_context
@@ -156,7 +157,7 @@ class ActorMesh(MeshHandle, Generic[T]):
         if inspect.isfunction(found):
             return NotAnEndpoint(self, name)
         if not isinstance(found, EndpointProperty):
-            raise AttributeError(self._no_endpoint(name))
+            raise BadName(self._no_endpoint(name))
         made = self._as_endpoint(name)
         self.__dict__[name] = made
         _WITH_ENDPOINTS[id(self)] = self

@@ -20,6 +20,7 @@ from monarch_nb._protocol.ranks import Spawn, Stop, StopHosts, WaitHosts
 from monarch_nb._protocol.states import StartMethod
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import Extent, Point, Shape, encode_extent
+from monarch_nb._tracebacks import BadType, BadValue
 from monarch_nb._transport import process_context
 from monarch_nb._transport.pending import OneReply
 from monarch_nb._wire import codec
@@ -143,7 +144,7 @@ class HostMesh(MeshHandle):
             >>> procs = this_host().spawn_procs({"gpus": 4})  # doctest: +SKIP
         """
         if method not in set(StartMethod):
-            raise ValueError(f"method is one of {', '.join(StartMethod)}; not {method!r}")
+            raise BadValue(f"method is one of {', '.join(StartMethod)}; not {method!r}")
         if is_relayed(self):
             given = (per_host, bootstrap, name, proc_bind, bootstrap_command)
             procs = cast(
@@ -310,13 +311,27 @@ def check_env(env: Mapping[str, str]) -> dict[str, str]:
 
     Raises:
         TypeError: naming what isn't text.
+        ValueError: naming what no process can have in its environment.
     """
     if not isinstance(env, Mapping):
-        raise TypeError(f'env maps str to str, as in {{"MASTER_PORT": "29500"}}; not {env!r}')
+        raise BadType(f'env maps str to str, as in {{"MASTER_PORT": "29500"}}; not {env!r}')
     for key, value in env.items():
         if not isinstance(key, str) or not isinstance(value, str):
-            raise TypeError(f"env maps str to str; got {key!r}: {value!r}")
+            raise BadType(f"env maps str to str; got {key!r}: {value!r}")
+        if not key or "=" in key or not _can_be_told(key) or not _can_be_told(value):
+            raise BadValue(
+                f"env: no process can have {key!r}: {value!r} in its environment; a name has no '=', and "
+                "neither it nor its value has a NUL or half a character"
+            )
     return dict(env)
+
+
+def _can_be_told(text: str) -> bool:
+    """Say whether a text can stand in a process' environment."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 class _Life(msgspec.Struct):

@@ -21,6 +21,7 @@ from monarch_nb._protocol.states import OnFailure, ProcState
 from monarch_nb._protocol.work import Work
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, Shape
+from monarch_nb._tracebacks import BadValue
 from monarch_nb._transport.call import call
 from monarch_nb._transport.mesh_tensors import mesh_tensors
 from monarch_nb._transport.origin import origin_in
@@ -332,7 +333,7 @@ class ProcMesh(MeshHandle):
             >>> procs.on_failure("heal", max_restarts=3)  # doctest: +SKIP
         """
         if not callable(do) and do not in POLICIES:
-            raise ValueError(f"on_failure takes {', '.join(map(repr, POLICIES))} or a function, not {do!r}")
+            raise BadValue(f"on_failure takes {', '.join(map(repr, POLICIES))} or a function, not {do!r}")
         session = self._session
         session.fault_handlers.pop(self._placement.group, None)
         if callable(do):
@@ -417,8 +418,9 @@ class ProcMesh(MeshHandle):
 
     def _check_alive(self, what: str) -> None:
         if self._stopped:
-            if self._transport.closed:  # all of the mesh was stopped
-                raise self._transport.closing_error()
+            transport = self._known_transport
+            if transport is not None and transport.closed:  # all of the mesh was stopped
+                raise transport.closing_error()
             raise SupervisionError(
                 f"{what}: the proc mesh {self._placement.group!r} is dead: {self._stopped}"
             )
@@ -546,5 +548,5 @@ def grid(host_labels: Extent, per_host: Extent) -> Extent:
     """
     both = set(host_labels.labels) & set(per_host.labels)
     if both:
-        raise ValueError(f"per_host names {sorted(both)}, which the hosts have already ({host_labels})")
+        raise BadValue(f"per_host names {sorted(both)}, which the hosts have already ({host_labels})")
     return Extent([*host_labels.labels, *per_host.labels], [*host_labels.sizes, *per_host.sizes])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 from monarch_nb._shape import MeshTrait, Point, Shape, format_ranks
+from monarch_nb._tracebacks import BadIndex, BadType, BadValue
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -60,7 +61,7 @@ class ValueMesh(MeshTrait, Generic[T]):
             found = self.slice(**coords)
             if len(found) == 1:
                 return next(found.values())
-        raise ValueError(
+        raise BadValue(
             f"{len(self)} values ({self.extent}): name a coordinate of each dimension, "
             f"as in .item({', '.join(f'{n}=0' for n in self.extent.labels)})"
         )
@@ -69,9 +70,9 @@ class ValueMesh(MeshTrait, Generic[T]):
         """Return the value of a rank or at a point of this mesh."""
         index = where.rank if isinstance(where, Point) else where
         if isinstance(index, bool) or not isinstance(index, int):
-            raise TypeError(f"expected a rank or a point, not {type(index).__name__}; use .slice() for parts")
+            raise BadType(f"expected a rank or a point, not {type(index).__name__}; use .slice() for parts")
         if not -len(self) <= index < len(self):
-            raise IndexError(f"rank {index} is out of range: there are {len(self)} values")
+            raise BadIndex(f"rank {index} is out of range: there are {len(self)} values")
         return self._values[index]
 
     def map(self, function: Callable[[T], U]) -> ValueMesh[U]:
@@ -96,13 +97,13 @@ class ValueMesh(MeshTrait, Generic[T]):
             "equal": self._the_only_value,
         }
         if how not in reducers:
-            raise ValueError(f"reduce takes a function or one of {', '.join(reducers)}; not {how!r}")
+            raise BadValue(f"reduce takes a function or one of {', '.join(reducers)}; not {how!r}")
         return reducers[how]()
 
     def _the_only_value(self) -> T:
         groups = self.folded()
         if len(groups) > 1:
-            raise ValueError("the values differ: " + "; ".join(_row(r, v) for r, v in groups[:_MAX_ROWS]))
+            raise BadValue("the values differ: " + "; ".join(_row(r, v) for r, v in groups[:_MAX_ROWS]))
         return groups[0][1]
 
     def folded(self) -> list[tuple[tuple[int, ...], T]]:

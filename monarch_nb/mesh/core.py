@@ -15,7 +15,7 @@ from monarch_nb._client.heal_report import HealReport
 from monarch_nb._client.session import Session
 from monarch_nb._protocol.names import GroupRecord
 from monarch_nb._reload import SyncMode
-from monarch_nb._shape import Extent, Shape, parse_ranks
+from monarch_nb._shape import Extent, Shape, pick_ranks
 from monarch_nb.actor.placement import Placement
 from monarch_nb.actor.proc_mesh import HEAL_S, ProcMesh, part_at
 from monarch_nb.mesh import picture
@@ -87,7 +87,7 @@ class Mesh(ProcMesh):
 
     def select(self, ranks: str | Sequence[int]) -> tuple[int, ...]:
         """Return ranks from a rank set such as `0-3,7` or `hosts=0,gpus=::2`."""
-        return parse_ranks(ranks, self.extent) if isinstance(ranks, str) else tuple(ranks)
+        return pick_ranks(ranks, self.extent)
 
     def part(self, ranks: str | Sequence[int]) -> ProcMesh:
         """Return some ranks as a mesh of one dimension."""

@@ -16,6 +16,7 @@ from monarch_nb._wire.process import wait_until_gone
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.handle import placement_of, session_of, transport_of
 from monarch_nb.actor.proc_mesh import HEAL_S, ProcMesh, mark_stopped
+from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.mesh import newcomers
 from monarch_nb.mesh.replay import replay as run_again
 from monarch_nb.status import MeshStatus, StatusChange
@@ -25,6 +26,19 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
 
 RESTART_S = 60.0
+
+
+def check_lease(idle_timeout_s: float) -> float:
+    """Return a lease, or refuse what is none.
+
+    Raises:
+        MeshUsageError: if it's no number of seconds, or not above 0.
+    """
+    if not isinstance(idle_timeout_s, int | float) or not idle_timeout_s > 0:
+        raise MeshUsageError(
+            f"idle_timeout_s is a number of seconds above 0, as in 3600.0 for an hour; not {idle_timeout_s!r}"
+        )
+    return idle_timeout_s
 
 
 class Life:
@@ -111,7 +125,7 @@ class Life:
 
     def set_lease(self, idle_timeout_s: float) -> None:
         """Say after how long without client and running cell the mesh ends; the time begins anew."""
-        session_of(self._mesh).request(SetLease(idle_timeout_s))
+        session_of(self._mesh).request(SetLease(check_lease(idle_timeout_s)))
 
     def stop(self, reason: str = "", *, grace_s: float | None = 3.0) -> Future[None]:
         """End the mesh: its ranks, its host processes, its connection file."""

@@ -12,7 +12,7 @@ from monarch_nb._shape import format_ranks
 from monarch_nb.actor.handle import is_on_other_hosts, session_of
 from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.actor.value_mesh import ValueMesh
-from monarch_nb.exceptions import ActorError
+from monarch_nb.exceptions import ActorError, MeshUsageError
 from monarch_nb.mesh.export import literals
 from monarch_nb.mesh.scatter import parts_of
 from monarch_nb.mesh.variables import Difference, Variables, check_name, explained, find_difference
@@ -30,6 +30,8 @@ class Namespace:
     def push(self, variables: Mapping[str, Any], ranks: str | Sequence[int] = "all") -> None:
         """Set variables in the cells' namespace of ranks."""
         mesh = self._mesh
+        if not isinstance(variables, Mapping):
+            raise MeshUsageError(f"push takes variables by name, as in {{'lr': 0.1}}; not {variables!r}")
         for name in variables:
             check_name(name)
         part = mesh.part(ranks)

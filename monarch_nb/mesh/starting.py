@@ -23,12 +23,13 @@ from monarch_nb._protocol.states import ClaimState, OnFailure
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, Shape, format_ranks
 from monarch_nb.actor.handle import placement_of
-from monarch_nb.actor.host_mesh import HostMesh
+from monarch_nb.actor.host_mesh import HostMesh, check_env
 from monarch_nb.actor.proc_mesh import ProcMesh
 from monarch_nb.exceptions import MeshEnded, MeshError, MeshNotFound, MeshUsageError, NameTaken
 from monarch_nb.mesh import drift
 from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
+from monarch_nb.mesh.life import check_lease
 from monarch_nb.mesh.running import Asked, refuse_other, take_on
 
 IDLE_TIMEOUT_S = 8 * 3600.0
@@ -76,6 +77,8 @@ def start(
     asked = Asked(
         dims, num_hosts, env, idle_timeout_s, method, on_failure, max_restarts, num_spares, with_program
     )
+    check_mesh_name(name)
+    _check_asked(asked)
     if not attach:
         return _start(name, asked, force=force)
     before = sessions.in_use()
@@ -89,6 +92,25 @@ def start(
             raise
         take_on(mesh, asked)
     return mesh
+
+
+def _check_asked(asked: Asked) -> None:
+    """Refuse what no mesh can be started with.
+
+    Raises:
+        MeshUsageError: naming it; a ValueError or TypeError for a size that is none.
+    """
+    if asked.dims is not None:
+        if not isinstance(asked.dims, Mapping):
+            raise MeshUsageError(f"sizes are given by dimension, as in {{'gpus': 4}}; not {asked.dims!r}")
+        Extent.of(asked.dims)
+    for what, number in (("num_hosts", asked.num_hosts), ("num_spares", asked.num_spares)):
+        if not isinstance(number, int) or number < 0:
+            raise MeshUsageError(f"{what} is a whole number, 0 or more; not {number!r}")
+    if asked.env is not None:
+        check_env(asked.env)
+    if asked.idle_timeout_s is not None:
+        check_lease(asked.idle_timeout_s)
 
 
 def start_or_attach(

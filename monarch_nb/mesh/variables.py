@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._protocol.variables import VariableRow
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks, name_ranks
+from monarch_nb._tracebacks import BadValue
 from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.exceptions import ActorError, NotDefinedHere, UnknownVariable
 
@@ -27,8 +28,8 @@ def check_name(name: str) -> None:
     Raises:
         ValueError: naming it.
     """
-    if not name.isidentifier():
-        raise ValueError(f"a variable's name is an identifier, not {name!r}")
+    if not isinstance(name, str) or not name.isidentifier():
+        raise BadValue(f"a variable's name is an identifier, not {name!r}")
 
 
 def explained(error: ActorError, ranks: Sequence[int]) -> ActorError:

@@ -1,5 +1,5 @@
-"""What goes wrong when people run scripts and map functions, typed into cells: one clear error each, a red
-cell, and a mesh that goes on.
+"""What goes wrong when people run scripts, map functions and call the package with what makes no sense, typed
+into cells: one clear error each, a red cell, and a mesh that goes on.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ SCRIPTS = {
 }
 DEFINITIONS = """
 import threading
+import monarch_nb
+from monarch_nb.actor import Actor, endpoint
+class Plain(Actor):
+    @endpoint
+    def go(self): pass
 lock = threading.Lock()
 def double(x): return 2 * x
 def broken():
@@ -69,6 +74,35 @@ CASES = {
     ),
     "mesh.execute(double, [lock])": (
         r"CannotPickle: execute\(double\), argument `x`, item 0: cannot pickle '_thread\.lock'"
+    ),
+    "%mesh push lock": (
+        r"^ERROR CannotPickle: %mesh push lock: push of lock, key 'lock': cannot pickle '_thread\.lock' "
+        r"object$"
+    ),
+    "mesh.push(5)": r"MeshUsageError: push takes variables by name, as in \{'lr': 0\.1\}; not 5",
+    "mesh.pull('a b')": r"ValueError: a variable's name is an identifier, not 'a b'",
+    "mesh.slice(procs=9)": r"IndexError: procs=9 is out of range: procs has size 3 \(0 to 2\)",
+    "mesh.slice(gpus=0)": r"ERROR KeyError: there is no dimension 'gpus'; this mesh has procs=3",
+    "mesh.run('1', [0, 9])": (
+        r"RankSetError: can't take ranks \[0, 9\]: rank 9 is out of range, 0 to 2 would do\. This mesh has"
+    ),
+    "mesh.restart(None)": r"RankSetError: can't take ranks None: it is neither text nor a list of numbers\.",
+    "mesh.resize(procs=0)": (
+        r"HealError: not resized, or not completely:\na dimension has a size of at least 1, not procs=0"
+    ),
+    "mesh.set_lease(-1)": r"MeshUsageError: idle_timeout_s is a number of seconds above 0, .* not -1",
+    "mesh.on_failure('mend')": r"ValueError: on_failure takes 'stop', 'heal', 'shrink' or a function, not",
+    "mesh.spawn('plain', Plain).nosuch.call()": r"AttributeError: Plain has no endpoint 'nosuch'; it has: go",
+    "monarch_nb.start(5)": r"MeshUsageError: a mesh's name is letters, digits, .*; not 5",
+    "monarch_nb.start('other', {'gpus': 0})": r"ValueError: size of 'gpus' must be at least 1, not 0",
+    "monarch_nb.start('other', {'gpus': 1.5})": r"TypeError: size of 'gpus' must be an int, not float: 1\.5",
+    "monarch_nb.start('other', 5)": r"MeshUsageError: sizes are given by dimension, as in .*; not 5",
+    "monarch_nb.start('other', num_hosts=-1)": r"MeshUsageError: num_hosts is a whole number, 0 or more; not",
+    "monarch_nb.start('other', {'gpus': 1}, env={'A=B': ''})": (
+        r"ValueError: env: no process can have 'A=B': '' in its environment; a name has no '='"
+    ),
+    "monarch_nb.start('other', {'gpus': 1}, idle_timeout_s='1h')": (
+        r"MeshUsageError: idle_timeout_s is a number of seconds above 0, .* not '1h'"
     ),
     "mesh.push({'kept': {'by': lock}})": (
         r"CannotPickle: push of kept, key 'kept', key 'by': cannot pickle '_thread\.lock'"
