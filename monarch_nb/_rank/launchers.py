@@ -1,6 +1,8 @@
 """Launchers of frameworks on a rank: it is one of the processes that they would start.
 
 - accelerate's `notebook_launcher` and `debug_launcher` refuse, and say what to type.
+- accelerate, and so transformers and TRL, takes all ranks where there are only CPUs, too. By itself it would
+  do so only if told `cpu=True`, and take each rank for the only one else, in silence.
 - Lightning's `Fabric()` and `Trainer()` without devices take the ranks that there are, instead of one process
   of their own. A script has what it has under torchrun.
 """
@@ -26,7 +28,9 @@ _PACKAGES = {"fabric": "lightning_fabric", "pytorch": "pytorch_lightning"}
 
 def install() -> None:
     """Have launchers know where they are, once they are imported."""
-    patch_imports({"accelerate.launchers": _refuse_launchers, **_connectors()})
+    patch_imports(
+        {"accelerate.launchers": _refuse_launchers, "accelerate.state": _patch_state, **_connectors()}
+    )
 
 
 def _connectors() -> dict[str, Callable[[Any], None]]:
@@ -50,6 +54,32 @@ def _refuse(launcher: str, function: Any = None, args: Any = (), *rest: object, 
         f"{launcher} starts processes, and this code runs in one of the mesh's already, with its rank and "
         f"world size set: in a cell of the mesh, type {name}({given})"
     )
+
+
+def _patch_state(module: Any) -> None:
+    cls = getattr(module, "PartialState", None)
+    if cls is None:  # another version of accelerate
+        return
+    original = cls.__init__
+
+    @functools.wraps(original)
+    def choose(self: Any, cpu: bool = False, **kwargs: Any) -> None:
+        original(self, cpu or _has_only_cpus(), **kwargs)
+
+    cls.__init__ = choose
+
+
+def _has_only_cpus() -> bool:
+    """Return whether this is one of several ranks, and there's no device but CPUs."""
+    import torch
+
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and _accelerator(torch) is None
+
+
+def _accelerator(torch: Any) -> object:
+    if (module := getattr(torch, "accelerator", None)) is not None:
+        return module.current_accelerator() if module.is_available() else None
+    return "cuda" if torch.cuda.is_available() else None  # before torch 2.6
 
 
 def _patch_connector(module: Any, *, name: str) -> None:

@@ -42,7 +42,7 @@ tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
 torch.manual_seed(0)
 model = LlamaForCausalLM(LlamaConfig(
     vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1))
-arguments = SFTConfig(folder, max_steps=2, per_device_train_batch_size=1, use_cpu=True, report_to=[],
+arguments = SFTConfig(folder, max_steps=2, per_device_train_batch_size=1, report_to=[],
                       bf16=False, save_strategy="no", disable_tqdm=True, logging_strategy="no", max_length=8)
 trainer = SFTTrainer(
     model, arguments, train_dataset=Dataset.from_dict({"text": ["a b c", "b c a", "c a b", "a a b"]}),
@@ -83,9 +83,7 @@ found = len(adapters), sum(p.detach().double().sum().item() for p in adapters.va
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
-    with own_mesh(
-        "finetuning", {"gpus": 2}, env={"ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
-    ) as found:
+    with own_mesh("finetuning", {"gpus": 2}, env={"OMP_NUM_THREADS": "1"}) as found:
         setup_torch_elastic_env(found)
         yield found
 

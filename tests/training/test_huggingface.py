@@ -19,7 +19,7 @@ ACCELERATE = """
 import torch
 from accelerate import Accelerator
 
-accelerator = Accelerator(cpu=True)
+accelerator = Accelerator({given})
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -50,8 +50,8 @@ class Words(torch.utils.data.Dataset):
 torch.manual_seed(0)
 config = BertConfig(vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
                     intermediate_size=8, max_position_embeddings=8)
-arguments = TrainingArguments(folder, num_train_epochs=1, per_device_train_batch_size=2, use_cpu=True,
-                              report_to=[], save_strategy="no", disable_tqdm=True, logging_strategy="no")
+arguments = TrainingArguments(folder, num_train_epochs=1, per_device_train_batch_size=2, report_to=[],
+                              save_strategy="no", disable_tqdm=True, logging_strategy="no")
 trainer = Trainer(BertForSequenceClassification(config), arguments, train_dataset=Words())
 result = trainer.train()
 found = trainer.args.world_size, result.global_step
@@ -60,13 +60,15 @@ found = trainer.args.world_size, result.global_step
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
-    with own_mesh("huggingface", {"gpus": 2}, env={"ACCELERATE_USE_CPU": "1"}) as found:
+    with own_mesh("huggingface", {"gpus": 2}) as found:
         setup_torch_elastic_env(found)
         yield found
 
 
-def test_accelerate_in_cells(mesh: Mesh) -> None:
-    mesh.run(ACCELERATE, quiet=True, timeout=100)
+@pytest.mark.parametrize("given", ["", "cpu=True"])
+def test_accelerate_in_cells(mesh: Mesh, given: str) -> None:
+    """On CPUs `Accelerator()` alone would take each rank for the only one."""
+    mesh.run(ACCELERATE.format(given=given), quiet=True, timeout=100)
     assert list(mesh.pull("found").values()) == [(2, 0, 2, 1), (2, 1, 2, 1)]
 
 
@@ -78,7 +80,7 @@ def test_transformers_trainer_in_cells(mesh: Mesh, tmp_path: Path) -> None:
 
 
 def test_accelerate_in_a_script(mesh: Mesh, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "train.py").write_text(ACCELERATE)
+    (tmp_path / "train.py").write_text(ACCELERATE.format(given=""))
     for _ in range(2):
         mesh.run_script(tmp_path / "train.py", timeout=100)
     assert capsys.readouterr().out.count("[0-1] trained 2 2 1") == 2
