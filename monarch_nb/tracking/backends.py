@@ -25,6 +25,7 @@ class RunSpec:
         project: what it belongs to (MLflow: the experiment).
         key: makes it unique; a run of the same key goes on.
         folder: where it's kept, if the tracker keeps it on this machine; empty: its own default.
+        group: runs of the same one stand together (W&B): the mesh.
         config: what the user says of it.
         facts: what the mesh says of itself.
     """
@@ -34,6 +35,7 @@ class RunSpec:
     project: str
     key: str
     folder: str = ""
+    group: str = ""
     config: Config = field(default_factory=dict)
     facts: Config = field(default_factory=dict)
 
@@ -82,8 +84,9 @@ class WandB:
     def __init__(self, spec: RunSpec) -> None:
         wandb = _module("wandb", spec.to)
         self._run = wandb.init(
-            project=spec.project, name=spec.name, id=spec.key, resume="allow", config=spec.all_config,
-            dir=spec.folder or None, settings=wandb.Settings(silent=True, console="off"),
+            project=spec.project, name=spec.name, group=spec.group or None, id=spec.key, resume="allow",
+            config=spec.all_config, dir=spec.folder or None,
+            settings=wandb.Settings(silent=True, console="off"),
         )  # fmt: skip
         # Ranks may be at different steps, and W&B drops what comes for an earlier one: so it's a value.
         self._run.define_metric("step")

@@ -128,7 +128,8 @@ def track(
 
     Args:
         mesh: by default the current one.
-        to: `tensorboard`, `wandb` (offline with WANDB_MODE=offline in the ranks' environment), or `mlflow`.
+        to: `tensorboard`, `wandb` (one run, in a group that is called like the mesh; offline with
+            WANDB_MODE=offline in the ranks' environment), or `mlflow`.
         project: by default the mesh's name; MLflow's experiment.
         name: of the run; by default the mesh's name and the time.
         folder: where it's kept on the first rank's machine; of MLflow: the address of its store.
@@ -151,7 +152,9 @@ def track(
     chosen = name or f"{mesh.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     place = os.fspath(folder)
     place = place if not place or "://" in place else os.path.abspath(place)
-    spec = RunSpec(to, chosen, project or mesh.name, key, place, dict(config or {}), facts_of(mesh))
+    spec = RunSpec(
+        to, chosen, project or mesh.name, key, place, mesh.name, dict(config or {}), facts_of(mesh)
+    )
     actor = mesh.part([0]).spawn(f"track-{key}", RunActor, spec, len(mesh))
     run = TrackedRun(actor, actor.where.call_one().get(LOG_S))
     mesh.execute(_adopt, run).get(LOG_S)

@@ -4,7 +4,9 @@ isn't installed.
 
 from __future__ import annotations
 
+import json
 import os
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,10 +68,41 @@ def test_wandb_offline(mesh: Mesh, tmp_path: Path, capfd: pytest.CaptureFixture[
     run = train(mesh, to="wandb", folder=tmp_path)
     folders = list((tmp_path / "wandb").glob("offline-run-*"))
     assert len(folders) == 1 and str(folders[0]) in run.where
-    data = b"".join(file.read_bytes() for file in folders[0].glob("*.wandb"))
-    assert b"loss/rank1" in data and b"mesh/num_ranks" in data and b"accuracy" in data
+    (file,) = folders[0].glob("*.wandb")
+    records = list(records_of(file.read_bytes()))
+    (begun,) = (record.run for record in records if record.HasField("run"))
+    assert (begun.run_group, begun.project) == ("tracked", "tracked"), "runs of a mesh stand together"
+    config = {each.key: json.loads(each.value_json) for each in begun.config.update}
+    assert (config["lr"], config["mesh/num_ranks"], config["mesh/name"]) == (0.1, 2, "tracked")
+    assert len(config["mesh/environment"]) > 3
+    rows = [
+        {"/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        for record in records
+        if record.HasField("history")
+    ]
+    found = {name: [(r["step"], r[name]) for r in rows if name in r] for name in ("loss", "loss/rank1")}
+    assert found == {"loss": MEANS, "loss/rank1": [(0, 1.0), (1, 11.0), (2, 21.0)]}
     shown = capfd.readouterr()
     assert "wandb" not in shown.out + shown.err
+
+
+def records_of(data: bytes) -> Iterator[Any]:
+    """Yield what W&B has written offline: blocks of 32 KiB after a header, each with parts of records."""
+    from wandb.proto import wandb_internal_pb2
+
+    at, whole, block, is_last = 7, b"", 1 << 15, (1, 4)
+    while at + 7 <= len(data):
+        if (left := block - at % block) < 7:
+            at += left
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, at)
+        whole += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in is_last:
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            whole = b""
+            yield record
 
 
 def test_mlflow(mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +120,8 @@ def test_mlflow(mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     experiment = client.get_experiment_by_name("tests")
     (found,) = client.search_runs([experiment.experiment_id])
     assert [(m.step, m.value) for m in client.get_metric_history(found.info.run_id, "loss")] == MEANS
-    assert found.data.params["mesh/num_ranks"] == "2" and found.data.params["lr"] == "0.1"
+    params = found.data.params
+    assert (params["mesh/num_ranks"], params["lr"]) == ("2", "0.1") and len(params["mesh/environment"]) > 3
     assert found.info.run_name == "first" and found.info.status == "FINISHED"
 
 
@@ -126,7 +160,7 @@ def test_facts_are_recorded(mesh: Mesh, tmp_path: Path, monkeypatch: pytest.Monk
     subprocess.run([*git, "init", "-q"], check=True)
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
     found = facts_of(mesh)
-    assert len(str(found["commit"])) == 40
+    assert len(str(found["commit"])) == 40 and found["environment"] == mesh.status().environment != ""
     assert (found["name"], found["num_ranks"], found["size_gpus"], found["num_hosts"]) == ("tracked", 2, 2, 1)
 
 
