@@ -69,10 +69,12 @@ def is_printable(error: BaseException) -> bool:
 
 
 def _shown_by(method: Callable[[Any], str], value: object, name: str) -> tuple[str, str]:
-    """Return what `str` or `repr` makes of an object, or, in the second place, what is to be said of it."""
+    """Return what `str` or `repr` makes of an object, or, in the second place, what is to be said of it. The
+    text is a plain one: that of a KeyError from a DataLoader's worker is of a class of torch's.
+    """
     trace = trace_of(value) if isinstance(value, BaseException) else None
     try:
-        return method(value), ""
+        return str.__str__(method(value)), ""
     except BaseException as error:
         what = "itself" if error is value else class_name(error)
         reason = "" if error is value else _reason(error)

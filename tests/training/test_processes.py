@@ -6,11 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from own_meshes import own_mesh
 
-from monarch_nb.mesh import Mesh
+from monarch_nb.actor import Actor, endpoint
+from monarch_nb.exceptions import ActorError
+from monarch_nb.mesh import CellError, Mesh
 
 DEFINE = """
 import os, multiprocessing, torch
@@ -80,6 +83,48 @@ def test_pools_and_processes(mesh: Mesh, method: str) -> None:
         quiet=True,
     )
     assert list(mesh.pull("found").values()) == [[5, 7, True, True, True, 0]] * 2
+
+
+KEYLESS = """
+class Keyless(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+    def __getitem__(self, i):
+        return {{}}["label"]
+for _ in torch.utils.data.DataLoader(Keyless(), num_workers=1, multiprocessing_context={method!r}):
+    pass
+"""
+
+
+class Reader(Actor):
+    @endpoint
+    def read(self) -> None:
+        import torch
+
+        data: Any = torch.utils.data.DataLoader(_Keyless(), num_workers=1, multiprocessing_context="fork")
+        next(iter(data))
+
+
+class _Keyless:
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, i: int) -> int:
+        return {}["label"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_column_that_is_not_there_is_named_by_a_dataloaders_worker(mesh: Mesh, method: str) -> None:
+    """torch gives the text of a KeyError a class of its own, which can't travel as it is."""
+    with pytest.raises(CellError, match=r"(?s)KeyError: Caught KeyError in DataLoader.*KeyError: 'label'"):
+        mesh.run(KEYLESS.format(method=method), quiet=True)
+    mesh.run("pass", quiet=True)
+
+
+def test_an_actor_says_it_too(mesh: Mesh) -> None:
+    reader = mesh.spawn("reader", Reader)
+    with pytest.raises(ActorError, match=r"(?s)KeyError: Caught KeyError in DataLoader.*KeyError: 'label'"):
+        reader.read.call().get(60)
 
 
 def test_what_a_worker_raises_is_shown(mesh: Mesh) -> None:
