@@ -2,7 +2,7 @@
 
 Arrow pickles its buffers by itself, but a slice takes along all that it was cut from; so a slice is written
 anew. Polars would serialize itself within pickle, at a fraction of the speed: it goes as Arrow, which shares
-its memory.
+its memory. A relation of DuckDB can't leave its connection: it's run, and what arrives is an Arrow table.
 """
 
 from __future__ import annotations
@@ -36,7 +36,17 @@ def _reducer_of(kind: type) -> Callable[[Any], Reduced | None] | None:
         return _reduce_arrow
     if package == "polars" and "pyarrow" in sys.modules and kind.__name__ in ("DataFrame", "Series"):
         return _reduce_polars
+    if package in ("duckdb", "_duckdb") and kind.__name__ == "DuckDBPyRelation":
+        return _reduce_relation
     return None
+
+
+def _reduce_relation(relation: Any) -> Reduced:
+    return _same, (relation.to_arrow_table(),)
+
+
+def _same(table: Any) -> Any:
+    return table
 
 
 def _reduce_arrow(table: Any) -> Reduced | None:

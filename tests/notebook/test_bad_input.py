@@ -75,6 +75,9 @@ CASES = {
     "mesh.execute(double, [lock])": (
         r"CannotPickle: execute\(double\), argument `x`, item 0: cannot pickle '_thread\.lock'"
     ),
+    "run = mesh.map(double, range(9)); run.cancel(); run.get()": (
+        r"^ERROR CancelledError: the map of double was given up\ncalled from:\n  Cell"
+    ),
     "%mesh push lock": (
         r"^ERROR CannotPickle: %mesh push lock: push of lock, key 'lock': cannot pickle '_thread\.lock' "
         r"object$"

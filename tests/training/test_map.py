@@ -68,6 +68,7 @@ def test_items_are_taken_as_ranks_get_free(mesh: Mesh) -> None:
     run = mesh.map(square, endless(), ranks="0-1")
     assert [next(run) for _ in range(5)] == [0, 1, 4, 9, 16]
     run.cancel()
+    assert repr(run).endswith(", given up>")
     with pytest.raises(CancelledError, match="the map of square was given up"):
         list(run)
     num = len(taken)

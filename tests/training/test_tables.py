@@ -11,6 +11,7 @@ import pytest
 from own_meshes import own_mesh
 
 from monarch_nb._wire import codec
+from monarch_nb.actor import Actor, endpoint
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.mesh import Mesh
 
@@ -126,6 +127,23 @@ def test_a_relation_of_duckdb_becomes_arrow(mesh: Mesh) -> None:
     mesh.scatter("rows", duckdb.sql("select range as n, 'x' || range as s from range(5)"))
     mesh.run("ns = rows['n'].to_pylist(), rows.column_names", quiet=True)
     assert [ns for ns, _ in mesh.pull("ns").values()] == [[0, 1], [2, 3], [4]]
+
+
+class Counter(Actor):
+    @endpoint
+    def count(self, rows: Any) -> tuple[str, list[int]]:
+        return type(rows).__module__, rows["n"].to_pylist()
+
+
+def test_a_relation_of_duckdb_can_be_an_argument(mesh: Mesh) -> None:
+    duckdb = pytest.importorskip("duckdb", reason="duckdb isn't installed")
+    pytest.importorskip("pyarrow", reason="pyarrow isn't installed")
+    relation = duckdb.sql("select range as n from range(3)")
+    mesh.push({"whole": relation})
+    mesh.run("ns = whole['n'].to_pylist()", quiet=True)
+    assert list(mesh.pull("ns").values()) == [[0, 1, 2]] * 3
+    counted = mesh.spawn("counter", Counter).count.call(relation).get(60)
+    assert list(counted.values()) == [("pyarrow.lib", [0, 1, 2])] * 3
 
 
 def test_what_has_no_parts_is_said(mesh: Mesh) -> None:

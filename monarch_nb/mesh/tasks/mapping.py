@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch_nb._display.count_bar import Counted, show_count
-from monarch_nb._tracebacks import shown_frames
+from monarch_nb._tracebacks import ShowsItself, shown_frames
 from monarch_nb.exceptions import MeshError
 from monarch_nb.mesh.tasks.pool import Task, TaskFunction, TaskPool
 from monarch_nb.mesh.tasks.unread import say_unread
@@ -105,13 +105,20 @@ class MapRun(Generic[R]):
         work = self._work
         of = "" if work.num_items is None else f" of {work.num_items}"
         failed = f", {work.num_failed} failed" if work.num_failed else ""
-        return f"<MapRun of {work.name}: {work.num_done}{of} done{failed}>"
+        given_up = ", given up" if work.is_given_up else ""
+        return f"<MapRun of {work.name}: {work.num_done}{of} done{failed}{given_up}>"
 
     def __del__(self) -> None:
         work = getattr(self, "_work", None)  # there's none if the constructor has raised
         if work is not None:
             with suppress(MeshError):  # the mesh may have ended
                 work.abandon()
+
+
+class _GivenUp(ShowsItself, CancelledError):
+    """A map was cancelled, and is read."""
+
+    _shown_as = "CancelledError"
 
 
 class _MapWork(Generic[R]):
@@ -127,6 +134,7 @@ class _MapWork(Generic[R]):
         self.num_done = self.num_failed = 0
         self._function = TaskFunction.of(function)
         self._items = enumerate(items)
+        self.is_given_up = False
         self._is_ordered = ordered
         self._handed: SimpleQueue[_Item[R] | None] = SimpleQueue()
         """What is to be read, in its order; None at the end."""
@@ -226,8 +234,9 @@ class _MapWork(Generic[R]):
     def cancel(self) -> None:
         """Do no more."""
         self._is_exhausted = True
+        self.is_given_up = True
         if self._error is None:
-            self._error = CancelledError(f"the map of {self.name} was given up")
+            self._error = _GivenUp(f"the map of {self.name} was given up")
         self._pool.close()
         self._pool.cancel()
         self._end_bar()
