@@ -11,7 +11,7 @@ import os
 import traceback
 
 from monarch_nb._tracebacks import ShowsItself, headline
-from monarch_nb.exceptions import CannotPickle, MeshError, RankSetError
+from monarch_nb.exceptions import MeshError, RankSetError
 
 
 def explanation(error: BaseException, typed: str) -> str:
