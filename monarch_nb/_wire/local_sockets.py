@@ -185,8 +185,8 @@ class SendQueues:
         self._call_later = call_later
         self._noted: deque[LocalSender] = deque()
         self._full: dict[int, LocalSender] = {}
-        self._absent: list[LocalSender] = []
-        """Those whose receiver isn't there; tried again at `_due`."""
+        self._absent: dict[LocalSender, None] = {}
+        """Those whose receiver isn't there, each once; tried again at `_due`."""
         self._due = math.inf
         self._epoll = select.epoll()
         self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -220,7 +220,7 @@ class SendQueues:
         if fd is None:
             return
         if fd < 0:
-            self._absent.append(sender)
+            self._absent[sender] = None
             self._try_absent_in(sender.retry_s)
         else:
             self._full[fd] = sender
@@ -231,10 +231,12 @@ class SendQueues:
         due = time.monotonic() + delay_s
         if due < self._due:
             self._due = due
-            self._call_later(delay_s, self._try_absent)
+            self._call_later(delay_s, lambda: self._try_absent(due))
 
-    def _try_absent(self) -> None:
-        absent, self._absent, self._due = self._absent, [], math.inf
+    def _try_absent(self, due: float) -> None:
+        if due != self._due:
+            return  # a timer that an earlier one has taken the place of: else each would make others
+        absent, self._absent, self._due = self._absent, {}, math.inf
         for sender in absent:
             self._send(sender)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import math
 import os
 import resource
 import select
@@ -169,24 +172,31 @@ def test_what_is_sent_before_somebody_listens_comes_when_he_does(path: str, send
     mailbox.receiver.close()
 
 
-def test_many_who_are_not_there_cost_one_timer_which_comes_less_often_the_longer_it_lasts(
+def test_many_who_are_not_there_are_tried_less_often_the_longer_it_lasts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, timers = [1000.0], []
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    queues = SendQueues(lambda delay_s, call: timers.append((delay_s, call)))
-    senders = [LocalSender(str(tmp_path / f"p{i}"), queues) for i in range(100)]
-    for sender in senders:
-        sender.send(b"\3x")
-    queues.run()
-    assert [delay_s for delay_s, _ in timers] == [MIN_RETRY_S]
-    delays = []
-    for absent_s in (1.0, 2.0, 1000.0):
-        now[0] = 1000.0 + absent_s
-        timers.pop()[1]()
-        delays.append(timers[0][0])
-        assert len(timers) == 1
-    assert delays == pytest.approx([1 / RETRIES, 2 / RETRIES, MAX_RETRY_S])
+    """And a timer doesn't make two: there would soon be time for nothing else."""
+    start, timers, calls = 1000.0, list[tuple[float, int, Callable[[], None]]](), itertools.count()
+    now = start
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    queues = SendQueues(lambda delay_s, call: heapq.heappush(timers, (now + delay_s, next(calls), call)))
+    senders = []
+    for i in range(50):  # one after the other, so that each has another time to wait
+        now = start + i * 0.003
+        senders.append(LocalSender(str(tmp_path / f"p{i}"), queues))
+        for _ in range(3):
+            senders[-1].send(b"\3x")
+            queues.run()
+    fired = []
+    while timers[0][0] < start + 60:
+        now, _, call = heapq.heappop(timers)
+        call()
+        fired.append(now)
+        assert len(timers) <= len(senders)
+    rounds = 60 / MAX_RETRY_S + RETRIES * math.log(MAX_RETRY_S / MIN_RETRY_S) + 2 * RETRIES
+    assert len(fired) <= 4 * rounds  # with those that an earlier one has taken the place of
+    gaps = [after - before for before, after in itertools.pairwise(fired)]
+    assert max(gaps) <= MAX_RETRY_S + 1e-9 and max(gaps[:50]) <= 3 * MIN_RETRY_S
     for sender in senders:
         sender.close()
     queues.close()
@@ -290,11 +300,15 @@ def test_interrupts_lose_no_message_and_repeat_none(path: str, sending: Sending)
         [sys.executable, "-c", INTERRUPTED, path, "20000"], stdout=subprocess.PIPE, text=True
     )
     assert receiving.stdout is not None
-    assert receiving.stdout.readline() == "listens\n"
-    sender = sending.to(path)
-    for i in range(20_000):
-        sender.send(b"\3%d" % i)
-    interrupts, _ = receiving.communicate(timeout=T)
+    try:
+        assert receiving.stdout.readline() == "listens\n"
+        sender = sending.to(path)
+        for i in range(20_000):
+            sender.send(b"\3%d" % i)
+        interrupts, _ = receiving.communicate(timeout=T)
+    finally:
+        receiving.kill()
+        receiving.wait()
     assert receiving.returncode == 0
     assert int(interrupts) > 0
 
