@@ -19,6 +19,7 @@ include_patterns = [
     "*.md",
     "notebooks/*.ipynb",
     "notebooks/pages/*.md",
+    "notebooks/pages/coming_from/*.md",
     "notebooks/pages/reference/*.md",
     "monarch_nb/**/*.md",
 ]
@@ -53,6 +54,10 @@ _GUIDE = (
     "scripts",
     "monarch",
     "coming_from",
+    *(
+        f"coming_from/{tool}"
+        for tool in ("torchrun", "accelerate", "lightning", "ipyparallel", "ray", "dask")
+    ),
     "speed",
     "reference",
 )
