@@ -81,4 +81,6 @@ def test_each_example_shows_what_is_said(notebook: Notebook, page: Path) -> None
         missing = [name for name in NEEDS.findall(source) if find_spec(name) is None]
         if missing:
             pytest.skip(f"{missing[0]} isn't installed")
-        assert by_rank(notebook.text(source)) == by_rank(expected)
+        shown = notebook.text(source)
+        # A framework may warn besides, as Lightning does where there's an srun.
+        assert set(by_rank(expected)) <= set(by_rank(shown)) and "ERROR" not in shown, shown
