@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._protocol import calls
 from monarch_nb._protocol.debugging import DebugLine
 from monarch_nb._protocol.events import DebugHold, DebugSettingsChanged, Renumbered
 from monarch_nb._protocol.hang import HangFacts
@@ -41,7 +42,7 @@ class RankActors(ActorHost):
     def __init__(self, rank: Rank) -> None:
         super().__init__(rank.transport, rank.worker.inbox.put_message, rank.page, rank.debugger)
         self._rank = rank
-        self.services |= {b"__debug__": self._debug, b"__open_rendezvous__": self._open_rendezvous_soon}
+        self.services |= {calls.DEBUG: self._debug, calls.OPEN_RENDEZVOUS: self._open_rendezvous_soon}
 
     @handles(Renumbered)
     def on_renumbered(self, event: Renumbered, sender: Sender) -> None:

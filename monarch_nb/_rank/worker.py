@@ -157,7 +157,7 @@ class Worker:
         One that still waits behind other work is answered at once: that work isn't its own, and goes on.
         Called in the reading thread.
         """
-        waiting = self.inbox.withdraw(lambda message: message.name == b"run" and message.origin == n)
+        waiting = self.inbox.withdraw(lambda message: message.name == _RUN and message.origin == n)
         if waiting is not None:
             self._reply(waiting, _cell_answer(describe_cell_error(KeyboardInterrupt()), 0.0), 0)
             return

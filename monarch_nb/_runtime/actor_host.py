@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from monarch_nb._protocol import calls
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.events import CheckpointEpoch, MeshNamed, Reshaped
 from monarch_nb._protocol.failure import ActorFailed, Failure
@@ -77,9 +78,9 @@ class ActorHost:
         self.handlers = Handlers(self)
         transport.event_handlers.append(self.handlers)
         self.services: dict[bytes, Callable[[Message], Any]] = {
-            b"__rdma__": self._rdma,
-            b"__snapshot__": self._snapshot,
-            b"__supervise__": self._supervise,
+            calls.DATA_PLANE: self._rdma,
+            calls.SNAPSHOT: self._snapshot,
+            calls.SUPERVISE: self._supervise,
         }
         """Take calls to this process itself that bring or answer with values of the user's; return the
         waiter to wake.
@@ -87,10 +88,10 @@ class ActorHost:
 
     def on_call(self, message: Message) -> Any:
         """Take a CALL message; return the waiter to wake."""
-        if message.name == b"__spawn__":
+        if message.name == calls.SPAWN:
             self._spawn(message)
             return None
-        if message.name == b"__respawn__":
+        if message.name == calls.RESPAWN:
             self._respawn(message)
             return None
         if message.target == 0:
@@ -111,7 +112,7 @@ class ActorHost:
         actor here owns.
         """
         runner = self.actors.get(message.target)
-        if message.name == b"__supervise__" and runner is not None:
+        if message.name == calls.SUPERVISE and runner is not None:
             return runner.inbox.put_message(message)
         return None
 
@@ -337,7 +338,7 @@ class ActorHost:
             self.transport.send(proc, frame)
         else:
             self.transport.post(
-                proc, wire.CALL, codec.Encoded(data), target=owner_actor, name=b"__supervise__"
+                proc, wire.CALL, codec.Encoded(data), target=owner_actor, name=calls.SUPERVISE
             )
 
     def _supervise(self, message: Message) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
+from monarch_nb._protocol import calls
 from monarch_nb._protocol.failure import ActorFailed, Failure
 from monarch_nb._protocol.healing import Respawn, Resume
 from monarch_nb._protocol.states import StopReason
@@ -212,7 +213,7 @@ class ActorRunner:
             before.instance = None
         if self.host.before_call is not None:
             self.host.before_call()
-        if spawn.name == b"__spawn__":
+        if spawn.name == calls.SPAWN:
             found: ActorSpec = self._body.value()
             return found
         respawn: Respawn = self._body.read(Respawn)
@@ -272,7 +273,7 @@ class ActorRunner:
         def on_mail(message: Message | None) -> None:
             if message is not None:
                 if (
-                    message.name == b"__supervise__"
+                    message.name == calls.SUPERVISE
                 ):  # it doesn't wait for the endpoint that runs: that may wait for what has failed
                     _call_soon(loop, lambda: self._supervise_soon(message))
                     return
@@ -347,7 +348,7 @@ class ActorRunner:
         """Let the actor fail after the message that it's handling."""
         self._aborted = ActorAborted(reason or f"{self.name} has aborted itself")
         me = self.host.transport.me
-        frame = wire.pack(wire.CALL, src=me, dst=me, target=self.actor_id, name=b"__abort__")
+        frame = wire.pack(wire.CALL, src=me, dst=me, target=self.actor_id, name=calls.ABORT)
         self.inbox.put_first(wire.unpack(frame), self.host.transport)
 
     def _abort(self, _message: Message) -> None:
@@ -493,7 +494,7 @@ class ActorRunner:
         if self.failure is not None:
             self._refuse(message)
             return
-        if message.name == b"__supervise__":
+        if message.name == calls.SUPERVISE:
             self._supervise_soon(message)
             return
         if message.name in _OWN_MESSAGES:
@@ -722,9 +723,9 @@ class ActorRunner:
 
 _UNCOUNTED = (b"checkpoint", b"num_calls")
 _OWN_MESSAGES: dict[bytes, Callable[[ActorRunner, Message], None]] = {
-    b"__supervise__": ActorRunner._supervise,
-    b"__save__": ActorRunner._save,
-    b"__abort__": ActorRunner._abort,
+    calls.SUPERVISE: ActorRunner._supervise,
+    calls.SAVE: ActorRunner._save,
+    calls.ABORT: ActorRunner._abort,
 }
 
 

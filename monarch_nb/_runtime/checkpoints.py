@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._journal.disk import check_room, why
+from monarch_nb._protocol import calls
 from monarch_nb._protocol.healing import CheckpointFailed, CheckpointGather, Resume
 from monarch_nb._protocol.states import CheckpointKind, CheckpointPhase
 from monarch_nb._runtime.snapshot import Snapshot, load, rebuild, save, take_snapshot
@@ -244,7 +245,7 @@ class Checkpoints:
 
     def _ask_peer(self, proc: int, version: int) -> Snapshot:
         body = codec.encode((self._actor_id, version))
-        reply = call_one(OneReply(self._transport, (proc,)), proc, b"__snapshot__", body)
+        reply = call_one(OneReply(self._transport, (proc,)), proc, calls.SNAPSHOT, body)
         self._transport.reader.wait(reply, None)
         found: Snapshot | None = None
         with suppress(Exception):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from monarch_nb import _reload
 from monarch_nb._client import session as sessions
 from monarch_nb._client.actor_states import ActorState
+from monarch_nb._protocol import calls
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.events import Reshaped
 from monarch_nb._protocol.healing import ActorSpawned, ActorStopped
@@ -225,7 +226,7 @@ class ActorMesh(MeshHandle, Generic[T]):
         gather = self._spawned = GatherReply(transport, where.procs)
         gather.asker = _nobody  # until somebody asks for `initialized`
         call(
-            gather, where.receivers, b"__spawn__", body,
+            gather, where.receivers, calls.SPAWN, body,
             target=self._actor_id, origin=origin_in(transport), context=where.context,
         )  # fmt: skip
         session.reshaped.subscribe(self._on_reshaped)

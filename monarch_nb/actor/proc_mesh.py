@@ -12,6 +12,7 @@ from monarch_nb._client.heal_report import HealReport
 from monarch_nb._client.outcome import refuse_dead
 from monarch_nb._client.preferences import preferences
 from monarch_nb._client.sessions import known
+from monarch_nb._protocol import calls
 from monarch_nb._protocol.events import Reshaped
 from monarch_nb._protocol.healing import Heal, Report, Resize, SetPolicy
 from monarch_nb._protocol.programs import Status
@@ -168,7 +169,7 @@ class ProcMesh(MeshHandle):
         Raises:
             RankTimeout: if it doesn't within a minute, which is enough to import torch.
         """
-        first = part_at(self, [0])._work("__open_rendezvous__", None, "open_rendezvous")
+        first = part_at(self, [0])._work(calls.OPEN_RENDEZVOUS.decode(), None, "open_rendezvous")
         found: Rendezvous = first.get(RENDEZVOUS_S).item()
         return found
 

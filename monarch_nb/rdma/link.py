@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from monarch_nb._protocol import calls
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.failure import Failure
 from monarch_nb._transport import process_context
@@ -29,7 +30,6 @@ from monarch_nb.rdma.handle import Addresses, Handle
 from monarch_nb.rdma.path import gone
 from monarch_nb.rdma.question import Question
 
-ASK = b"__rdma__"
 T = TypeVar("T")
 
 
@@ -141,7 +141,7 @@ def ask_later(
 
 
 def _send(reply: OneReply, question: Question[Any] | Lead) -> None:
-    call_one(reply, reply.procs[0], ASK, _plain(question))
+    call_one(reply, reply.procs[0], calls.DATA_PLANE, _plain(question))
 
 
 def _plain(value: object) -> codec.Encoded:
@@ -233,7 +233,7 @@ class MeshLink:
                 )  # now: a buffer that travels along is mapped before its sender forgets it
                 submit(lambda: self._answer(transport, answerer, message, body))
 
-            transport.services[ASK] = on_request
+            transport.services[calls.DATA_PLANE] = on_request
 
         self._serve = serve_transport
         for transport in self._transports.values():

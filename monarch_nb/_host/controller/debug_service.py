@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec.structs import asdict
 
 from monarch_nb._host.controller.sending import SendsFrames
+from monarch_nb._protocol import calls
 from monarch_nb._protocol import debugging as protocol
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.debugging import (
@@ -260,9 +261,7 @@ class DebugService:
 
     def _send(self, stop: Stop, n: int, line: str) -> None:
         payload = encode(DebugLine(stop.key, n, line))
-        frame = wire.pack(
-            wire.CALL, src=address.CONTROLLER, dst=stop.proc, name=b"__debug__", payload=payload
-        )
+        frame = wire.pack(wire.CALL, src=address.CONTROLLER, dst=stop.proc, name=calls.DEBUG, payload=payload)
         self._controller.send_to_rank(stop.proc, frame)
 
     def _finish(self, command: Command) -> None:

@@ -38,6 +38,7 @@ from monarch_nb._host.controller.registry import Group, Policy, Waiting
 from monarch_nb._host.controller.reshaping import Reshaping
 from monarch_nb._host.controller.spawn_specs import SpawnSpec, SpawnSpecs
 from monarch_nb._host.controller.workflow import Workflow, carry_out, run_workflow
+from monarch_nb._protocol import calls
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.events import ActorsHealed, Notice
 from monarch_nb._protocol.exits import RankExit
@@ -139,7 +140,7 @@ class Healing:
         )
         payload = encode(ActorFailed(spec.actor_id, failure))
         frame = wire.pack(
-            wire.CALL, src=address.CONTROLLER, dst=proc, target=actor, name=b"__supervise__", payload=payload
+            wire.CALL, src=address.CONTROLLER, dst=proc, target=actor, name=calls.SUPERVISE, payload=payload
         )
         self._controller.send_to_rank(proc, frame)
 
@@ -342,7 +343,7 @@ class Healing:
             yield partial(
                 self._controller.asking.have_done,
                 slots,
-                "__save__",
+                calls.SAVE.decode(),
                 None,
                 timeout_s=timeout_s,
                 target=spec.actor_id,
@@ -426,7 +427,7 @@ class Healing:
         answers = yield partial(
             self._controller.asking.have_done,
             slots,
-            "__respawn__",
+            calls.RESPAWN.decode(),
             Respawn(data, resume),
             timeout_s=CONSTRUCT_S,
             keeps_refusals=True,
