@@ -166,7 +166,9 @@ def test_history_rerun_and_export(lasting: str, notebook: Notebook, tmp_path: Pa
     notebook.run("mesh.actors['counter'].add.call(0).get()")
     text = notebook.text("%mesh history")
     assert re.search(r"#1 +\d\d:\d\d:\d\d +start", text)
-    assert re.search(r"\[1\] +ok +[\d.]+ (ms|s)  value = state \(\+2 lines\) +— notebook \(pid \d+\)", text)
+    assert re.search(
+        r"\[1\] +ok +[\d.]+ (us|ms|s) +value = state \(\+2 lines\) +— notebook \(pid \d+\)", text
+    )
     assert re.search(r"\[0-1\] +error .*raise KeyError", text)
     assert "counter.add x1" in text
     calls = re.findall(r"#(\d+) .*counter.add x1", text)[-1]
