@@ -220,6 +220,8 @@ def _make_pickler_class() -> type[Any]:
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, types.FunctionType):
                 self._note_source(obj.__code__)
+            elif isinstance(obj, types.CodeType):
+                return _with_filename(obj, self.dispatch_table[types.CodeType](obj))
             else:
                 torch = sys.modules.get("torch")
                 if torch is not None and isinstance(obj, torch.Tensor):
@@ -239,6 +241,16 @@ def _make_pickler_class() -> type[Any]:
                         self.sources[filename] = text
 
     return Pickler
+
+
+_NO_FILENAME = "<dynamic-code>"
+"""What cloudpickle 3.1.3 and later put in the place of the file that code is from."""
+
+
+def _with_filename(code: types.CodeType, reduced: tuple[Any, tuple[Any, ...]]) -> tuple[Any, tuple[Any, ...]]:
+    """Return a reduction of `code` that keeps the file that it's from: tracebacks and debuggers show it."""
+    make, arguments = reduced
+    return make, tuple(code.co_filename if each == _NO_FILENAME else each for each in arguments)
 
 
 # --- tensors

@@ -88,6 +88,14 @@ def test_empty_tensors() -> None:
     assert round_trip(torch.empty(0, 3)).shape == (0, 3)
 
 
+def test_code_keeps_the_file_that_it_is_from() -> None:
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile("def outer():\n    return lambda: 1", "/somewhere/Cell In[5]", "exec"), namespace)
+    outer = decode(*encode(namespace["outer"]))
+    assert outer.__code__.co_filename == outer().__code__.co_filename == "/somewhere/Cell In[5]"
+    assert outer()() == 1
+
+
 def test_sources_of_cells_travel() -> None:
     source = "def typed():\n    return 1 // 0\n"
     name = "/tmp/ipykernel_1/42.py"
