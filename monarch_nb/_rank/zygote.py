@@ -226,10 +226,13 @@ class _Zygote:
 
             run_rank(read_spec(spec, own), self._parent)
             status = 0
-        except BaseException:
-            import traceback
+        except BaseException as error:
+            if isinstance(error, SystemExit) and not error.code:
+                status = 0  # told to end before it served, or after
+            else:
+                import traceback
 
-            traceback.print_exc()
+                traceback.print_exc()
         finally:
             os._exit(status)
 
