@@ -315,7 +315,10 @@ class LocalSender:
             yield b"".join((head, view[start : start + PIECE_BYTES]))
 
     def _connect(self) -> bool:
-        connection = _new_socket()
+        try:
+            connection = _new_socket()
+        except OSError:
+            return False  # no descriptor is left now: it's tried again, as if nobody listened
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         try:
             connection.connect(self._path)

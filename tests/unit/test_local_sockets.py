@@ -334,6 +334,20 @@ def test_without_a_free_descriptor_others_are_read_and_the_connection_is_accepte
     assert mailbox.messages == [b"\3known", b"\3meanwhile", b"\3new"]
 
 
+def test_without_a_free_descriptor_what_is_sent_comes_later(
+    path: str, mailbox: Mailbox, sending: Sending
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        sender = sending.to(path)
+        sender.send(b"\3sent")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    mailbox.receive_until(1)
+    assert mailbox.messages == [b"\3sent"]
+
+
 @pytest.mark.parametrize("length", [1, 4, 15])
 def test_what_is_too_short_for_a_piece_is_refused(length: int) -> None:
     with pytest.raises(WireError, match=f"has {length} bytes; expected 16"):
