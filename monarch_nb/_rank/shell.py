@@ -78,6 +78,10 @@ class CellShell:
         value, shell.last_value = shell.last_value, None
         return self._ended(error, number), value
 
+    def rehearse(self) -> None:
+        """Run a cell that does nothing and that nobody sees, so that the next one finds all it needs."""
+        _run_plain(self._shell, _compiled(self._shell, "pass", "<rehearsal>"), self._restore)
+
     def run_script(self, script: Script, me: int, number: int) -> CellEnd:
         """Run a script as a program of its own; return how it ended, as `run` does.
 

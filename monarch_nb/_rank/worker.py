@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -188,8 +189,20 @@ class Worker:
         """Work until the inbox closes."""
         guard_handlers(lambda: self._interruptible, self._raised_between)
         transport = self.rank.transport
+        if self.rank.spec.shared.place.runs_cells:
+            self._prepare_for_cells()
         while (message := self.inbox.take_message(transport)) is not None:
             self._handle(message)
+
+    def _prepare_for_cells(self) -> None:
+        """Make what the first cell needs, before anybody waits for that: of its time, most is the memory that
+        this process shares with its zygote until it writes there. The controller knows already that this
+        rank is up. What can't be made now, the first cell makes, and says why.
+        """
+        with suppress(Exception):
+            self._make_shell()
+            assert self._shell is not None
+            self._shell.rehearse()
 
     def _raised_between(self, error: BaseException) -> None:
         """Report that a signal handler of the user's has raised while nothing ran."""

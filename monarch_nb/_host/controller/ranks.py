@@ -131,7 +131,12 @@ class RankService:
         spec = replace(group.spec, extent=group.context)
         debug = controller.debug.settings
         place = GroupPlace(
-            list(group.procs), list(group.hosts), controller.mesh_address, debug["skip"], debug["on_error"]
+            list(group.procs),
+            list(group.hosts),
+            controller.mesh_address,
+            runs_cells=controller.mesh_name.is_claimed,
+            skip=debug["skip"],
+            on_error=debug["on_error"],
         )
         for index, theirs in controller.hosts.of(procs).items():
             entries = [controller.registry.procs[proc] for proc in theirs]
