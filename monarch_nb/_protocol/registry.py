@@ -2,7 +2,8 @@
 process.
 
 A method that handles a type gets the message and its `Sender`. What it returns is the answer, unless that is
-`LATER`.
+`LATER`. A method that handles a `Work` gets the message as it came: its body is made of values of the user's,
+which only the method that needs them reads.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, TypeVar, overload
 
 from monarch_nb._protocol.base import NO_FIELDS, Event, Request, decode
+from monarch_nb._protocol.work import Work
 
 
 class Later:
@@ -38,7 +40,7 @@ class Sender(NamedTuple):
 NOBODY = Sender(0)
 """Sends what a process asks of itself."""
 
-Kind = type[Request[Any]] | type[Event]
+Kind = type[Request[Any]] | type[Event] | Work
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,9 +53,11 @@ def handles(
 def handles(
     kind: type[Event],
 ) -> Callable[[Callable[[Any, Any, Sender], None]], Callable[[Any, Any, Sender], None]]: ...
+@overload
+def handles(kind: Work) -> Callable[[Callable[[Any, Any], T]], Callable[[Any, Any], T]]: ...
 def handles(kind: Kind) -> Callable[[F], F]:
     """Mark the method that handles messages of a type; it returns an answer of the type that the request
-    names.
+    names, or the result of the work.
     """
 
     def mark(method: F) -> F:
@@ -64,7 +68,7 @@ def handles(kind: Kind) -> Callable[[F], F]:
 
 
 def handled_by(service: type) -> Iterator[tuple[Kind, str]]:
-    """Yield the types of messages that a class handles, each with the name of its method."""
+    """Yield the messages' types and kinds of work that a class handles, each with its method's name."""
     for name in dir(service):
         kind = getattr(getattr(service, name, None), "__handles__", None)
         if kind is not None:
@@ -72,18 +76,18 @@ def handled_by(service: type) -> Iterator[tuple[Kind, str]]:
 
 
 class Handler(NamedTuple):
-    """The handler of messages of one type."""
+    """The handler of messages of one type, or of one kind of work."""
 
     kind: Kind
-    method: Callable[[Any, Sender], object]
+    method: Callable[..., Any]
 
     def __call__(self, payload: bytes | memoryview, sender: Sender) -> object:
-        """Read a message and handle it.
+        """Read a request or an event and handle it.
 
         Raises:
             Malformed: if the payload isn't of the type.
         """
-        return self.method(decode(self.kind, payload or NO_FIELDS), sender)
+        return self.method(decode(self.kind, payload or NO_FIELDS), sender)  # type: ignore[arg-type]
 
 
 class Handlers:
@@ -117,7 +121,7 @@ class Handlers:
             known = self._handlers.get(kind.wire_name)
             if known is not None:
                 raise ValueError(
-                    f"two handle {kind.__name__}: {known.method} and {type(service).__name__}.{name}"
+                    f"two handle {kind.wire_name!r}: {known.method} and {type(service).__name__}.{name}"
                 )
             self._handlers[kind.wire_name] = Handler(kind, getattr(service, name))
 

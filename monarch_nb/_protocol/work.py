@@ -1,14 +1,11 @@
 """The kinds of work that the main threads of ranks are asked to do. Arguments and answers are the user's, or
-are made of such: encoded by whoever sends them, and opaque on the way.
+are made of such: encoded by whoever sends them, and opaque on the way. `@handles` marks the method that
+does a kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, TypeVar
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Work(StrEnum):
@@ -38,28 +35,7 @@ class Work(StrEnum):
     RELOAD = "reload"
     RELOAD_CLASS = "reload_class"
 
-
-def does(work: Work) -> Callable[[F], F]:
-    """Mark the method that does a work."""
-
-    def mark(method: F) -> F:
-        method.__does__ = work  # type: ignore[attr-defined]
-        return method
-
-    return mark
-
-
-def works_of(worker: object) -> dict[str, Callable[[Any], Any]]:
-    """Return the method for each kind of work, by its word.
-
-    Raises:
-        ValueError: if two do the same.
-    """
-    found: dict[str, Callable[[Any], Any]] = {}
-    for name in dir(type(worker)):
-        work = getattr(getattr(type(worker), name, None), "__does__", None)
-        if work is not None:
-            if work in found:
-                raise ValueError(f"two do {work.value!r}: {found[work]} and {name}")
-            found[work] = getattr(worker, name)
-    return found
+    @property
+    def wire_name(self) -> str:
+        """Return the name that stands in the message's header."""
+        return self.value

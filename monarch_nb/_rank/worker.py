@@ -21,10 +21,11 @@ from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.cells import CellWork
 from monarch_nb._protocol.process_group import RemakeGroup, StoreAddress
 from monarch_nb._protocol.profiles import ProfileReport
+from monarch_nb._protocol.registry import Handlers, handles
 from monarch_nb._protocol.shown import CellEnd
 from monarch_nb._protocol.states import CellStatus
 from monarch_nb._protocol.variables import VariableRow
-from monarch_nb._protocol.work import Work, does, works_of
+from monarch_nb._protocol.work import Work
 from monarch_nb._rank import collectives, environment, profiling, rendezvous, variables, workspace
 from monarch_nb._rank.debugger import place
 from monarch_nb._rank.mending import Mender, guard_handlers
@@ -98,7 +99,7 @@ class Worker:
     """
 
     def __init__(self, rank: Rank) -> None:
-        self._works = works_of(self)
+        self._handlers = Handlers(self)
         self.rank = rank
         self.inbox: Inbox[Message] = Inbox()
         self.activity_slot = rank.page.main
@@ -264,8 +265,8 @@ class Worker:
             stream.flush()
 
     def _work(self, name: str, message: Message) -> Any:
-        work = self._works.get(name)
-        if work is None:
+        handler = self._handlers.find(name)
+        if handler is None:
             raise TypeError(f"a rank knows no work {name!r}")
         self.activity_slot.begin_activity(_LABELS.get(name) or name.encode(), message.origin)
         try:
@@ -273,7 +274,7 @@ class Worker:
             self._interruptible = name not in _UNINTERRUPTIBLE
             if self.rank.debugger.in_use:
                 self.rank.debugger.arm()
-            return work(message)
+            return handler.method(message)
         finally:
             self._interruptible = False
             self._mender.restore_builtins()
@@ -311,7 +312,7 @@ class Worker:
 
     # --- the work
 
-    @does(Work.EXECUTE)
+    @handles(Work.EXECUTE)
     def work_execute(self, message: Message) -> object:
         """Call a function."""
         if self.rank.actors.before_call is not None:
@@ -319,7 +320,7 @@ class Worker:
         function, args, kwargs = self._fields(message)
         return function(*args, **kwargs)
 
-    @does(Work.BIND)
+    @handles(Work.BIND)
     def work_bind(self, message: Message) -> None:
         """Take an array that is being put into memory of this machine, as a variable."""
         from monarch_nb.rdma.broadcast.hosts import ArrayLocation
@@ -328,7 +329,7 @@ class Worker:
         name, *location, barrier = self._fields(message)
         bind_when_filled(name, ArrayLocation(*location), barrier)
 
-    @does(Work.RUN)
+    @handles(Work.RUN)
     def work_run(self, message: Message) -> PlainAnswer:
         """Run a cell."""
         start = time.perf_counter()
@@ -383,7 +384,7 @@ class Worker:
             self._write_message([text])
             self._last_message = text
 
-    @does(Work.POST_MORTEM)
+    @handles(Work.POST_MORTEM)
     def work_post_mortem(self, message: Message) -> bool:
         """Stop where the last cell, or the last call of an actor, has raised; False if nothing has."""
         found = self.last_error()
@@ -408,12 +409,12 @@ class Worker:
         _, error, what = max(found, key=lambda each: each[0])
         return error, what
 
-    @does(Work.CELL_VALUE)
+    @handles(Work.CELL_VALUE)
     def work_cell_value(self, message: Message) -> Any:
         """Return the object that the last cell's last expression gave."""
         return self._last_value
 
-    @does(Work.PROFILE)
+    @handles(Work.PROFILE)
     def work_profile(self, message: Message) -> ProfileReport | None:
         """Return the profile of a cell; None if there's none: it didn't begin here, or another one has
         followed.
@@ -421,12 +422,12 @@ class Worker:
         recording = self._recording
         return recording.report() if recording is not None and recording.n == self._fields(message) else None
 
-    @does(Work.ENVIRONMENT)
+    @handles(Work.ENVIRONMENT)
     def work_environment(self, message: Message) -> dict[str, dict[str, str]]:
         """Return what this rank runs with; see `environment.describe`."""
         return environment.describe(self._fields(message))
 
-    @does(Work.REMAKE_GROUP)
+    @handles(Work.REMAKE_GROUP)
     def work_remake_group(self, message: Message) -> None:
         """Make the default process group anew after an abort, or with others than before."""
         collectives.remake(Body(self.rank.transport, message).read(RemakeGroup), self.rank.rank)
@@ -457,12 +458,12 @@ class Worker:
             found["device"] = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         return found
 
-    @does(Work.PUSH)
+    @handles(Work.PUSH)
     def work_push(self, message: Message) -> None:
         """Set variables of the cells' namespace."""
         self.namespace.update(self._fields(message))
 
-    @does(Work.PULL)
+    @handles(Work.PULL)
     def work_pull(self, message: Message) -> Namespace:
         """Return variables of the cells' namespace."""
         return self.variables(self._fields(message))
@@ -478,18 +479,18 @@ class Worker:
             raise variables.not_defined(missing, self.namespace)
         return {n: self.namespace[n] for n in names}
 
-    @does(Work.VARS)
+    @handles(Work.VARS)
     def work_vars(self, message: Message) -> list[VariableRow]:
         """Return a row about each of the user's variables, or those that are named."""
         names = self._fields(message) or variables.user_names(self.namespace)
         return [variables.describe(n, self.namespace[n]) for n in names if n in self.namespace]
 
-    @does(Work.LEAF_DIGESTS)
+    @handles(Work.LEAF_DIGESTS)
     def work_leaf_digests(self, message: Message) -> dict[str, str]:
         """Return a digest of each part of a variable."""
         return variables.leaf_digests(self._look_up(self._fields(message)))
 
-    @does(Work.LEAF_AT)
+    @handles(Work.LEAF_AT)
     def work_leaf_at(self, message: Message) -> Any:
         """Return one part of a variable."""
         name, path = self._fields(message)
@@ -508,12 +509,12 @@ class Worker:
             value = getattr(value, attribute)
         return value
 
-    @does(Work.ACTORS)
+    @handles(Work.ACTORS)
     def work_actors(self, message: Message) -> list[str]:
         """Return the names of the actors that live here."""
         return [r.name for r in list(self.rank.actors.actors.values()) if r.name and r.failure is None]
 
-    @does(Work.ACTOR)
+    @handles(Work.ACTOR)
     def work_actor(self, message: Message) -> Any:
         """Return the handle of the actor mesh that an actor here belongs to; of several of a name, the
         youngest.
@@ -523,7 +524,7 @@ class Worker:
             r.mesh for r in list(self.rank.actors.actors.values()) if r.name == name and r.failure is None
         ][-1]
 
-    @does(Work.RELOAD_CLASS)
+    @handles(Work.RELOAD_CLASS)
     def work_reload_class(self, message: Message) -> int:
         """Give living actors of an older class of that name the new one; return how many there were."""
         qualname, cls = self._fields(message)
@@ -535,19 +536,19 @@ class Worker:
             runner.reload(cls)
         return len(runners)
 
-    @does(Work.RELOAD)
+    @handles(Work.RELOAD)
     def work_reload(self, message: Message) -> RankReload:
         """Have modules run what their files hold, or say which would be reloaded."""
         request = self._fields(message)
         workspace.adopt(request.elsewhere, self.rank.spec.group.cwd)
         return self.rank.reloader.reload(request)
 
-    @does(Work.COMPLETE)
+    @handles(Work.COMPLETE)
     def work_complete(self, message: Message) -> list[str]:
         """Return what a name or an attribute may go on with, in the cells' namespace."""
         return variables.complete(self.namespace, self._fields(message))
 
-    @does(Work.LOOK_AT)
+    @handles(Work.LOOK_AT)
     def work_look_at(self, message: Message) -> VariableRow | None:
         """Return what `NAME?` shows of a name here, or (is_brief) what of it may differ between ranks;
         None if there's no such name.
@@ -559,14 +560,14 @@ class Worker:
             return None
         return variables.glance(name, value) if is_brief else variables.look_at(name, value)
 
-    @does(Work.SET_ENVIRONMENT)
+    @handles(Work.SET_ENVIRONMENT)
     def work_set_environment(self, message: Message) -> None:
         """Set environment variables; each rank may have its own."""
         per_rank = self._fields(message)
         os.environ.update(per_rank[message.slot] if isinstance(per_rank, list) else per_rank)
         self.rank.reloader.read_mode()
 
-    @does(Work.START_RENDEZVOUS)
+    @handles(Work.START_RENDEZVOUS)
     def work_start_rendezvous(self, message: Message) -> PlainAnswer:
         """Start a store at which all ranks can meet; return its address."""
         return PlainAnswer(encode(StoreAddress(*rendezvous.start(rendezvous.GROUP))))

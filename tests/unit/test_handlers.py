@@ -57,7 +57,7 @@ def test_what_nobody_handles_is_found_nowhere() -> None:
 
 
 def test_two_cant_handle_the_same() -> None:
-    with pytest.raises(ValueError, match=r"two handle Open: .*Door.do_open.* and Window.do_it"):
+    with pytest.raises(ValueError, match=r"two handle 'open': .*Door.do_open.* and Window.do_it"):
         handlers_of(Door(), Window())
 
 

@@ -32,11 +32,12 @@ from monarch_nb._host.agent.agent import HostAgent
 from monarch_nb._host.agent.process import HostProcess
 from monarch_nb._protocol.base import Event, Malformed, Record, Request, decode, encode
 from monarch_nb._protocol.names import SetName
-from monarch_nb._protocol.registry import Handlers, handled_by
-from monarch_nb._protocol.work import Work, does, works_of
+from monarch_nb._protocol.registry import Handlers, Kind, handled_by
+from monarch_nb._protocol.work import Work
 from monarch_nb._rank.rank_actors import RankActors
 from monarch_nb._rank.worker import Worker
 from monarch_nb._runtime.actor_host import ActorHost
+from monarch_nb._wire import message as wire
 
 
 def modules_of(package: types.ModuleType) -> Iterator[types.ModuleType]:
@@ -70,6 +71,7 @@ ROLES: dict[str, list[type]] = {
     "actors of a program": [ActorHost],
     "rank": [RankActors],
     "handles in a rank": [HandleEvents],
+    "main thread of a rank": [Worker],
 }
 """Those who share their `Handlers`, by what they are together."""
 
@@ -174,18 +176,21 @@ def test_names_on_the_wire_are_each_ones_own() -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_handles_each_type_once(role: str) -> None:
     found = Counter(kind for service in ROLES[role] for kind, _ in handled_by(service))
-    assert [kind.__name__ for kind, num in found.items() if num > 1] == []
+    assert [kind.wire_name for kind, num in found.items() if num > 1] == []
+
+
+def kinds_of(*services: type) -> set[Kind]:
+    return {kind for service in services for kind, _ in handled_by(service)}
 
 
 def test_each_request_is_handled_by_the_controller_or_by_ranks_and_each_event_by_somebody() -> None:
-    controller = {kind for service in ROLES["controller"] for kind, _ in handled_by(service)}
-    ranks = {kind for kind, _ in handled_by(RankActors)}
+    controller, ranks = kinds_of(*CONTROLLER), kinds_of(RankActors)
     assert [
         kind.__name__
         for kind in REQUESTS
         if kind not in (ranks if kind.__module__.endswith(".questions") else controller)
     ] == []
-    handled = {kind for services in ROLES.values() for service in services for kind, _ in handled_by(service)}
+    handled = kinds_of(*(service for services in ROLES.values() for service in services))
     handled |= {monarch_nb._protocol.events.RanksRevived}  # by each transport itself
     assert [kind.__name__ for kind in EVENTS if kind not in handled] == []
 
@@ -196,15 +201,22 @@ def test_each_request_is_handled_by_the_controller_or_by_ranks_and_each_event_by
 def test_a_handler_takes_what_it_is_marked_for(service: type) -> None:
     for kind, name in handled_by(service):
         first = list(inspect.signature(getattr(service, name)).parameters.values())[1]
-        assert first.annotation == kind.__name__, f"{service.__name__}.{name} is marked for {kind.__name__}"
+        expected = "Message" if isinstance(kind, Work) else kind.__name__
+        assert first.annotation == expected, f"{service.__name__}.{name} is marked for {kind.wire_name}"
 
 
-def test_each_work_is_done_by_one_method() -> None:
-    worker = Worker.__new__(Worker)
-    assert set(works_of(worker)) == set(Work)
-    again = type("Again", (Worker,), {"work_more": does(Work.RUN)(lambda self, message: None)})
-    with pytest.raises(ValueError, match="two do 'run'"):
-        works_of(again.__new__(again))
+def test_each_kind_of_work_is_done_by_main_threads_of_ranks_only() -> None:
+    assert kinds_of(Worker) == set(Work)
+    others = [service for services in ROLES.values() for service in services if service is not Worker]
+    assert not kinds_of(*others) & set(Work)
+
+
+@pytest.mark.parametrize("work", Work)
+def test_a_kind_of_work_is_found_by_the_name_in_the_header(work: Work) -> None:
+    message = wire.unpack(wire.pack(wire.CALL, src=1, dst=2, name=work.encode()))
+    handler = Handlers(Worker.__new__(Worker)).find(message.name.decode())
+    assert handler is not None
+    assert handler.kind is work
 
 
 def test_numbers_of_other_libraries_are_numbers_and_other_objects_are_refused() -> None:
