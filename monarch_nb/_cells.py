@@ -17,7 +17,7 @@ _FILE = re.compile(r'File "([^"\n]+)", line (\d+)')
 
 
 def name_of(filename: str) -> str | None:
-    """Return what this notebook calls the cell that has a file name; None if it's none of its cells."""
+    """Return the name that this notebook has for the cell of a file name; None if it's none of its cells."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     found = shell.compile.format_code_name(filename) if shell is not None else None

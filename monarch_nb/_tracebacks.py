@@ -70,7 +70,7 @@ class BadName(ShowsItself, AttributeError):
 
 
 def render(error: BaseException) -> list[str]:
-    """Return what a notebook shows: what happened, and the reader's own lines that led there."""
+    """Return the traceback that a notebook shows: the error, and the reader's own lines that led there."""
     frames = [
         f"  {_place(f.filename)}, line {f.lineno}, in {f.name}\n    {f.line}"
         for f in traceback.extract_tb(error.__traceback__)
@@ -80,7 +80,7 @@ def render(error: BaseException) -> list[str]:
 
 
 def headline(error: BaseException) -> str:
-    """Return what has happened: the error's kind and its text."""
+    """Return the first line about an error: its kind and its text."""
     return f"{getattr(error, '_shown_as', '') or type(error).__name__}: {error}"
 
 
@@ -152,7 +152,7 @@ def _before(error: traceback.TracebackException) -> traceback.TracebackException
 
 
 def links_left_out(num: int) -> str:
-    """Return what stands in the place of the middle of a chain of errors."""
+    """Return the line that stands for the middle of a chain of errors."""
     return f"... {num:,} errors of this chain, each the cause of the next, are left out ..."
 
 
@@ -178,7 +178,7 @@ def hide_in_scripts() -> None:
 
 
 def _of_ours(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
-    """Return what is shown of a traceback: of errors that this package raises on purpose, which can render
+    """Return the visible part of a traceback: of errors that this package raises on purpose, which can render
     themselves, the reader's frames.
     """
     left: list[tuple[BaseException | None, bool]] = [(error, False)]

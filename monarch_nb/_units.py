@@ -33,7 +33,7 @@ def rate_text(num_bytes: float, seconds: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Return what was measured, for people: three digits.
+    """Return a measured duration for people: three digits.
 
     >>> [time_text(s) for s in (0, 0.0000123, 0.0456, 7.891)]
     ['0', '12.3 us', '45.6 ms', '7.89 s']

@@ -75,7 +75,7 @@ class Mesh:
 
     @property
     def ndim(self) -> int:
-        """How many axes it has."""
+        """The number of axes."""
         return len(self._shape)
 
     @property

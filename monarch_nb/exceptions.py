@@ -296,13 +296,11 @@ class DeviceMeshError(MeshError):
 
     @property
     def is_brief(self) -> bool:
-        """Whether its text is one line: what has happened was told in full before."""
+        """Whether the error's text is one line: the failure was shown in full before."""
         return self._is_brief
 
     def advice(self) -> str:
-        """Return what is done, or can be done, about ranks that are lost, or lack something; empty if none
-        is.
-        """
+        """Return advice about ranks that are lost, or lack something; empty if there is none."""
         ends = [f.end for f in self.failures if f.end is not None and not f.end.get("stopped")]
         if not ends:
             return next(filter(None, (adviser(self.failures) for adviser in ADVISERS)), "")
@@ -326,8 +324,8 @@ class DeviceMeshError(MeshError):
         return failure.traceback.rstrip() if is_known else str(failure)
 
     def briefly(self) -> Self:
-        """Return this error with a text of one line: what has happened was told in full before. The
-        failures have all of it.
+        """Return this error with a text of one line: the failure was shown in full before, and stays on the
+        error.
         """
         self._is_brief = True
         return self

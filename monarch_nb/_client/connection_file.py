@@ -107,8 +107,7 @@ def list_programs(directory: str) -> list[Connection]:
 
 
 def claimant(path: str) -> ClaimNote | None:
-    """Return what the controller that has the name of a connection file says of itself; None if the name is
-    free."""
+    """Return the note of the controller that holds a connection file's name; None if the name is free."""
     note = holder(claim_path(path))
     return None if note is None else ClaimNote.read(note)
 
@@ -119,8 +118,8 @@ def claim_path(path: str) -> str:
 
 
 def _content(path: str) -> ConnectionNote | None:
-    """Return what a connection file says, or None if it's none. Nothing that lies there makes this wait or
-    fail.
+    """Return the content of a connection file, or None if the file is none. It neither waits nor fails,
+    whatever lies there.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)

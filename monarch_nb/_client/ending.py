@@ -50,7 +50,7 @@ class Ending:
         return f"mesh {self.name!r} has ended: its controller process {process}"
 
     def left(self) -> TransportClosed:
-        """Return what a handle raises that this program still has, though it has stopped or left the mesh."""
+        """Return the error that a handle raises once this program has stopped its mesh or left it."""
         if not self.name:
             return TransportClosed(f"the connection to this program's ranks was closed; {self._next()}")
         if self.is_by_us:

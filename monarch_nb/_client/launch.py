@@ -223,8 +223,8 @@ def find_connection(name: str | None) -> Connection:
 
 
 def refuse_unusable(name: str) -> None:
-    """Say so if a mesh of that name runs, but can't be used: it's of another version of this package, or
-    can't be reached.
+    """Raise if a mesh of that name runs but can't be used: it's of another version of this package, or can't
+    be reached.
 
     Raises:
         MeshNotFound: saying what to do.
@@ -255,7 +255,7 @@ def claim_path(name: str) -> str:
 
 
 def find_claim(name: str) -> ClaimNote | None:
-    """Return what the controller says that has claimed a name; None if it's free."""
+    """Return the note of the controller that has claimed a name; None if the name is free."""
     return connection_file.claimant(connection_path(name))
 
 
@@ -294,7 +294,7 @@ def wait_until_settled(
 
 
 def describe_claim(name: str, claim: ClaimNote) -> str:
-    """Return who has a name that can't be attached to, in words."""
+    """Describe, in words, the owner of a name that can't be attached to."""
     if claim.state == ClaimState.ENDING:
         return f"mesh {name!r} is about to end (controller pid {claim.pid})"
     if claim.state == ClaimState.RUNNING:

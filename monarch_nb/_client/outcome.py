@@ -77,8 +77,6 @@ def dropped_error(pending: Pending, what: str) -> ActorError | SupervisionError 
 
 
 def _state_of(transport: Transport, failures: Sequence[tuple[int, Failure]]) -> ActorState | None:
-    """Return what is known here of the actors that have failed for good, if that's what these failures
-    are.
-    """
+    """Return the state of an actor mesh that has failed for good, if these failures are of one; else None."""
     ids = {failure.actor_id for _, failure in failures}
     return states_in(transport).get(ids.pop()) if len(ids) == 1 else None

@@ -76,7 +76,7 @@ class FailureReports:
         transport.reader.call_at(time.monotonic() + WINDOW_S, self.flush)
 
     def flush(self) -> None:
-        """Say what there is to say."""
+        """Report the failures of actors and of dropped calls that have been collected."""
         with self._lock:
             self._armed = False
             actors, self._actors = self._actors, {}

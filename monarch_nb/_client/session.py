@@ -215,7 +215,7 @@ class Session:
         return self.transport.request(address.CONTROLLER, request)
 
     def check_may_end(self) -> None:
-        """Say so if this program may not end the mesh, while it's still in it.
+        """Raise if this program may not end the mesh that it's still in.
 
         Raises:
             RequestFailed: with the controller's reason.
@@ -263,7 +263,7 @@ class Session:
     # --- actors of this program
 
     def host_actors(self) -> Any:
-        """Let this program have actors of its own; return what takes their calls."""
+        """Let this program have actors of its own; return the host that takes calls of these actors."""
         with self._making_actors:
             if self.local_actors is None:
                 from monarch_nb._runtime.actor_host import ActorHost
@@ -462,7 +462,7 @@ def _program() -> str:
 
 
 def _kernel_id() -> str:
-    """Return what Jupyter calls the kernel that this program is: its connection file has it in its name."""
+    """Return Jupyter's id of the kernel that this program is, from the name of its connection file."""
     app = getattr(sys.modules.get("ipykernel.kernelapp"), "IPKernelApp", None)
     if app is None or not app.initialized():
         return ""

@@ -108,14 +108,12 @@ def _take_controller(controller: Connection) -> Connection | None:
 
 
 def keeper_of(key: str) -> Kept | None:
-    """Return what keeps an interpreter warm for programs with a key, if something does."""
+    """Return the warm interpreter kept for programs with a key, if there is one."""
     return _kept(warm_key.claim_path(key))
 
 
 def keepers() -> list[Kept]:
-    """Return what keeps interpreters of this user warm on this machine. What killed keepers have left
-    goes.
-    """
+    """Return all warm interpreters of this user on this machine; remove the files of killed ones."""
     found = [(path, _kept(path)) for path in _claim_files()]
     for path, kept in found:
         if kept is None:

@@ -64,7 +64,7 @@ def environment() -> dict[str, str]:
 
 
 def requirements() -> Requirements:
-    """Return what must agree with this program.
+    """Return the requirements that a warm interpreter must meet to become this program's.
 
     Raises:
         OSError: if the kernel doesn't say.
@@ -167,7 +167,7 @@ def _package_directories(path: Sequence[str]) -> Iterator[tuple[str, int]]:
 
 
 def _own_code() -> tuple[str, int, int]:
-    """Return what changes when this package does."""
+    """Return the path, and facts that change whenever this package's own code does."""
     times = []
     for directory, folders, files in os.walk(_PACKAGE):
         folders[:] = [name for name in folders if name != "__pycache__"]

@@ -74,7 +74,7 @@ def restart(mesh: Mesh, arguments: Namespace) -> str:
 
 
 def lost_by_restart(mesh: Mesh, arguments: Namespace) -> str:
-    """Return what a restart costs."""
+    """Return the text of what a restart loses."""
     ranks = mesh.select(arguments.ranks)
     return f"what {name_ranks(ranks)} of mesh {mesh.name!r} hold{'s' * (len(ranks) == 1)} will be lost"
 
@@ -94,7 +94,7 @@ def resize(mesh: Mesh, arguments: Namespace) -> HealReport:
 
 
 def lost_by_resize(mesh: Mesh, arguments: Namespace) -> str:
-    """Return what other sizes cost: nothing if no dimension gets smaller."""
+    """Return the text of what a resize loses: nothing if no dimension gets smaller."""
     if all(size >= mesh.sizes.get(name, 0) for name, size in arguments.sizes.items()):
         return ""
     return f"ranks of mesh {mesh.name!r} leave, and what they hold is lost"
@@ -115,7 +115,7 @@ def shrink(mesh: Mesh, arguments: Namespace) -> HealReport:
 
 
 def lost_by_shrink(mesh: Mesh, arguments: Namespace) -> str:
-    """Return what it costs to do with fewer: nothing if only what is lost is left out."""
+    """Return the text of what a shrink loses: nothing if only lost ranks are left out."""
     if not (arguments.num or arguments.hosts):
         return ""
     from monarch_nb._commands.clusters import check_shrunk
@@ -173,7 +173,7 @@ def why(mesh: Mesh, arguments: Namespace) -> HangReport:
 
 
 def doctor(mesh: Mesh, arguments: Namespace) -> DoctorReport:
-    """Say what ranks have for moving bytes."""
+    """Report which transports ranks have for moving bytes."""
     return mesh.doctor(
         arguments.ranks, size_bytes=arguments.size, measures=not arguments.quick, all_paths=arguments.all
     )
@@ -205,7 +205,7 @@ def sync(mesh: Mesh, arguments: Namespace) -> SyncReceipt:
 
 
 def last_lines(mesh: Mesh, arguments: Namespace) -> str:
-    """Return what ranks have printed last."""
+    """Return the last lines that ranks have printed."""
     return "\n".join(mesh.last_lines(arguments.ranks))
 
 

@@ -159,7 +159,7 @@ def wait_on(arguments: Namespace) -> Mesh:
 
 
 def asked_on_engine(mesh: Mesh, arguments: Namespace) -> Asked:
-    """Return what is asked of a running mesh on hosts of an engine: a changed request never ends it.
+    """Return the request for a running mesh on hosts of an engine: a changed request never ends the mesh.
 
     Raises:
         MeshUsageError: naming what is otherwise, and what to type.
@@ -184,7 +184,7 @@ def asked_on_engine(mesh: Mesh, arguments: Namespace) -> Asked:
 
 
 def script_text(arguments: Namespace, plan: Plan) -> str:
-    """Return what would be submitted."""
+    """Return the script that would be submitted."""
     profile = profile_of(arguments)
     return engine_of(profile.spec).script(Allocation.new(arguments.name, profile.name, profile.spec, plan))
 

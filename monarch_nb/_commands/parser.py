@@ -38,11 +38,11 @@ class Parser(argparse.ArgumentParser):
         raise MeshUsageError(f"{self.prog}: {message}. {self.hint(message)}Usage: {self.one_line_usage()}")
 
     def one_line_usage(self) -> str:
-        """Return what may be typed, in one line."""
+        """Return the usage of the command in one line."""
         return " ".join(self.format_usage().removeprefix("usage: ").split())
 
     def hint(self, message: str) -> str:
-        """Return what was probably meant: sizes are often typed without their flag, and flags with a wrong
+        """Return a guess at what was meant: sizes are often typed without their flag, and flags with a wrong
         letter.
         """
         if not message.startswith("unrecognized arguments: "):
@@ -74,5 +74,5 @@ def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def shortened(text: str) -> str:
-    """Return what was typed as a message quotes it: a long text by its beginning."""
+    """Return typed text as a message quotes it: a long text by its beginning."""
     return repr(text) if len(text) <= 60 else f"{text[:50]!r}... ({len(text)} characters)"

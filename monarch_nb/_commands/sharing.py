@@ -57,7 +57,7 @@ def rekey(mesh: Mesh, _arguments: Namespace) -> str:
 
 
 def list_text(mesh: Mesh) -> str:
-    """Return who may be in a mesh, as a table."""
+    """Return the members of a mesh as a table."""
     rows = session_of(mesh).request(ListKeys())
     if not rows:
         return f"mesh {mesh.name!r} is its owner's only. Let somebody in: %mesh share --role observer"
@@ -104,12 +104,12 @@ def _audit_cells(row: AuditRow) -> tuple[str, ...]:
 
 
 def audit(mesh: Mesh, arguments: Namespace) -> Audit:
-    """Return who did what with a mesh that runs."""
+    """Return the audit of a mesh that runs: who asked for what."""
     return Audit(session_of(mesh).request(GetAudit(arguments.last)))
 
 
 def audit_of(arguments: Namespace) -> Audit:
-    """Return who did what with a mesh, also with one that has ended."""
+    """Return the audit of a mesh, also of one that has ended: who asked for what."""
     try:
         return audit(attach(arguments.name, listens=False, observes=True), arguments)
     except MeshNotFound:

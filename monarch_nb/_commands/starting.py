@@ -38,7 +38,7 @@ def start_mesh(arguments: Namespace) -> Mesh:
 
 
 def plan_of(arguments: Namespace) -> Plan:
-    """Return what is to become of hosts of an engine.
+    """Return the plan of a mesh on hosts of an engine: sizes, environment, start method, policy.
 
     Raises:
         MeshUsageError: if the arguments contradict each other.
@@ -59,7 +59,7 @@ def plan_of(arguments: Namespace) -> Plan:
 
 
 def asked_for(arguments: Namespace) -> Asked:
-    """Return what was typed as what is wanted of a mesh.
+    """Return the request for a mesh that the typed arguments describe.
 
     Raises:
         MeshUsageError: if the arguments contradict each other.

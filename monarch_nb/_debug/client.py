@@ -62,7 +62,7 @@ class MeshDebugger:
         self.mesh = mesh
 
     def stops(self) -> list[Stop]:
-        """Return who stands where, by rank."""
+        """Return all stops: which thread of which rank stands where, by rank."""
         return session_of(self.mesh).request(DebugStops(placement_of(self.mesh).group))
 
     def send(self, stops: Sequence[Stop], line: str, timeout_s: float = COMMAND_S) -> Answers:

@@ -57,7 +57,7 @@ def source_text(stop: Stop, lines: int = 2) -> str:
 
 
 def stops_text(stops: list[Stop], lines: int = 2) -> str:
-    """Return who stands where, with source."""
+    """Return the stops as text, with source: which ranks stand where."""
     parts = []
     for group in places(stops):
         parts.append(place_text(group))
@@ -94,7 +94,7 @@ def fold_answers(answers: Answers) -> list[FoldedAnswer]:
 
 
 def answers_text(answers: Answers, num_ranks: int) -> str:
-    """Return what was answered, each text once with its ranks in front of its lines."""
+    """Return the answers as text: equal ones once, with their ranks in front of the lines."""
     lines = []
     for each in fold_answers(answers):
         prefix = f"[{each.ranks}] " if num_ranks > 1 else ""

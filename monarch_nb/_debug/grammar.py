@@ -53,7 +53,7 @@ class Quit:
 
 @dataclass(frozen=True)
 class Help:
-    """Say what can be typed; `about`: pdb's help about a command."""
+    """List the commands of the prompt; `about`: pdb's help about one of its commands."""
 
     about: str = ""
 

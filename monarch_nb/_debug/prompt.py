@@ -105,7 +105,7 @@ class Prompt:
             self._asked = set()
 
     def _changed(self, rows: list[Stop]) -> None:
-        """Take who stands where. Called in the reading thread."""
+        """Take over the new stops. Called in the reading thread."""
         with self._lock:
             self._num_changes += 1
             asked = self._asked
@@ -157,7 +157,7 @@ class Prompt:
         return (ranks is None or stop.rank in ranks) and (not thread or stop.thread == thread)
 
     def _do(self, line: str, stops: list[Stop], focus: list[Stop]) -> bool:
-        """Do what a line says; False: leave."""
+        """Carry out a line; return False to leave the prompt."""
         in_python = any(s.mode == StopMode.PYTHON for s in focus)
         command: grammar.Command = grammar.Line(line) if in_python and line else grammar.parse(line)
         match command:

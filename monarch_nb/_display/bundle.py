@@ -69,7 +69,7 @@ class Bundle:
 
     @property
     def is_native(self) -> bool:
-        """Whether the front end draws it better than a page of ours can."""
+        """Whether the front end draws this bundle better than a page of ours can."""
         drawn = [
             mime
             for mime in self.data
@@ -105,7 +105,7 @@ class Bundle:
         )
 
     def html(self) -> Markup:
-        """Return what to show in a page."""
+        """Return the HTML that a page shows of this bundle."""
         mime = self.rich_type
         if mime is None:
             return render("text.html", text=self.text())

@@ -50,7 +50,7 @@ def render(snapshot: Snapshot) -> str:
 
 
 def label_bundle(label: str) -> dict[str, str]:
-    """Return what stands above an output that the front end draws: the ranks that it's from."""
+    """Return the label above an output that the front end draws: the ranks that it's from."""
     shown = fill("caption.html", label=label)
     return {
         "text/plain": f"{label}:",

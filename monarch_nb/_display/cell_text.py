@@ -24,7 +24,7 @@ def render(snapshot: Snapshot) -> str:
 
 
 def render_closing(snapshot: Snapshot, *, colour: bool) -> str:
-    """Return what comes after the output lines; ends in a line end unless it is empty."""
+    """Return the text after the output lines; it ends in a line end unless it is empty."""
     return "".join(f"{block}\n" for block in _closing(snapshot, colour=colour))
 
 

@@ -147,11 +147,11 @@ class CellView:
         self._goes_on = goes_on
 
     def unfinished_text(self) -> str:
-        """Return what becomes of the cell if nobody shows it from now on; empty if it's over."""
+        """Return a sentence on how the cell goes on if nobody shows it from now on; empty if it's over."""
         return self._goes_on() if self._goes_on is not None and self.state().running else ""
 
     def leave(self, why: str) -> None:
-        """Say that nobody shows the cell from now on, and what becomes of it."""
+        """Note that nobody shows the cell from now on, and print how it goes on."""
         rest = self.unfinished_text()
         if rest:
             with self._lock:
@@ -189,7 +189,9 @@ class CellView:
         display_id: str | None = None,
         update: bool = False,
     ) -> None:
-        """Take what a rank displayed; with `update`, in place of what it displayed under this id."""
+        """Take a display of a rank; with `update`, it replaces the display that the rank made under this
+        id.
+        """
         bundle = Bundle.of(mimebundle, metadata)
         with self._lock:
             self._clear_before(rank)
@@ -252,7 +254,7 @@ class CellView:
         self._tell()
 
     def error(self, rank: int, error: ErrorInfo) -> None:
-        """Take what a rank raised; the rank is over."""
+        """Take the error that a rank has raised; the rank is over."""
         with self._lock:
             self._errors.append(error)
             self._touch()
@@ -314,7 +316,7 @@ class CellView:
             return bool(content or state.shows_progress or self._partial_rows() or cell_text.timing(state))
 
     def natives(self) -> list[Native]:
-        """Return what a notebook shows as outputs of its own, equal ones of several ranks once."""
+        """Return the displays that a notebook shows as its own outputs, equal ones of several ranks once."""
         with self._lock:
             return self._natives()
 
@@ -378,7 +380,7 @@ class CellView:
             return self._fold.drain(0 if final else _NUM_HOLDS)
 
     def closing_text(self) -> str:
-        """Return what comes after the output lines (displays, results, errors, times), with colours."""
+        """Return the text after the output lines (displays, results, errors, times), with colours."""
         return cell_text.render_closing(self.snapshot(), colour=True)
 
     def _touch(self) -> None:

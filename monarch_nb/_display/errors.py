@@ -69,7 +69,7 @@ def fold_errors(errors: Iterable[ErrorInfo]) -> list[ErrorGroup]:
 
 
 def errors_text(groups: list[ErrorGroup], *, colour: bool = False) -> str:
-    """Return the failures as text; which came first is said when there are several."""
+    """Return the failures as text; if there are several, the text says which was first."""
     blocks = []
     for group in groups:
         mark = " (first)" if group.first and len(groups) > 1 else ""

@@ -457,7 +457,8 @@ class Fold:
 
 
 def last_state(line: str) -> str:
-    """Return what a terminal shows of a line with carriage returns: what was written after the last one.
+    """Return the visible text of a line with carriage returns, as a terminal shows it: what was written after
+    the last one.
 
     >>> last_state("10%\\r100%\\r")
     '100%'
@@ -485,7 +486,7 @@ def _public(row: _Line) -> Row:
 
 
 def _text_of(row: _Line, mask: int) -> str:
-    """Return what a row says of some of its ranks."""
+    """Return the text of a row, with the ranks that it's from."""
     if not row.values or not mask:
         return row.text
     return merge(row.text, {rank: row.values[rank] for rank in _ranks_of(mask)})

@@ -53,11 +53,11 @@ class StackView:
         return min((t for v in self._views if (t := v.next_tick_s()) is not None), default=None)
 
     def unfinished_text(self) -> str:
-        """Return what becomes of the cells that aren't over, if nobody shows them from now on."""
+        """Return a sentence on how unfinished cells go on if nobody shows them from now on."""
         return "; ".join(text for view in self._views if (text := view.unfinished_text()))
 
     def leave(self, why: str) -> None:
-        """Say that nobody shows the cells from now on, and what becomes of them."""
+        """Note that nobody shows the cells from now on, and print how they go on."""
         for view in self._views:
             view.leave(why)
 
@@ -85,7 +85,7 @@ class StackView:
         }
 
     def natives(self) -> list[Native]:
-        """Return what a notebook shows as outputs of its own."""
+        """Return the displays that a notebook shows as outputs of its own."""
         return [
             Native(
                 f"{position}-{native.key}", " ".join(filter(None, (view.title, native.label))), native.bundle
@@ -111,7 +111,7 @@ class StackView:
         return f"{title}\n"
 
     def closing_text(self) -> str:
-        """Return what comes after the lines."""
+        """Return the text after the output lines."""
         closing = [view.closing_text() for view in self._views]
         shown = [self._shows_empty or bool(text) for text in closing]
         return "".join(self._title(i) + text for i, text in enumerate(closing) if shown[i])

@@ -40,7 +40,7 @@ def joined(parts: list[Markup]) -> Markup:
 
 
 def source(template: str) -> str:
-    """Return what a file in `templates/` holds."""
+    """Return the text of a file in `templates/`."""
     return (_FOLDER / template).read_text(encoding="utf-8").rstrip("\n")
 
 

@@ -27,7 +27,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def table(status: MeshStatus, *below: RenderableType) -> RenderableType:
-    """Return a mesh's state for a rich console, and what is to stand below it."""
+    """Return a mesh's state for a rich console, and the text below it."""
     from rich.console import Group
     from rich.text import Text
 

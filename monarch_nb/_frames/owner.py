@@ -48,7 +48,7 @@ _START = "<string>"
 
 
 def owner_of(frame: FrameType) -> Owner:
-    """Return whose code a frame runs."""
+    """Return the owner of the code that a frame runs."""
     found = owner_of_file(frame.f_code.co_filename)
     if found is not Owner.EXECUTED:
         return found
@@ -57,7 +57,7 @@ def owner_of(frame: FrameType) -> Owner:
 
 @lru_cache(maxsize=4096)
 def owner_of_file(file: str) -> Owner:
-    """Return whose code a file is that code of this process has come from."""
+    """Return the owner of a file that code of this process has come from."""
     if file.startswith(_PACKAGE):
         return Owner.PACKAGE
     if file.startswith(_shell_folder()):
@@ -69,7 +69,7 @@ def owner_of_file(file: str) -> Owner:
 
 @lru_cache(maxsize=4096)
 def owner_elsewhere(file: str) -> Owner:
-    """Return whose code a file is by a name that may be of another machine.
+    """Return the owner of a file, by a name that may be of another machine.
 
     Of this package is what is called as one of its modules; installed is what lies where packages do.
     """
@@ -151,7 +151,7 @@ def _of_the_user(file: str) -> Owner:
 
 
 def _owner_of_executed(module: str) -> Owner:
-    """Return whose code is that has no file: whoever has written the module in whose name it runs."""
+    """Return the owner of code without a file: whoever has written the module in whose name it runs."""
     if module in ("", "__main__"):
         return Owner.EXECUTED
     found = sys.modules.get(module)

@@ -92,7 +92,7 @@ def _hard() -> Iterator[tuple[int, str]]:
 
 
 def _free_memory() -> int:
-    """Return what can be had: of the machine's memory, or of the cgroup's, if that's less."""
+    """Return the free memory: of the machine, or of the cgroup, if that's less."""
     with open("/proc/meminfo") as file:
         known = {line.split(":")[0]: int(line.split()[1]) << 10 for line in file}
     free = known.get("MemAvailable", known.get("MemFree", 0)) + known.get("SwapFree", 0)
@@ -107,7 +107,9 @@ def _free_threads() -> int:
 
 
 def _left(controller: str, files: tuple[tuple[str, str], ...]) -> Iterator[int]:
-    """Yield what is left of the limits of this process' control group, and of those that enclose it."""
+    """Yield how much is left under each limit of this process' control group, and of those that enclose
+    it.
+    """
     for group in own_groups(controller):
         for limit, used in files:
             with suppress(OSError, ValueError):  # there's none, or no number ("max") in it

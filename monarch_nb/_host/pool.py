@@ -189,7 +189,7 @@ def _join_next(directory: str, host: str) -> None:
 
 
 def _say(directory: str, host: str, words: str) -> None:
-    """Tell who has invited why there's no host."""
+    """Tell the program that has invited this machine why it gets no host."""
     print(f"node {host}: {words}", file=sys.stderr, flush=True)
     with suppress(OSError):
         fd = os.open(_path(directory, host, REFUSAL), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -28,7 +28,7 @@ def check_room(directory: str) -> None:
 
 
 def why(error: OSError, path: str) -> str:
-    """Return what keeps us from writing below `path`, in words that name the disk.
+    """Return the error that keeps us from writing below `path`, in words that name the disk.
 
     >>> why(OSError(errno.EROFS, "Read-only file system"), "/proc/self/x")
     'Read-only file system: /proc/self/x'

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def request_of(mesh: Mesh, ranks: tuple[int, ...], arguments: Namespace) -> ProfileRequest | None:
-    """Return what a cell's arguments ask for; None if they ask for no profile.
+    """Return the request for a profile in a cell's arguments; None if they ask for none.
 
     Raises:
         MeshUsageError: if it can't be had.

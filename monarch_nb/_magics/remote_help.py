@@ -68,7 +68,7 @@ class RemoteHelp:
             self._is_for_ranks, self._name = False, None
 
     def __call__(self, name: str, detail_level: int = 0, omit_sections: Any = ()) -> dict[str, Any]:
-        """Return what is known of a name.
+        """Return the help about a name as a mimebundle, of ranks that know the name.
 
         Raises:
             KeyError: if neither kernel nor ranks know it.
@@ -96,7 +96,7 @@ class RemoteHelp:
 
 
 def remote_text(mesh: Mesh, name: str, detail_level: int = 0) -> str:
-    """Return what ranks know of a name; nothing if they don't know it, or all are busy."""
+    """Return the help of ranks about a name; nothing if they don't know the name, or all are busy."""
     occupied = {
         rank.rank
         for rank in mesh.status().ranks
@@ -119,7 +119,7 @@ def remote_text(mesh: Mesh, name: str, detail_level: int = 0) -> str:
 
 
 def help_text(full: Mapping[str, Any], rows: _Rows, busy: Sequence[int] = (), detail_level: int = 0) -> str:
-    """Return what is known of a name, as IPython would put it.
+    """Return the help about a name, laid out as IPython does.
 
     Args:
         full: what the first rank says.

@@ -64,7 +64,7 @@ def _line(name: str, mesh: Mesh | None) -> str:
 
 
 def _debugger(mesh: Mesh | None, **changes: Any) -> DebugSettings:
-    """Return what holds in a mesh's debugger, after changes."""
+    """Return the settings of a mesh's debugger, after changes."""
     assert mesh is not None
     return mesh.debugger().set(**changes)
 

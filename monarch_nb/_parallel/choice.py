@@ -79,7 +79,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name by which people know the strategy."""
         words = {"ddp": "DDP", "fsdp": "FSDP2", "hsdp": "HSDP"}[self.strategy]
         kept = "" if self.strategy == "ddp" or self.reshards else ", parameters kept after the forward"
         return words + kept + (", checkpointing" if self.checkpoints else "")
@@ -164,7 +164,7 @@ def _activations(facts: Facts, dry: DryRun | None, checkpoints: bool) -> int:
 
 
 def _sent(facts: Facts, strategy: Strategy, reshards: bool) -> tuple[int, int]:
-    """Return what a rank sends in a step: within its host, and to others."""
+    """Return the bytes that a rank sends in a step: within its host, and to others."""
     num, hosts = facts.num_ranks, facts.num_hosts
     if num == 1:
         return 0, 0

@@ -635,7 +635,7 @@ class _Whole(_Mode):
         return value
 
     def _parts(self, func: Any, args: Any, kwargs: Any, first: Meta) -> tuple[list[Meta | None], str]:
-        """Return what comes out, worked out once for all operations that are alike."""
+        """Return the results of an operation, worked out once for all operations that are alike."""
         leaves, structure = pytree.tree_flatten((args, kwargs))
         key = (func, structure, *((x.mesh_meta if is_dry(x) else (type(x), x)) for x in leaves))
         if key not in self._runner.outcomes:
@@ -644,7 +644,7 @@ class _Whole(_Mode):
         return found
 
     def _new_parts(self, func: Any, args: Any, kwargs: Any, first: Meta) -> tuple[list[Meta | None], str]:
-        """Return what comes out, and why ranks can't do it by themselves ("" if they can)."""
+        """Return the results of an operation, and why ranks can't do it by themselves ("" if they can)."""
         if is_by_rows(func, args, kwargs):
             shapes = self._runner.propagation.per_rank(func, args, kwargs, self._runner.grid).parts
             layout = args[0].mesh_meta.placements

@@ -37,7 +37,7 @@ class Explanation:
     slow: str = ""
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Return a word, what it's about, and what is said of it, for each line."""
+        """Return the lines of the explanation, each as a keyword, its subject and a sentence."""
         rows = [(self._word(each), each.name, self._reason(each)) for each in self.ways]
         rows.sort(key=lambda row: row[0] not in ("taken", "asked"))
         return [*rows, *self._layers()]

@@ -117,7 +117,7 @@ def explain(model: nn.Module) -> Explanation:
 
 
 def parallel_of(model: nn.Module) -> Parallel:
-    """Return what runs a module on the ranks.
+    """Return the `Parallel` that runs a module on the ranks.
 
     Raises:
         MeshUsageError: for a module that wasn't made by `parallelize`.
@@ -374,7 +374,7 @@ class Parallel:
         return module
 
     def revive(self) -> None:
-        """Put it on the mesh again, if that was healed: without numbers."""
+        """Put the module on the healed mesh again, without its numbers."""
         grid = self._grid_for(self._mesh)
         if grid is self._grid:
             return
@@ -388,7 +388,7 @@ class Parallel:
 
     @property
     def unknown(self) -> Any:
-        """What is said of a value that is no tensor."""
+        """Return the metadata that stands for a value that is no tensor."""
         return intern((), (), torch.float32, self._grid, None)
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -441,7 +441,7 @@ class _Call:
         return tuple(self._output(n, out) for n, out in enumerate(self._dry.outputs))
 
     def without_gradient(self, outputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return those that have no history."""
+        """Return the tensors that have no history."""
         return [x for x, out in zip(outputs, self._dry.outputs, strict=True) if not out.wants_gradient]
 
     def _output(self, number: int, out: Out) -> Tensor:

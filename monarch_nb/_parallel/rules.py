@@ -109,12 +109,14 @@ def is_by_rows(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
 
 
 def is_uniform(func: Any) -> bool:
-    """Say whether what a factory makes has the same numbers, or random ones, everywhere."""
+    """Return whether a factory's numbers are alike on all ranks: the same ones, or random ones."""
     return _name(func) in _UNIFORM
 
 
 def is_shaping(func: Any) -> bool:
-    """Say whether numbers among the arguments are sizes: what comes out tells whether they are right."""
+    """Return whether numbers among the arguments are sizes: the shape of the result tells whether they are
+    right.
+    """
     return _name(func) in _SHAPING or _name(func) in _UNIFORM
 
 

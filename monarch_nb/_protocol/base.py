@@ -89,7 +89,7 @@ def encode(value: object) -> bytes:
 
 
 def decode(kind: type[T], data: bytes | memoryview) -> T:
-    """Return what `encode` has made `data` of.
+    """Return the message, or the answer, that `encode` has made `data` of.
 
     Raises:
         Malformed: naming the field that isn't as the type says.
@@ -135,7 +135,7 @@ def _wrapped(value: Any) -> Any:
 
 
 def _unwrapped(value: Any) -> Any:
-    """Return what `_wrapped` was given."""
+    """Return the plain data that was given to `_wrapped`."""
     if isinstance(value, bytes):
         return value[1:].decode("utf-8", "surrogatepass") if value[:1] == b"t" else value[1:]
     if isinstance(value, dict):

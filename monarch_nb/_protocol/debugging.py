@@ -1,4 +1,4 @@
-"""Breakpoints: who stands where, and what those who stand are told."""
+"""Breakpoints: which threads of ranks have stopped where, and the commands that they are sent."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class DebugSettings(Record, frozen=True):
 
 
 class DebugSet(Request[DebugSettings], frozen=True):
-    """Take settings, and return all; None leaves one as it is."""
+    """Change settings of the debugger, and return all; None leaves one as it is."""
 
     skip: bool | None = None
     on_error: bool | None = None

@@ -47,7 +47,7 @@ class RankExit(msgspec.Struct, frozen=True):
     handled: bool = False
 
     def plain(self) -> dict[str, Any]:
-        """Return it as a message carries it, and as `RankFailure.end` shows it.
+        """Return the end as plain data: as a message carries it, and as `RankFailure.end` shows it.
 
         >>> RankExit.of(RankExit(7, "workers", 0, "gpu-1", 4711, signal=9).plain()).signal
         9

@@ -143,6 +143,6 @@ class Stacks(Request[dict[int, RankStacks]], frozen=True):
 
 
 class Hang(Request[dict[int, HangRow]], frozen=True):
-    """Return what ranks wait for, by rank."""
+    """Return the things that ranks wait for, by rank."""
 
     procs: list[int]

@@ -39,7 +39,7 @@ class ActorStopped(Request[None], frozen=True):
 
 
 class SetPolicy(Request[None], frozen=True):
-    """Say what is done when a rank of a group dies: stop, heal, shrink or call; at most `max_restarts`
+    """Set the policy for the death of a rank of a group: stop, heal, shrink or call; at most `max_restarts`
     heals in `window_s`.
     """
 

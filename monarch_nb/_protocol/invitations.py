@@ -46,4 +46,4 @@ class Withdraw(Request[None], frozen=True):
 
 
 class Refusals(Request[list[str]], frozen=True):
-    """Return who has knocked lately and wasn't let in, and why."""
+    """Return a line about each host that has knocked lately and wasn't let in, with the reason."""

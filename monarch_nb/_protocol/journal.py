@@ -152,7 +152,7 @@ class JournalEntry(Kept, frozen=True, omit_defaults=True):
         return False
 
     def row(self) -> EntryRow:
-        """Return it as a front end shows it."""
+        """Return the entry as a front end shows it."""
         return EntryRow(
             self.n,
             self.kind,
@@ -166,7 +166,7 @@ class JournalEntry(Kept, frozen=True, omit_defaults=True):
         )
 
     def over(self) -> CellOver:
-        """Return how the cell of this entry has ended, as those who watch it are told."""
+        """Return the end of this entry's cell, as watchers of the cell are told."""
         return CellOver(
             CellStatus(self.status), self.reason, self.unfinished, self.failures, self.stopped, self.messages,
             self.seconds,
@@ -224,7 +224,7 @@ class Unseen(Record, frozen=True):
 
 
 class GetMissed(Request[Unseen], frozen=True):
-    """Return what nobody has seen."""
+    """Return the cells, and where the other output begins, that nobody has seen."""
 
 
 class Seen(Request[None], frozen=True):

@@ -20,7 +20,7 @@ class Kept(msgspec.Struct, frozen=True):
     """
 
     def plain(self) -> dict[str, Any]:
-        """Return it as plain data, as its JSON has it."""
+        """Return the record as plain data, as its JSON has it."""
         found: dict[str, Any] = to_builtins(self)
         return found
 
@@ -34,7 +34,7 @@ class Kept(msgspec.Struct, frozen=True):
         return convert(found, cls, str_keys=True)
 
     def as_json(self) -> bytes:
-        """Return it as JSON."""
+        """Return the record as JSON."""
         return to_json(self.plain()).encode()
 
     @classmethod

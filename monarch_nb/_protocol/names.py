@@ -19,7 +19,7 @@ class SetName(Request[Plain], frozen=True):
 
 
 class GetName(Request[Plain], frozen=True):
-    """Return what was entered under a name, or None."""
+    """Return the value that was entered under a name, or None."""
 
     name: str
 

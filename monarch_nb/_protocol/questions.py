@@ -47,7 +47,7 @@ class CheckpointVersions(Request[dict[int, list[int]]], frozen=True):
 
 
 class AwaitedThings(Request[HangFacts], frozen=True):
-    """Return what the threads that run user code wait for."""
+    """Return the things that the threads that run user code wait for."""
 
 
 class WhereNow(Request[Standing], frozen=True):

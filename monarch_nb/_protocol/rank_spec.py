@@ -111,12 +111,12 @@ class RankSpec(Record, frozen=True):
 
     @property
     def group(self) -> GroupSpec:
-        """What whoever has spawned it has asked for."""
+        """The request of the program that has spawned the rank."""
         return self.shared.group
 
     @property
     def host(self) -> HostFacts:
-        """What its host process has added."""
+        """The facts that the rank's host process has added."""
         return self.shared.host
 
     @property
@@ -126,6 +126,6 @@ class RankSpec(Record, frozen=True):
 
     @property
     def gpu(self) -> str:
-        """What CUDA_VISIBLE_DEVICES gives it, if we do that."""
+        """The value of CUDA_VISIBLE_DEVICES for this rank; empty if this package doesn't set it."""
         gpus = self.host.gpus
         return gpus[self.place.local_rank % len(gpus)] if gpus and self.group.gpu_dimension else ""

@@ -111,7 +111,7 @@ class Ticket(Record, frozen=True):
 
 
 class Tickets(Request[list[Ticket]], frozen=True):
-    """Return what `num` new hosts need to dial the controller.
+    """Return tickets for `num` new hosts, with which they dial the controller.
 
     Attributes:
         bind: where the controller listens for them; empty: on this machine only.

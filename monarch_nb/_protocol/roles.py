@@ -19,7 +19,7 @@ class Role(IntEnum):
 
     @property
     def word(self) -> str:
-        """What it's called: `observer`."""
+        """The role's name: `observer`."""
         return self.name.lower()
 
     @property
@@ -74,12 +74,13 @@ class KeyRow(Record, frozen=True):
 
 
 class ListKeys(Request[list[KeyRow]], frozen=True):
-    """Return who may be in the mesh besides its owner."""
+    """Return the members of the mesh besides its owner, by their keys."""
 
 
 class Unshare(Request[list[KeyRow]], frozen=True):
-    """Let nobody in any more by a key, or (empty) by any; whoever is in by it is out at once. Answers with
-    the keys that are void now."""
+    """Make a key void, or (empty) all; whoever is connected by it is disconnected at once. Answers with the
+    keys that are void now.
+    """
 
     key: str
 
@@ -113,6 +114,6 @@ class AuditRow(Record, frozen=True):
 
 
 class GetAudit(Request[list[AuditRow]], frozen=True):
-    """Return who did what, the last `limit` rows, oldest first."""
+    """Return the audit, who asked for what: the last `limit` rows, oldest first."""
 
     limit: int

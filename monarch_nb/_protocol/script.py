@@ -44,7 +44,7 @@ class Script(msgspec.Struct, frozen=True):
 
     @property
     def line(self) -> str:
-        """What one types to run it.
+        """The command line that runs the script.
 
         >>> Script("train.py", ("--lr", "0.1"), env={"SEED": "1"}).line
         '%mesh run --env SEED=1 train.py --lr 0.1'

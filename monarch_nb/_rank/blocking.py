@@ -70,7 +70,7 @@ _SPOKEN = {
 
 
 def what_blocks(frames: Sequence[FrameType]) -> Blocked | None:
-    """Return what a thread waits for, or None if that can't be told. Frames: innermost first."""
+    """Return the call that a thread waits in, or None if that can't be told. Frames: innermost first."""
     inner = list(_below_user(frames))
     for frame in reversed(inner):  # the one that the user has called says most
         kind = _known(frame)
@@ -83,8 +83,8 @@ def what_blocks(frames: Sequence[FrameType]) -> Blocked | None:
 
 
 def doing(frames: Sequence[FrameType]) -> str:
-    """Return what the user's line has called: "DataLoader.__next__", "time.sleep"; empty if nothing is
-    being called. Frames: innermost first.
+    """Return the name of the function that the user's line has called: "DataLoader.__next__", "time.sleep";
+    empty if none is being called. Frames: innermost first.
     """
     inner = [f for f in _below_user(frames) if not f.f_code.co_qualname.endswith(_WRAPPER)]
     if inner:

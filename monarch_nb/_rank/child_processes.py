@@ -19,7 +19,9 @@ def install() -> None:
 
 
 def load(data: bytes) -> Any:
-    """Return what a parent, or a child, has sent by value; what this process sends goes so, too."""
+    """Return the object that a parent, or a child, has sent by value; objects that this process sends go by
+    value, too.
+    """
     import cloudpickle
 
     install()

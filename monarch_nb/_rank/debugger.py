@@ -360,7 +360,7 @@ class MeshPdb(pdb.Pdb):
             self.message("...")
 
     def _special(self, text: str) -> str:
-        """Do what front ends ask: `vars`, `complete TEXT`."""
+        """Answer a command of front ends: `vars`, `complete TEXT`."""
         verb, _, rest = text.partition(" ")
         if verb == "vars":
             names = {k: v for k, v in self.curframe_locals.items() if not k.startswith("_")}
@@ -474,7 +474,7 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _thread_name() -> str:
-    """Return what people know the calling thread by: the actor that it works for, in whatever thread."""
+    """Return the name by which people know the calling thread: that of the actor it works for."""
     name = threading.current_thread().name
     runner = _runner()
     if runner is not None and name != "MainThread":

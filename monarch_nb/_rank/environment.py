@@ -38,7 +38,7 @@ _TORCH: dict[str, Callable[[Any], object]] = {
 
 
 def describe(salt: bytes) -> dict[str, dict[str, str]]:
-    """Return what this process runs with, by section and name.
+    """Return the facts of the environment that this process runs in, by section and name.
 
     Args:
         salt: goes into the hashes of secrets, so that they can be compared within one answer and with nothing

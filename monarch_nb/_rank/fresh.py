@@ -50,7 +50,7 @@ _OF_SYS = (
 
 @contextmanager
 def fresh_process(env: Mapping[str, str], workdir: str) -> Iterator[ExitFunctions]:
-    """Have what runs within find a process like a new one.
+    """Make the block within run as in a new process.
 
     Args:
         env: added to the environment.
@@ -83,7 +83,7 @@ class ExitFunctions:
 
     @contextmanager
     def registered(self) -> Iterator[None]:
-        """Take what is registered from now on, of the user's functions."""
+        """Collect the functions that the user's code registers within the block."""
         register, unregister = atexit.register, atexit.unregister
 
         def take(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:

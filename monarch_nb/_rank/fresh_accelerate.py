@@ -31,7 +31,7 @@ def _set(states: dict[str, dict[str, Any]]) -> None:
 
 
 def _states() -> list[tuple[str, dict[str, Any]]]:
-    """Return what its classes share with their objects, if it's loaded."""
+    """Return the state that accelerate's classes share with their objects, if it's loaded."""
     module = sys.modules.get(_MODULE)
     classes: list[tuple[str, Any]] = [(name, getattr(module, name, None)) for name in _CLASSES]
     return [(name, cls._shared_state) for name, cls in classes if hasattr(cls, "_shared_state")]

@@ -37,7 +37,7 @@ MAX_DEPTH = 200
 
 
 def look_at_threads(rank: Rank) -> HangFacts:
-    """Return what the threads do that are at work, and how far process groups have come."""
+    """Return the activities of all threads at work, and how far process groups have come."""
     threads = (
         *_main(rank),
         *(each for runner in list(rank.actors.actors.values()) for each in _of_actor(runner)),
@@ -46,7 +46,7 @@ def look_at_threads(rank: Rank) -> HangFacts:
 
 
 def _main(rank: Rank) -> list[ThreadFacts]:
-    """Return what the main thread does: a cell or a function."""
+    """Return the activity of the main thread: a cell or a function."""
     worker = rank.worker
     message = worker.current
     if message is None:
@@ -57,7 +57,7 @@ def _main(rank: Rank) -> list[ThreadFacts]:
 
 
 def _of_actor(runner: ActorRunner) -> list[ThreadFacts]:
-    """Return what an actor does: one entry, or one for each call that awaits."""
+    """Return the activity of an actor: one entry, or one for each call that awaits."""
     ident = runner.thread.ident or 0
     tasks = runner.tasks()
     if tasks:
@@ -76,7 +76,7 @@ def _of_actor(runner: ActorRunner) -> list[ThreadFacts]:
 
 
 def _awaiting(runner: ActorRunner, ident: int, key: tuple[int, int], frames: list[FrameType]) -> ThreadFacts:
-    """Return what a call of an async actor does. Frames: outermost first."""
+    """Return the activity of a call of an async actor. Frames: outermost first."""
     method = next((f.f_code.co_name for f in frames if is_users(f)), "")
     return _thread(
         f"{runner.name}.{method}".rstrip("."), runner.actor_id, ident, [key], runner.inbox, frames[::-1], 0

@@ -81,8 +81,8 @@ def _origin_of(shown: Shown, origins: dict[str, int]) -> int:
 
 
 def _without_widgets(data: MimeBundle, pipe: OutputPipe) -> MimeBundle:
-    """Return what can be shown of a widget: it needs a kernel to talk to, and a rank is none. Says so,
-    once.
+    """Return a widget's bundle without the widget, which needs a kernel to talk to, and a rank is none.
+    Prints that once.
     """
     if _WIDGET not in data:
         return data

@@ -69,7 +69,7 @@ class RankActors(ActorHost):
 
     @handles(AwaitedThings)
     def do_awaited_things(self, request: AwaitedThings, sender: Sender) -> HangFacts:
-        """Say what the threads that run user code wait for."""
+        """Return the things that the threads that run user code wait for."""
         from monarch_nb._rank.hang import look_at_threads
 
         return look_at_threads(self._rank)

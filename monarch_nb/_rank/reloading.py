@@ -46,7 +46,7 @@ class Reloader:
             return _reload.reload_changed(request)
 
     def before_cell(self) -> list[str]:
-        """Look whether a cell would run old code; return what is to be said of it.
+        """Check whether a cell would run old code; return lines about it to print.
 
         Raises:
             StaleCode: if it would, and isn't to run.
@@ -121,7 +121,7 @@ class Reloader:
 
 
 def _sentences(modules: Sequence[ModuleReload], reported: set[str]) -> list[str]:
-    """Return what was reloaded, in a line, and what can't be, once."""
+    """Return the result of a reload as lines: which modules were reloaded, and which can't be."""
     done = [module.summary() for module in modules if module.is_done and module.changes]
     lines = [f"reloaded {', '.join(done)}"] if done else []
     for module in modules:

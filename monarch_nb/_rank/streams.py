@@ -184,7 +184,7 @@ class RankStream(io.TextIOBase):
 
     @property
     def errors(self) -> str:  # type: ignore[override]
-        """What can't be encoded is replaced."""
+        """The handling of characters that can't be encoded: they are replaced."""
         return "replace"
 
     @property
@@ -265,7 +265,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _identity(fd: int) -> tuple[int, int]:
-    """Return what tells a file from others.
+    """Return device and inode, which tell a file from others.
 
     Raises:
         OSError: if the descriptor is closed.

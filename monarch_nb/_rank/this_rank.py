@@ -11,5 +11,5 @@ if TYPE_CHECKING:
 
 
 def this_rank() -> Rank | None:
-    """Return it, with all that this room knows of it; None in an interpreter that becomes one only."""
+    """Return the rank that this process is; None in an interpreter that only becomes one."""
     return cast("Rank | None", process_context.rank)

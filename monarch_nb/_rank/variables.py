@@ -93,13 +93,13 @@ def _row(name: str, value: Any, content: Callable[[VariableRow], VariableRow]) -
 
 
 def _content(value: Any, outline: VariableRow) -> VariableRow:
-    """Return what of a row takes reading all data."""
+    """Return the columns of a row that need all data to be read."""
     row: VariableRow = {"norm": _norm(value)} if "norm" in outline else {}
     return {**row, "digest": digest(value) if _num_bytes(value) <= LARGE_BYTES else repr(row.get("norm"))}
 
 
 def _outline(value: Any) -> VariableRow:
-    """Return what of a row costs nothing; a norm that could be told is None."""
+    """Return the columns of a row that cost nothing; a norm that could be computed is None."""
     torch = sys.modules.get("torch")
     numpy = sys.modules.get("numpy")
     if torch is not None and _is_dtensor(value):
@@ -190,7 +190,7 @@ def _array_norm(numpy: Any, array: Any) -> float | None:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what a value is made of, as (path, leaf): tensors, arrays and plain values.
+    """Yield the parts of a value as (path, leaf): tensors, arrays and plain values.
 
     >>> dict(leaves({"a": [1, 2]}))
     {"['a'][0]": 1, "['a'][1]": 2}
@@ -334,7 +334,7 @@ GLANCE_ITEMS = 8
 
 
 def glance(name: str, value: Any) -> VariableRow:
-    """Return what a tooltip says of a variable on one rank: a row, the content of what is small, a digest
+    """Return a tooltip's row of a variable on one rank: with the content of a small value, and a digest
     unless it's large.
     """
     row = _row(
@@ -353,7 +353,7 @@ def _num_items(row: VariableRow) -> int:
 
 
 def look_at(name: str, value: Any) -> VariableRow:
-    """Return what `NAME?` shows: type, text, signature, documentation, source file."""
+    """Return the row that `NAME?` shows: type, text, signature, documentation, source file."""
     import inspect
 
     found = glance(name, value)

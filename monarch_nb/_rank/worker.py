@@ -212,8 +212,8 @@ class Worker:
         )
 
     def _handle(self, message: Message) -> None:
-        """Do what a message asks and answer it, whatever user code does: the answer is the last step, and
-        needs nothing of the user's.
+        """Do the work that a message asks for and answer it, whatever user code does: the answer is the last
+        step, and needs nothing of the user's.
         """
         call_context.set(CallContext(message.origin, message.slot, message.context, None, message.src))
         name = message.name.decode()
@@ -379,7 +379,7 @@ class Worker:
         self._say_once(flush_replaced(self.rank.pipe))
 
     def _say_once(self, text: str) -> None:
-        """Say what goes on being so, once."""
+        """Print a warning about a lasting state, once."""
         if text and text != self._last_message:
             self._write_message([text])
             self._last_message = text
@@ -424,7 +424,7 @@ class Worker:
 
     @handles(Work.ENVIRONMENT)
     def work_environment(self, message: Message) -> dict[str, dict[str, str]]:
-        """Return what this rank runs with; see `environment.describe`."""
+        """Return the environment that this rank runs in; see `environment.describe`."""
         return environment.describe(self._fields(message))
 
     @handles(Work.REMAKE_GROUP)
@@ -443,7 +443,9 @@ class Worker:
             self.namespace.update(self._place())
 
     def _place(self) -> dict[str, Any]:
-        """Return what cells know of where they run: `point`, `mesh` and, with torch, `device`."""
+        """Return the names that cells have for the rank's place: `point`, `mesh` and, with torch,
+        `device`.
+        """
         from monarch_nb.actor.placement import Placement
         from monarch_nb.actor.proc_mesh import ProcMesh
 
@@ -545,7 +547,7 @@ class Worker:
 
     @handles(Work.COMPLETE)
     def work_complete(self, message: Message) -> list[str]:
-        """Return what a name or an attribute may go on with, in the cells' namespace."""
+        """Return the completions of a name or an attribute, in the cells' namespace."""
         return variables.complete(self.namespace, self._fields(message))
 
     @handles(Work.LOOK_AT)

@@ -82,7 +82,7 @@ def main(link_fd: int, sys_path: list[str], directory: str) -> None:
 
 
 def what_to_load(how_much: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what is loaded before the first fork, and what in idle time.
+    """Return the modules to load before the first fork, and those to load in idle time.
 
     Args:
         how_much: "all"; "torch": that alone, not what training uses of it; "none": what ranks themselves

@@ -76,7 +76,7 @@ def finish(modules: Sequence[ModuleReload]) -> list[str]:
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """A module, and what is to be done to it.
+    """A module, and the changes to apply to it.
 
     Attributes:
         codes: of the statements that are to be executed.
@@ -133,7 +133,9 @@ def reload_modules(changed: Sequence[Changed]) -> list[ModuleReload]:
 
 
 def preview(changed: Sequence[Changed]) -> list[ModuleReload]:
-    """Return what a reload would be about, without doing anything: the names that changed statements bind."""
+    """Return the changes that a reload would make, without making them: the names that changed statements
+    bind.
+    """
     found = []
     for plan in map(_plan, changed):
         if isinstance(plan, ModuleReload):
@@ -146,7 +148,7 @@ def preview(changed: Sequence[Changed]) -> list[ModuleReload]:
 
 
 def _plan(changed: Changed) -> _Plan | ModuleReload:
-    """Return what is to be done about a module, or why nothing can be."""
+    """Return the plan of a module's reload, or the reason why it can't be reloaded."""
     loaded = changed.loaded
     if loaded.source is None:
         return ModuleReload(
@@ -170,8 +172,8 @@ def _plan(changed: Changed) -> _Plan | ModuleReload:
 
 
 def _compared(changed: Changed, before: bytes, now: bytes) -> _Plan:
-    """Return what is to be done about a module. Nothing is parsed or compiled that needn't be: eight ranks
-    of a host do this at once.
+    """Return the plan of a module's reload, of its old and new source. Nothing is parsed or compiled that
+    needn't be: eight ranks of a host do this at once.
     """
     loaded = changed.loaded
     texts = decode_source(before), decode_source(now)
@@ -277,7 +279,7 @@ def _take_on_one(
 
 
 def _imported_by(loaded: Loaded) -> tuple[tuple[str, str, str], ...]:
-    """Return what a module imports by name: (module, name there, name here)."""
+    """Return the imports by name of a module: (module, name there, name here)."""
     if loaded.imported is None:
         package = getattr(sys.modules.get(loaded.name), "__package__", None) or ""
         try:

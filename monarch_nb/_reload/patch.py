@@ -122,7 +122,7 @@ def _wrapped(value: Any) -> Any:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return what a value's own dictionary has, without asking the value; empty if it has none."""
+    """Return the entries of a value's own dictionary, without asking the value; empty if it has none."""
     try:
         found = object.__getattribute__(value, "__dict__")
     except Exception:

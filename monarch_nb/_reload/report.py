@@ -83,7 +83,7 @@ class ModuleReload(msgspec.Struct, frozen=True):
         return not self.trouble and not self.error
 
     def summary(self) -> str:
-        """Return it in a few words: "model.py (class Net, 2 functions)"."""
+        """Return the module's changes in a few words: "model.py (class Net, 2 functions)"."""
         name = PurePath(self.path).name
         if self.error:
             return f"{name}: {self.error.rstrip().rpartition(chr(10))[2]}"
@@ -128,7 +128,7 @@ class RankReload(msgspec.Struct, frozen=True):
 
 
 def _counted(changes: tuple[Change, ...]) -> list[str]:
-    """Return what has changed: one of a kind by its name, several by their number."""
+    """Return the changes in words: one of a kind by its name, several by their number."""
     words = {
         ChangeKind.CLASS: ("class", "classes"),
         ChangeKind.FUNCTION: ("function", "functions"),

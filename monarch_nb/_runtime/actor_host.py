@@ -206,7 +206,7 @@ class ActorHost:
             self.transport.post(message.src, wire.REPLY, body, slot=message.slot, ref=message.ref)
 
     def _handle(self, handler: Handler, message: Message) -> None:
-        """Do what a request says, and answer it."""
+        """Carry out a request, and answer it."""
         sender = Sender(message.src, message.ref, message.slot)
         answer = handler(message.payload, sender)
         if not isinstance(answer, Later):

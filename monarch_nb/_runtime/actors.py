@@ -307,7 +307,7 @@ class ActorRunner:
             self._children.remove(mesh)
 
     def _stop_children(self) -> Iterator[Any]:
-        """Have what this actor owns end, the newest first; yield what is to be waited for."""
+        """End the children of this actor, the newest first; yield the futures of their ends."""
         while self._children:
             child = self._children.pop()
             with suppress(Exception):  # it may be gone, with its process or its mesh

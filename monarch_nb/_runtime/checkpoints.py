@@ -74,7 +74,7 @@ class Checkpoints:
         self._slot, self._size = slot, size
 
     def is_at(self, slot: int, size: int) -> bool:
-        """Say whether it is of this place: the mesh may have other sizes by now."""
+        """Return whether the checkpoint is of this place: the mesh may have other sizes by now."""
         return (self._slot, self._size) == (slot, size)
 
     # --- the actor's thread
@@ -258,7 +258,9 @@ class Checkpoints:
 
 
 def _why(error: BaseException, path: str) -> str:
-    """Return what has kept us from writing: the disk, where it's that; torch wraps what the system says."""
+    """Return the error that has kept us from writing: the disk's, where it's that; torch wraps what the
+    system says.
+    """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__

@@ -41,7 +41,9 @@ class MeshFailure(SupervisionError):
 
     @classmethod
     def from_failures(cls, failures: Sequence[Failure]) -> MeshFailure:
-        """Return what ranks have described of one actor mesh, in the order of time."""
+        """Return the failure of one actor mesh, of the failures that ranks have described, in the order of
+        time.
+        """
         found = rank_failures([(rank_of(0, failure), failure) for failure in failures])
         found[0] = replace(found[0], first=True)
         actor = failures[0].actor
@@ -106,11 +108,11 @@ class MeshFailure(SupervisionError):
 
     @property
     def last_lines(self) -> str:
-        """What the process has printed last."""
+        """The last lines that the process has printed."""
         return str(self._known("last_lines") or "")
 
     def report(self) -> str:
-        """Return all that is known, as text: what, where, how, the last output, and what to do."""
+        """Return the whole failure as text: what, where, how, the last output, and what to do."""
         lines = [str(self)]
         points = [", ".join(f"{k}={v}" for k, v in point.items()) for point in self.points]
         lines += [f"at {'; '.join(points)}"] if points else []

@@ -71,7 +71,7 @@ def read_start(body: Body) -> StartRequest:
 
 
 def read_watch(number: int, body: Body) -> WatchRequest:
-    """Return what a page is to watch, under the number that it has given the watch.
+    """Return the watch that a page asks for, under the number that the page has given it.
 
     Raises:
         ValueError: saying what was expected.

@@ -100,7 +100,7 @@ def _application(meshes: Any, token: str) -> Any:
 
 
 def _nowhere() -> type[Any]:
-    """Return who answers at all other addresses, and to those without a token."""
+    """Return the handler of all other addresses, and of requests without a token."""
     from tornado.web import RequestHandler
 
     class Nowhere(RequestHandler):

@@ -32,7 +32,7 @@ class MeshExtension(ExtensionApp):
             self._witness = InterruptWitness(self.serverapp)
 
     def initialize_handlers(self) -> None:
-        """Say who answers where."""
+        """Register the handlers of all addresses."""
         self.handlers.extend([*routes(), *page.routes()])
 
     async def stop_extension(self) -> None:

@@ -93,6 +93,6 @@ def register(pool: ThreadPoolExecutor) -> MeshCollector:
 
 
 def unregister(collector: MeshCollector) -> None:
-    """Take them out."""
+    """Remove a collector from Jupyter's registry."""
     with suppress(KeyError):
         REGISTRY.unregister(collector)

@@ -18,11 +18,11 @@ class Mirror:
 
     @property
     def known(self) -> bool:
-        """Whether anything has been heard."""
+        """Whether a status has come from the controller."""
         return bool(self.rows.order)
 
     def take_change(self, change: StatusChange) -> None:
-        """Take what a controller says."""
+        """Take a change that the controller has sent."""
         if isinstance(change, FullStatus):
             full = change.status
             self.rows = Versioned(tuple(r.rank for r in full.ranks), self.rows.version + 1)
@@ -39,11 +39,11 @@ class Mirror:
         self._tell()
 
     def unseen_changes(self, seen: int) -> StatusChange | None:
-        """Return what is new since change number `seen`, or None."""
+        """Return the changes since change number `seen`, or None."""
         return self.rows.unseen_changes(seen) if self.known else None
 
     def status(self) -> MeshStatus:
-        """Return all that is known."""
+        """Return the whole status."""
         return self.rows.full()
 
     def summary(self) -> MeshSummary:

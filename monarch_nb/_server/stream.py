@@ -232,7 +232,7 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         await super().get(*args, **kwargs)
 
     async def open(self, *args: Any, **kwargs: Any) -> None:
-        """Say who we are."""
+        """Send the server's version and identity."""
         super().open(*args, **kwargs)
         self._write(messages.Hello(version=__version__, protocol=PROTOCOL))
 

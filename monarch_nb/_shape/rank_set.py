@@ -172,7 +172,7 @@ def read_ranks(text: str) -> tuple[int, ...]:
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """Return what a sentence calls ranks.
+    """Return the words for ranks in a sentence.
 
     >>> name_ranks([3]), name_ranks([1, 2, 3])
     ('rank 3', 'ranks 1-3')
@@ -182,7 +182,7 @@ def name_ranks(ranks: Iterable[int]) -> str:
 
 
 def name_hosts(hosts: Iterable[int]) -> str:
-    """Return what a sentence calls hosts.
+    """Return the words for hosts in a sentence.
 
     >>> name_hosts([3]), name_hosts([1, 2])
     ('host 3', 'hosts 1-2')

@@ -166,7 +166,7 @@ class Followed:
         return sorted(paths)
 
     def pairs(self, index: int) -> Pairs:
-        """Return where the workspace lies on a host; nothing if it's where it is here."""
+        """Return pairs of the workspace's paths: here, and on a host; nothing if they're the same."""
         copy = self.copies.get(index)
         return () if copy is None or copy.is_shared else self.workspace.pairs(copy.folder)
 
@@ -410,7 +410,7 @@ def workspaces_of(session: Session) -> Workspaces:
 
 
 def known_workspaces(session: Session) -> Workspaces | None:
-    """Return them, if there are any."""
+    """Return this program's workspaces, if there are any."""
     return _of_sessions.get(session)
 
 

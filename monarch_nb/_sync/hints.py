@@ -35,7 +35,7 @@ def install() -> None:
 
 
 def advice(failures: Sequence[RankFailure]) -> str:
-    """Return what is to be said about failures; "" if nothing is.
+    """Return advice about failures; "" if there is none.
 
     Only programs have hints that use other hosts, some of which don't see this machine's files.
     """
@@ -51,8 +51,8 @@ def advice(failures: Sequence[RankFailure]) -> str:
 
 
 def _of_package(failure: RankFailure) -> str:
-    """Return what to do about a package that is here and not there; a value that can't be unpickled for want
-    of one says so, too.
+    """Return advice about a package that is here and not there; a value that can't be unpickled for want of
+    one names it, too.
     """
     found = _NO_MODULE.search(failure.message)
     file = _place_of(found[1]) if found is not None else ""
@@ -62,7 +62,7 @@ def _of_package(failure: RankFailure) -> str:
 
 
 def _of_name(failure: RankFailure) -> str:
-    """Return what to do about a package whose version there lacks a name that it has here."""
+    """Return advice about a package whose version there lacks a name that it has here."""
     found = _NO_NAME.search(failure.message) or _NO_ATTRIBUTE.search(failure.message)
     module = sys.modules.get(found["module"]) if found is not None else None
     file = getattr(module, "__file__", None) or ""

@@ -68,7 +68,7 @@ class HostRequests:
 
     @property
     def name(self) -> str:
-        """What the workspace's folder is called there."""
+        """The name of the workspace's folder on a host."""
         return self._workspace.name
 
     def ask(self, request: Request[T]) -> Reply[T]:
@@ -108,7 +108,7 @@ class HostRequests:
 
 
 def greet(requests: HostRequests, where: Whereabouts) -> Hello:
-    """Return what a host knows of a workspace."""
+    """Return a host's record of a workspace."""
     return requests.get(GreetWorkspace(where))
 
 
@@ -201,7 +201,7 @@ def _batches(files: Sequence[Entry]) -> Iterator[list[Entry]]:
 
 
 def _pieces(workspace: Workspace, entry: Entry) -> Iterator[bytes]:
-    """Give what a file holds, unless it's no longer what was found.
+    """Yield the content of a file in pieces, unless the file has changed since the scan.
 
     Raises:
         FileMoved: if it isn't.
@@ -223,7 +223,7 @@ def _pieces(workspace: Workspace, entry: Entry) -> Iterator[bytes]:
 
 
 def edit_between(workspace: Workspace, before: Scan, now: Scan) -> Edit | None:
-    """Return what a host needs that has all of one scan, to have all of another; None if it's too much for
+    """Return the edit that turns one scan of a workspace into another on a host; None if it's too much for
     one message.
 
     Raises:

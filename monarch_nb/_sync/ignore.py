@@ -162,7 +162,7 @@ def _reason(folder: str, path: str, exclude: GitIgnoreSpec) -> str:
 
 @cache
 def _spec(patterns: tuple[str, ...]) -> GitIgnoreSpec:
-    """Return what patterns mean. Its library is loaded when it's needed: most programs sync nothing."""
+    """Return patterns compiled. Their library is loaded when it's needed: most programs sync nothing."""
     from pathspec import GitIgnoreSpec
 
     try:
@@ -246,7 +246,7 @@ def _ask_git(folder: str, with_ignored: bool) -> tuple[list[str], list[str]]:
 
 
 def _git(folder: str, *arguments: str) -> Iterator[str]:
-    """Return what `git ls-files` lists.
+    """Yield the files that `git ls-files` lists.
 
     Raises:
         OSError, SubprocessError: if there's no git, or it refuses (a repository of another user's).

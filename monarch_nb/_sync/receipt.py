@@ -19,7 +19,7 @@ class Part(Protocol):
         """Say whether all hosts have it."""
 
     def lines(self) -> list[str]:
-        """Return what has been done, a line for each kind; hosts that did alike are one."""
+        """Return the report in lines, one for each kind; hosts that did alike are one."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class SyncReceipt:
         return all(m.is_done for each in (self.program, *self.ranks.values()) for m in each.modules)
 
     def lines(self) -> list[str]:
-        """Return what has happened, a line for each kind, with the hosts or ranks in front."""
+        """Return the receipt in lines, one for each kind, with the hosts or ranks in front."""
         return [line for part in self.parts for line in part.lines()] + (self._reloaded() or self._nothing())
 
     def _reloaded(self) -> list[str]:

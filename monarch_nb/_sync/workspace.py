@@ -49,7 +49,7 @@ class Scan(msgspec.Struct, frozen=True):
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes its files have."""
+        """The size of the workspace's files."""
         return sum(entry.size for entry in self.manifest.values())
 
 
@@ -111,8 +111,8 @@ class Workspace:
         return tuple(found.items())
 
     def current(self) -> Scan:
-        """Return what the workspace holds just now, having looked at what was touched only. Costs some
-        microseconds if nothing was.
+        """Return a scan of the workspace as it is now; looks only at files that were touched. Costs some
+        microseconds if none was.
 
         Raises:
             MeshUsageError: as `scan` does.
@@ -240,7 +240,7 @@ class Workspace:
         return found, left_out
 
     def _entry(self, path: str, known: dict[str, tuple[FileStatus, str]]) -> Entry | None:
-        """Return what a file is; None if it's no file."""
+        """Return the entry of a file; None if it's no file."""
         whole = os.path.join(self.folder, path)
         found = os.lstat(whole)
         if stat.S_ISLNK(found.st_mode):

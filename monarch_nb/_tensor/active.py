@@ -45,7 +45,7 @@ def active_grid() -> Grid:
 
 
 def makes_tensors() -> TorchFunctionMode:
-    """Return what has torch's functions make tensors of the active mesh."""
+    """Return a context in which torch's functions make tensors of the active mesh."""
     return MakesTensors()
 
 

@@ -50,7 +50,7 @@ def _package(value: Any) -> str:
 
 
 def _cutter(source: Any) -> Callable[[Any, int], Iterator[Any]] | None:
-    """Return what cuts a source into batches; None if it has them."""
+    """Return the function that cuts a source into batches; None if none is known for its type."""
     package, kind = _package(source), type(source).__name__
     if package in ("duckdb", "_duckdb"):
         return lambda query, rows: iter(query.to_arrow_reader(rows))

@@ -93,7 +93,7 @@ class Operation:
 
     @property
     def meta(self) -> Meta:
-        """What its first tensor is like: all are of one mesh."""
+        """The metadata of its first tensor: all are of one mesh."""
         found = self.tensors[0].mesh_meta
         return found.on(found.grid.free)
 
@@ -566,7 +566,7 @@ class Engine:
         check_access("a value that is fetched,", [tensor.mesh_meta], [])
 
     def fetch(self, tensor: Tensor, how: FetchFrom) -> list[Any]:
-        """Return what each rank says of a value: see `Executor.fetch`.
+        """Return each rank's answer about a value: see `Executor.fetch`.
 
         Raises:
             RemoteException: if it couldn't be made.
@@ -586,7 +586,7 @@ class Engine:
         return self.values_of(answers)
 
     def values_of(self, answers: Sequence[Fetched]) -> list[Any]:
-        """Return what ranks have answered to a fetch.
+        """Return the values in the ranks' answers to a fetch.
 
         Raises:
             RemoteException: if it couldn't be made.

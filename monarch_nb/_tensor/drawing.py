@@ -15,7 +15,7 @@ MOST_CELLS = 256
 
 
 def parts(meta: Meta) -> list[str]:
-    """Return what each rank of the grid has, in the grid's order: `[0:4, :]`.
+    """Return the part of the tensor on each rank of the grid, in the grid's order: `[0:4, :]`.
 
     Example:
         >>> parts(meta)                                      # doctest: +SKIP
@@ -60,7 +60,7 @@ def rows(meta: Meta) -> list[list[str]]:
 
 
 def html_of(meta: Meta, text: str) -> str:
-    """Return the HTML of a tensor: what it is, and where its parts lie.
+    """Return the HTML of a tensor: its metadata, and where its parts lie.
 
     Args:
         text: its numbers and its kind.

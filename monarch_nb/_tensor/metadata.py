@@ -133,7 +133,7 @@ class Meta:
 
     @property
     def layout(self) -> str:
-        """How it lies on the ranks: `dim 0 over data_parallel`."""
+        """The layout on the ranks: `dim 0 over data_parallel`."""
         return layout_text(self.grid, self.placements)
 
 

@@ -56,7 +56,7 @@ def fetch_shard(obj: Any, shard: Mapping[str, int] | None = None, **coordinates:
 def inspect(
     tensor: Tensor, shard: Mapping[str, int] | None = None, *, rank: int | None = None, **coordinates: int
 ) -> torch.Tensor:
-    """Return what one rank has of a tensor: its shard, or its own value.
+    """Return one rank's part of a tensor: its shard, or its own value.
 
     Args:
         shard: coordinates by axis of the mesh; 0 where none is given.
@@ -153,7 +153,7 @@ def replicated(tensor: torch.Tensor, mesh: Any) -> Tensor:
 
 
 def show(tensor: Tensor) -> str:
-    """Return what each rank has, as text.
+    """Return each rank's part of a tensor as text.
 
     Example:
         >>> print(monarch_nb.show(dt))  # doctest: +SKIP

@@ -55,7 +55,7 @@ class Propagation:
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
 
     def per_rank(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Grid) -> Outcome:
-        """Return what comes out where each rank has values of its own."""
+        """Return the outcome of an operation on values that differ from rank to rank."""
         return Outcome(tuple(_meta_of(each, grid, None) for each in self._results(func, args, kwargs)))
 
     def is_random(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -68,7 +68,7 @@ class Propagation:
         )
 
     def over_grid(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], first: Meta) -> Outcome:
-        """Return what comes out of an operation on global tensors.
+        """Return the outcome of an operation on global tensors.
 
         Args:
             first: one of them.

@@ -127,7 +127,7 @@ class Remote:
 
     @property
     def function(self) -> Any:
-        """What the ranks call."""
+        """The function that the ranks call."""
         return self._function
 
     def _described(self, made: Tensor, grid: Grid, args: Any, kwargs: Any) -> Any:
@@ -213,7 +213,7 @@ def call_on_shard_and_fetch(
 
 
 class ByPath:
-    """A function that ranks find by where it is.
+    """A function that ranks find by its module and name.
 
     Args:
         path: as in `package.module.name`.

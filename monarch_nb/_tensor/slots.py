@@ -57,7 +57,7 @@ class Slots:
 
     @property
     def num_live(self) -> int:
-        """How many slots are in use."""
+        """The number of slots in use."""
         return self.top - len(self._free) - len(self.dropped)
 
 

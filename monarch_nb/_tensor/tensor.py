@@ -77,13 +77,13 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
 
     @property
     def engine(self) -> Engine:
-        """What sends its operations."""
+        """The engine that sends the tensor's operations."""
         found: Engine = self.mesh_meta.grid.engine
         return found
 
     @property
     def is_global(self) -> bool:
-        """Whether it's one tensor; else each rank has a value of its own."""
+        """Whether the tensor is one over all ranks; else each rank has a value of its own."""
         return self.mesh_meta.placements is not None
 
     @property
@@ -152,7 +152,7 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
 
     @property
     def dropped(self) -> bool:
-        """Whether its memory was given back."""
+        """Whether the tensor's memory was given back."""
         return isinstance(self.mesh_handle, DroppedHandle)
 
     # --- values that come here
@@ -242,7 +242,7 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         return f"{kind}({self._numbers()}{about})"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the numbers, if they're few, and which part each rank has."""
+        """Return the HTML for a notebook: the numbers, if they're few, and the part on each rank."""
         return html_of(self.mesh_meta, "dropped" if self.dropped else repr(self))
 
     def _numbers(self) -> str:
@@ -256,7 +256,7 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
 
 
 def maker_of(meta: Meta) -> Callable[[], Any]:
-    """Return what makes tensors of a kind, as `Tensor` does, without their places."""
+    """Return a factory of tensors of a kind, as `Tensor` is one, without their places."""
     return functools.partial(
         make_wrapper, Tensor, meta.size, strides=meta.stride, storage_offset=meta.offset, dtype=meta.dtype,
         device=meta.grid.device_mesh.device_type,

@@ -77,7 +77,7 @@ class TensorControl(Actor):
 
 
 def names_of_actors(engine: str) -> tuple[str, str]:
-    """Return what an engine's actors are called."""
+    """Return the names of an engine's actors."""
     return f"{engine}-worker", f"{engine}-control"
 
 

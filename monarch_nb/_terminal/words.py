@@ -56,5 +56,5 @@ def in_terminal(text: str, commands: Collection[str], mesh_name: str | None = No
 
 
 def _is_invitation(word: str) -> bool:
-    """Say whether what's attached to isn't a mesh's name: a terminal attaches by invitations only."""
+    """Return whether a word to attach to is an invitation, and not a mesh's name."""
     return word == "FILE" or "/" in word or len(word) > _LONG_NAME

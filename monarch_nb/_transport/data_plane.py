@@ -35,6 +35,6 @@ def provide(load: Callable[[], RemoteArguments]) -> None:
 
 
 def remote_arguments() -> RemoteArguments:
-    """Return it; loads it the first time."""
+    """Return the service for large arguments; loads it the first time."""
     assert _load is not None, "monarch_nb/__init__ puts it in place"
     return _load()

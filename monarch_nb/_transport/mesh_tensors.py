@@ -35,6 +35,6 @@ def provide(load: Callable[[], MeshTensors]) -> None:
 
 
 def mesh_tensors() -> MeshTensors:
-    """Return it; loads it the first time."""
+    """Return the service for tensors of a mesh; loads it the first time."""
     assert _load is not None, "monarch_nb/__init__ puts it in place"
     return _load()

@@ -90,7 +90,7 @@ class Waiter(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether there's no more need to wait."""
+        """Whether the wait is over."""
         ...
 
     @property

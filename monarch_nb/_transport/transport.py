@@ -208,7 +208,9 @@ class Transport:
             self.route(to).send(wire.pack_fanout(self.me, to, theirs, frame))
 
     def _holder(self, dst: int) -> int:
-        """Return who on this machine maps a buffer that is sent to `dst`, or has one that came from it."""
+        """Return the process of this machine that maps a buffer that is sent to `dst`, or has one that came
+        from it.
+        """
         return dst if address.host_of(dst) == self.host else address.host_proc(self.host)
 
     def _outboard(self, body: Encoded, holders: Any) -> tuple[Encoded, int, bytes]:
@@ -358,8 +360,8 @@ class Transport:
             handlers.tell(event, Sender(message.src))
 
     def _take_end(self, end: RankExit) -> RankExit:
-        """Tell who waits for a process that it has ended; return the end, with whether something here
-        raises because of it.
+        """Tell waiters that a process has ended; return the end, with whether something here raises because
+        of it.
         """
         proc = end.proc
         end = replace(end, handled=any(p.handles_end(end) for p in list(self._pending.values())))
@@ -457,7 +459,7 @@ class Transport:
             return
 
     def closing_error(self) -> TransportClosed:
-        """Return what to raise, now that nothing can be sent or waited for any more."""
+        """Return the error to raise, now that nothing can be sent or waited for any more."""
         return MeshEnded(self.lost) if self.lost else self.left()
 
     def watch_controller(self, pid: int, describe: Callable[[], str]) -> None:
@@ -504,7 +506,7 @@ _LENT_KINDS = (wire.CALL, wire.REPLY)
 
 
 def _closed() -> TransportClosed:
-    """Return what a rank raises that has left the mesh, as it does when it ends."""
+    """Return the error for a rank that has left the mesh, as it does when it ends."""
     return TransportClosed("the connection to the mesh has been closed")
 
 

@@ -80,5 +80,5 @@ class StallDetector:
 
 
 def _key(diagnosis: Diagnosis) -> tuple[object, ...]:
-    """Return what makes a diagnosis another one; how long it has been so doesn't."""
+    """Return the facts that tell one diagnosis from another: not how long it has been so."""
     return (diagnosis.kind, diagnosis.ranks)

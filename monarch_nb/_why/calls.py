@@ -56,7 +56,7 @@ def _name(activity: Activity) -> tuple[int, int]:
 
 
 def name(activity: Activity) -> str:
-    """Return who that is: "trainer.step on rank 0"."""
+    """Return the name of the call: "trainer.step on rank 0"."""
     return f"{activity.label} on rank {activity.rank}"
 
 

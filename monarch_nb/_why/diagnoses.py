@@ -78,7 +78,7 @@ class Diagnosis:
 
     @property
     def is_harmless(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the diagnosis is of no problem."""
         return self.kind in HARMLESS
 
 
@@ -91,11 +91,11 @@ class Situation:
 
     @property
     def activities(self) -> list[Activity]:
-        """What all ranks do."""
+        """The activities of all ranks."""
         return [a for rank in self.ranks.values() for a in rank.activities]
 
     def waits(self) -> list[list[tuple[Activity, Operation]]]:
-        """Return those that are in operations, by group; a send or recv is a matter of two."""
+        """Return the activities that are in operations, by group; a send or recv is a matter of two."""
         found: dict[tuple[str, tuple[int, ...]], list[tuple[Activity, Operation]]] = {}
         for activity in self.activities:
             operation = activity.operation
@@ -110,7 +110,7 @@ class Situation:
 
 
 def diagnose(situation: Situation) -> tuple[Diagnosis, ...]:
-    """Return what is wrong, the surest first; if nothing is, what goes on."""
+    """Return the problems, the surest first; if there is none, the activities."""
     found = [diagnosis for function in _ALL for diagnosis in function(situation)]
     return tuple(found or [working(situation)])
 

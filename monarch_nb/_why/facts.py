@@ -117,7 +117,7 @@ class RankFacts:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has died, or was stopped."""
+        """Whether the rank has died, or was stopped."""
         return self.state in (RankState.LOST, RankState.STOPPED, RankState.STOPPING)
 
     @property
@@ -136,7 +136,7 @@ Members = Mapping[int, int]
 def rank_facts(
     row: RankStatus, found: HangRow | None, members: Members, procs: Mapping[int, int]
 ) -> RankFacts:
-    """Return what is known of a rank from its status and its answer.
+    """Return the facts about a rank from its status and its answer.
 
     Args:
         found: None: it wasn't asked.
@@ -200,7 +200,7 @@ def _operation(row: RankStatus, found: hang.Operation | None, members: Members) 
 
 
 def _on_device(rank: int, facts: HangFacts, members: Members) -> list[Activity]:
-    """Return what nccl waits for on the device, whatever the threads do."""
+    """Return the operations that nccl waits for on the device, whatever the threads do."""
     if not facts.on_device:
         return []
     oldest = facts.on_device[0]

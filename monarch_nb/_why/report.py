@@ -54,7 +54,7 @@ class HangReport:
         return self.diagnoses[0].text
 
     def text(self) -> str:
-        """Return all of it as text; equal rows once."""
+        """Return the report as text; equal rows once."""
         table = [_HEAD, *_folded(self.rows)]
         widths = [max(len(row[i]) for row in table) for i in range(len(_HEAD))]
         lines = [

@@ -28,7 +28,7 @@ def set_why_after(seconds: float | None) -> None:
 
 
 def _of_environment() -> float | None:
-    """Return what MONARCH_NB_WHY_AFTER says: `30`, `30s`, `5m`, `off`; what can't be read counts as not
+    """Return the seconds in MONARCH_NB_WHY_AFTER: `30`, `30s`, `5m`, `off`; an unreadable value counts as not
     set.
     """
     text = os.environ.get("MONARCH_NB_WHY_AFTER", "").strip().lower()

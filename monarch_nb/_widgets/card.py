@@ -90,7 +90,7 @@ class Card:
 
 
 def _gist(status: MeshStatus) -> object:
-    """Return what of a state is worth a new picture."""
+    """Return the part of a state that is worth a new picture."""
     return (
         status.sizes,
         [(r.state, r.doing, r.reason) for r in status.ranks],

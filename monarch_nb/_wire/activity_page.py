@@ -1,5 +1,5 @@
-"""The activity page: a rank writes what it is doing into a page of memory that its host process can read at
-any time, also when the rank can't answer.
+"""The activity page: a rank writes its activities into a page of memory that its host process can read at any
+time, also when the rank can't answer.
 
     offset  bytes  field of a slot (little-endian; a page has `NUM_SLOTS` of them)
          0      4  number of changes
@@ -154,7 +154,7 @@ def _map(path: str) -> mmap.mmap | bytearray:
 
 
 def read_page(data: bytes, again: bytes | None = None) -> list[Activity] | None:
-    """Return what is in the used slots of a page; None if one is being written just now.
+    """Return the activities in the used slots of a page; None if one is being written just now.
 
     Args:
         data: the page.
@@ -180,7 +180,7 @@ def read_page(data: bytes, again: bytes | None = None) -> list[Activity] | None:
 
 
 def read_totals(data: bytes) -> list[Total]:
-    """Return what a page says of the data plane.
+    """Return the data plane's totals in a page.
 
     >>> page = ActivityPage()
     >>> page.put_total(0, Total("shm", 2, 4096, 0, 0.5))

@@ -101,8 +101,8 @@ def new_directory() -> str:
 
 
 def _machine_mark() -> str:
-    """Return what names of this machine's directories begin with: on a shared file system, nobody here can
-    say whether somebody there listens.
+    """Return the prefix of this machine's directories: on a shared file system, nobody here can say whether
+    somebody there listens.
     """
     with open("/proc/sys/kernel/random/boot_id", "rb") as file:
         return hashlib.sha256(file.read()).hexdigest()[:6] + "-"

@@ -27,7 +27,7 @@ class InvitationError(ValueError):
 
 
 def is_invitation(text: str) -> bool:
-    """Say whether what was typed is an invitation, or a file, and no mesh's name.
+    """Return whether a typed word is an invitation, or a file, and no mesh's name.
 
     >>> is_invitation("lab"), is_invitation("lab.observer-1.join"), is_invitation("./lab")
     (False, True, True)

@@ -21,7 +21,7 @@ what happens on several.
 
 
 def this_machine() -> str:
-    """Return what names this machine, for those that may use its meshes."""
+    """Return the id of this machine, for those that may use its meshes."""
     return f"{machine_id()} {os.environ.get(APART, '')}"
 
 
@@ -57,7 +57,7 @@ class MeshAddress(NamedTuple):
 
     @property
     def lives(self) -> bool:
-        """Whether a controller of this machine still runs."""
+        """Whether the controller still runs, on this machine."""
         return is_running(self.pid, self.start_time)
 
     @property

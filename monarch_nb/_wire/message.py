@@ -136,8 +136,8 @@ def pack_plain(
     kind: int, flags: int, slot: int, src: int, dst: int, ref: int, target: int, origin: int,
     name: bytes, context: bytes, payload: bytes,
 ) -> bytes:  # fmt: skip
-    """Return what `pack` does, for a message without buffers; a third of the time, for fields by position are
-    quicker.
+    """Return the bytes of a message without buffers, as `pack` does in three times the time: fields by
+    position are quicker.
 
     >>> pack_plain(CALL, 0, 0, 1, 2, 0, 0, 0, b"noop", b"", b"") == pack(CALL, src=1, dst=2, name=b"noop")
     True

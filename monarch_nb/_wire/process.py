@@ -56,7 +56,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def process_trouble(pid: int, *, stopped_only: bool = False) -> str:
-    """Return what the kernel says of a process that can't run, in words; empty if nothing is special."""
+    """Return the kernel's state of a process that can't run, in words; empty if nothing is special."""
     letter = (_stat(pid) or "?")[_STATE]
     if letter in "Tt":
         return f"is stopped by a signal; wake it: kill -CONT {pid}"
@@ -117,8 +117,8 @@ def wait_until_gone(pid: int, timeout_s: float) -> bool:
 
 
 def machine_id() -> str:
-    """Return what names this machine, since it was booted, and our PID namespace on it: where pids mean
-    what they mean here.
+    """Return the id of this machine, since it was booted, and of our PID namespace on it: where pids mean the
+    same.
     """
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
@@ -129,8 +129,8 @@ def machine_id() -> str:
 
 
 def files_id() -> str:
-    """Return what two processes have in common that see the same files: the machine, as long as it runs,
-    and the mount namespace.
+    """Return an id that two processes share that see the same files: of the machine, as long as it runs, and
+    the mount namespace.
     """
     try:
         return f"{machine_id()} {os.readlink('/proc/self/ns/mnt')}"

@@ -1,5 +1,4 @@
-"""Those who have connected to a port of ours and haven't shown a key that we know: what they may cost is
-bounded.
+"""Connections to a port of ours that haven't shown a known key: their cost is bounded.
 
 They're cut after `HANDSHAKE_S`, or when there are too many: of the address with the most, the one that came
 first, so that nobody keeps hosts of other addresses out. What each may have in memory is one frame.
@@ -94,7 +93,7 @@ def end_connection(fd: int, peer: Peer) -> None:
 
 
 def peer_of(fd: int) -> Peer | None:
-    """Return who is at the other end; None if the connection has ended."""
+    """Return the process at the other end; None if the connection has ended."""
     with suppress(OSError), sockets.fromfd(fd, sockets.AF_INET, sockets.SOCK_STREAM) as connection:
         found = connection.getpeername()
         return found if isinstance(found, tuple) else None

@@ -122,7 +122,9 @@ class TakeContents(Request[None], frozen=True):
 
 
 class LookAtWorkspace(Request[Lacking], frozen=True):
-    """Say what is lacking of a manifest, which has come as a content."""
+    """Return the contents that a manifest names and this host lacks; the manifest itself came as a
+    content.
+    """
 
     name: str
     manifest: str

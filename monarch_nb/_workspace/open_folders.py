@@ -76,7 +76,7 @@ def _forget(at: int, sources: Sequence[str]) -> None:
 
 
 def _starts_of(name: str) -> Iterator[str]:
-    """Yield what stands before each dot: sources have dots, and so have tags of interpreters.
+    """Yield the name up to each dot: sources have dots, and so have tags of interpreters.
 
     >>> list(_starts_of("a.b.cpython-311.pyc"))
     ['a', 'a.b', 'a.b.cpython-311']

@@ -179,7 +179,7 @@ class Placer:
             return hash_file(fd) == entry.content if is_dry else self.staging.copy_in(fd, entry.content)
 
     def _is_theirs(self, root: OpenFolders, path: str, content: str) -> bool:
-        """Say whether something lies at a path that is neither what was placed there, nor what is to be."""
+        """Return whether a path holds something that is neither what was placed there, nor what is to be."""
         with suppress(FileNotFoundError, Planted):
             return self._is_changed(*root.parent(path), path, content)
         return False
@@ -307,7 +307,7 @@ class Placer:
                     return
 
     def _keep_theirs(self, at: int, name: str, path: str, content: str, done: _Done) -> None:
-        """Give what a rank has written there another name."""
+        """Rename a file that a rank has written where one is to be placed."""
         if not self._is_changed(at, name, path, content):
             return
         kept = next(n for n in _names_for_theirs(name) if status(at, n) is None)
@@ -382,8 +382,8 @@ def _reading(at: int, name: str) -> Iterator[int]:
 
 
 def _content_of(at: int, name: str, found: os.stat_result) -> str:
-    """Return what something holds: of a file, its sha256; of a link, its target; of anything else, nothing
-    that an entry has.
+    """Return the content of something: of a file, its sha256; of a link, its target; of anything else,
+    nothing that an entry has.
     """
     if stat.S_ISLNK(found.st_mode):
         return os.readlink(name, dir_fd=at)

@@ -66,7 +66,7 @@ class Record:
         return content in self.pending.get(path, ()) or (placed is not None and content == placed.content)
 
     def will_place(self, contents: Mapping[str, str]) -> None:
-        """Note what is about to be placed: by path, its content."""
+        """Note the contents that are about to be placed, by path."""
         self.manifest = ""
         for path, content in contents.items():
             self.pending.setdefault(path, set()).add(content)

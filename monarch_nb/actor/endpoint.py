@@ -165,7 +165,7 @@ class Load:
         return slot
 
     def next(self) -> int:
-        """Return whose turn it is, by nothing but the order."""
+        """Return the next slot in turn, by nothing but the order."""
         self.turn += 1
         return self.turn % len(self.num)
 

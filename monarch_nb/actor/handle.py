@@ -60,7 +60,7 @@ class MeshHandle(MeshTrait):
         return sessions.of_transport(self._transport)
 
     def _connected(self) -> None:
-        """Do what a subclass needs once this process has connected to the mesh of this handle."""
+        """Prepare a subclass once this process has connected to the mesh of the handle."""
 
 
 # --- for the rest of the package
@@ -77,7 +77,9 @@ def placement_of(handle: MeshHandle) -> Placement:
 
 
 def whole_of(handle: MeshHandle) -> Any:
-    """Return all members that were spawned with these, in one dimension; `handle` itself if that's all."""
+    """Return the handle of the whole spawn that a slice is of, in one dimension; `handle` itself if that's
+    all.
+    """
     placement = handle._placement
     if placement.is_whole:
         return handle
@@ -127,14 +129,14 @@ def is_on_other_hosts(handle: MeshHandle) -> bool:
 
 
 def own_by_caller(handle: MeshHandle) -> None:
-    """Let what has just been spawned belong to the running actor, if there is one: it ends with that."""
+    """Make the running actor, if there is one, the owner of a fresh spawn: the spawn ends with that actor."""
     handle._owner = call_context.get().actor
     if handle._owner is not None:
         handle._owner.owns(handle)
 
 
 def disown(handle: MeshHandle) -> None:
-    """Let this belong to nobody here."""
+    """Make a spawn owned by nobody here."""
     if handle._owner is not None:
         handle._owner.disowns(handle)
         handle._owner = None

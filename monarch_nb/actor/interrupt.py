@@ -69,7 +69,7 @@ def interrupt_and_raise(pending: Pending, what: str) -> NoReturn:
 
 
 def shut_down(pending: Pending, what: str) -> KernelShutDown:
-    """Return what is raised from a wait for a call when the kernel is being shut down."""
+    """Return the error that a wait for a call raises when the kernel is being shut down."""
     session = sessions.of_transport(pending.transport)
     call = f"the call of {what}" if what else "what it waited for"
     if session.private or session.connection is None:

@@ -67,7 +67,7 @@ def point_of(runner: Any) -> Point:
 
 
 def creator_of(runner: Any) -> CreatorInstance | None:
-    """Return who has spawned an actor; None at the root."""
+    """Return the actor that has spawned another; None at the root."""
     found: CreatorInstance | None = runner.created_by if runner is not None else None
     return found
 

@@ -47,7 +47,7 @@ class Placement:
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is all of the spawn, each process once."""
+        """Whether the placement is all of the spawn, each process once."""
         return len(self.procs) == len(self.all_procs)
 
     @property

@@ -143,7 +143,7 @@ class ProcMesh(MeshHandle):
             raise codec.name_culprit(error, _parts_of_call(what, function, args, kwargs)) from error.__cause__
 
     def _work(self, name: str, fields: object, what: str, *, origin: int | None = None) -> Future[Any]:
-        """Have all main threads do something; a future of the values."""
+        """Ask all main threads for a piece of work; return a future of the values."""
         self._check_alive(what)
         transport, where = self._transport, self._placement
         body = codec.encode(fields, what)
@@ -317,7 +317,7 @@ class ProcMesh(MeshHandle):
     def on_failure(
         self, do: str | Callable[[MeshFailure], Any], *, max_restarts: int = 5, window_s: float = 600.0
     ) -> None:
-        """Say what is done when a rank dies.
+        """Set the policy for the death of a rank.
 
         Args:
             do: "stop": nothing, uses of the rank raise until somebody heals it (the default); "heal": it's
@@ -431,7 +431,7 @@ class ProcMesh(MeshHandle):
     async def logging_option(
         self, stream_to_client: bool = True, aggregate_window_sec: float | None = 0.1, level: int = 20
     ) -> None:
-        """Say what becomes of the ranks' output in this program.
+        """Set how the ranks' output is shown in this program.
 
         Args:
             stream_to_client: whether to show it at all.
@@ -468,7 +468,7 @@ class ProcMesh(MeshHandle):
 def _parts_of_call(
     what: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, object]:
-    """Return what a call sends, by what an error calls each part."""
+    """Return the function and the arguments of a call, by the names that an error has for them."""
     try:
         named = inspect.signature(function).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):  # it doesn't fit, or says of itself nothing

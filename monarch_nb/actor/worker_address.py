@@ -99,8 +99,8 @@ def _endpoint(text: str, whole: str) -> Endpoint:
 
 
 def listening(address: WorkerAddress) -> Endpoint:
-    """Return what a worker is to listen at: with numbers, for names aren't listened at; of an inherited
-    socket, its own.
+    """Return the endpoint that a worker is to listen at: with numbers, for names aren't listened at; of an
+    inherited socket, its own.
 
     Raises:
         ValueError: for a name that nobody knows, or a descriptor that isn't a listening socket.

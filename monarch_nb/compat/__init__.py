@@ -25,7 +25,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Have them no longer; `%mesh` stays."""
+    """Take the magics of ipyparallel out; `%mesh` stays."""
     for kind, names in (("line", ("px", "autopx")), ("cell", ("px",))):
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)

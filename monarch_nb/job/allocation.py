@@ -89,7 +89,7 @@ class Allocation:
         )
 
     def to_json(self) -> str:
-        """Return it as a record."""
+        """Return the allocation as a record."""
         return json.dumps({"version": VERSION, **asdict(self)}, indent=1)
 
     @classmethod
@@ -187,8 +187,8 @@ def remove_record(mesh: str) -> None:
 
 
 def list_records() -> list[Allocation]:
-    """Return all that this user has asked for and that hasn't been seen to end; files that are no records
-    are passed over.
+    """Return the allocations that this user has asked for and that haven't been seen to end; files that are
+    no records are passed over.
     """
     found = []
     directory = records_directory()

@@ -112,7 +112,7 @@ class JobTrait(ABC):
         self.kill()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what pickles the description only: hosts belong to the program that has got them."""
+        """Return the description for pickle, without hosts: those belong to the program that has got them."""
         return _described, (type(self), {k: v for k, v in self.__dict__.items() if not k.startswith("_")})
 
     def dumps(self) -> bytes:

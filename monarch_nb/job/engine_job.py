@@ -43,8 +43,8 @@ class EngineJob(JobTrait):
         raise NotImplementedError
 
     def can_run(self, spec: EngineJob) -> str:
-        """Return what another job wants otherwise than this one; empty if this one's hosts will do. A job
-        that runs is never ended for it.
+        """Return the differences that keep another job off this one's hosts, as text; empty if these hosts
+        will do. A job that runs is never ended for it.
         """
         return self.spec().difference(spec.spec())
 

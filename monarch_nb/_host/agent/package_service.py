@@ -38,7 +38,9 @@ class PackageService:
 
     @handles(GetPackages)
     def do_get_packages(self, request: GetPackages, sender: Sender) -> HostPackages | Later:
-        """Say what is installed where ranks are started; nothing more if that's the asking program's own."""
+        """Return the packages of the environment in which ranks are started, or only that they are the asking
+        program's own.
+        """
         environment, path = self._process.supervisor.environment
         prefix = (environment and environment.prefix) or sys.prefix
         if request.files and (request.files, request.prefix) == (files_id(), prefix):

@@ -166,10 +166,10 @@ class HostProcess:
             self.send_local(message.dst, message.frame)
 
     def before_export(self, message: Message) -> None:
-        """Do what is due before a message of a rank here leaves for another host: a hook for subclasses."""
+        """Prepare for a message of a rank here to leave for another host: a hook for subclasses."""
 
     def before_accept(self, message: Message) -> None:
-        """Do what is due before ranks here get a message of another host: a hook for subclasses."""
+        """Prepare for ranks here to get a message of another host: a hook for subclasses."""
 
     def begin_cell(self, procs: Sequence[int], origin: int) -> None:
         """Assign what ranks here write without a mark from now on to the cell that they're about to run."""
@@ -193,7 +193,7 @@ class HostProcess:
             self.router.accept(frame, frames[1:])
 
     def handle(self, message: Message) -> None:
-        """Do what a message to this host process says."""
+        """Handle a message to this host process."""
         if message.kind in (wire.REPLY, wire.COMBINED):
             if message.ref == PING_REF:
                 self.heartbeat.answered(message.src)
@@ -308,7 +308,7 @@ class HostProcess:
         raise NotImplementedError
 
     def spread_ends(self, ends: Sequence[RankExit]) -> None:
-        """Tell all processes of this machine who has ended."""
+        """Tell all processes of this machine which ranks have ended."""
         event = RanksEnded(tuple(ends))
         for proc in [p for p in self.local.routes if p != self.me]:
             self.event(proc, event)
@@ -362,7 +362,9 @@ def _count_gpus() -> int:
 
 
 def visible_gpus() -> list[str]:
-    """Return what CUDA_VISIBLE_DEVICES would name each GPU here, within what we were given ourselves."""
+    """Return the names that CUDA_VISIBLE_DEVICES would have for the GPUs here, of those that this process was
+    given itself.
+    """
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return [d.strip() for d in given.split(",") if d.strip()]

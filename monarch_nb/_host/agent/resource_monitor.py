@@ -250,7 +250,7 @@ class ResourceMonitor:
         self._sampler.ask(pids, list(with_memory), done)
 
     def _take_processes(self, sample: Sample, ranks: list[Rank]) -> tuple[GpuStatus, ...]:
-        """Take what ranks use; return the GPUs, with the ranks that use them."""
+        """Read the use of resources by ranks; return the GPUs, with the ranks that use them."""
         by_pid = {r.pid: r for r in ranks}
         gpus = tuple(_with_ranks(gpu, by_pid) for gpu in sample.host.gpus)
         used = _gpu_memory(gpus, by_pid)

@@ -106,7 +106,9 @@ class WorkspaceService:
 
     @handles(LookAtWorkspace)
     def do_look_at_workspace(self, request: LookAtWorkspace, sender: Sender) -> Lacking | Later:
-        """Say what is lacking of a manifest, which has come as a content."""
+        """Return the contents that a manifest names and this host lacks; the manifest itself came as a
+        content.
+        """
 
         def look() -> object:
             placer = self._placer(request.name)

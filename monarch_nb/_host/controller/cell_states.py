@@ -237,7 +237,7 @@ class CellStates:
         return n in self._cells
 
     def history(self, n: int) -> list[WatchMessage]:
-        """Return what those who watch a cell from its beginning have been told, but for what it prints."""
+        """Return the messages that whoever watches a cell from its beginning has had, but for its output."""
         cell = self._cells[n]
         done = [r for r, s in cell.ended.items() if s == CellStatus.OK]
         return [
@@ -314,9 +314,7 @@ class CellStates:
             self._check_over(cell)
 
     def _tell_done(self, n: int) -> None:
-        """Tell who watches which ranks have ended a cell that goes on; of one that's over, the summary
-        tells.
-        """
+        """Tell watchers which ranks have ended a cell that goes on; of one that's over, the summary tells."""
         cell = self._cells.get(n)
         if cell is None:
             return
@@ -515,7 +513,7 @@ class CellStates:
             self._say(queue[0], text)
 
     def _say(self, cell: Cell, text: str) -> None:
-        """Tell those who watch a cell what is being done about it."""
+        """Tell watchers of a cell which step is being taken to end it."""
         cell.messages.append(text)
         self._tell(cell, CellMessage(text))
 

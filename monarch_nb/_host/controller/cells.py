@@ -158,7 +158,7 @@ class Cells:
         return self._states.num_running
 
     def waiters_of(self, proc: int) -> list[tuple[int, int]]:
-        """Return who watches the cells that run or wait on a rank, and so hears of its end: clients and
+        """Return the watchers of the cells that run or wait on a rank, who so hear of its end: clients and
         their refs.
         """
         return [(w.client, w.ref) for n in self._states.on(proc) for w in self._running[n].watchers]
@@ -461,7 +461,7 @@ class Cells:
         return bool(self.watchers(n))
 
     def say_on(self, proc: int, text: str) -> None:
-        """Tell those who watch the cell that runs on a rank."""
+        """Tell the watchers of the cell that runs on a rank."""
         self._happens(CellNotice(proc, text))
 
 

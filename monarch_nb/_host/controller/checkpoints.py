@@ -60,7 +60,7 @@ class _Gathering:
 
     @property
     def first(self) -> CheckpointGather:
-        """What the first member has said, of those that have come."""
+        """The message of the first member that has come."""
         return self.members[min(self.members)]
 
 
@@ -107,7 +107,7 @@ class CheckpointService:
         return found[-1] if found else None
 
     def epoch(self, actor_id: int) -> int:
-        """Return what members must know to save together."""
+        """Return the epoch, a number that members must know to save together."""
         return self._epochs.get(actor_id, 0)
 
     def tell_epoch(self, actor_id: int, procs: Iterable[int]) -> None:

@@ -177,7 +177,7 @@ class ClientService:
                 self._controller.event(client.proc, event)
 
     def who(self, proc: int) -> str:
-        """Return what people know a client by."""
+        """Return the name that people know a client by."""
         found = self._controller.registry.clients.get(proc)
         if found is None:
             return self._left.get(proc, "a program that has left")

@@ -142,7 +142,7 @@ class ControllerProcess(HostProcess):
     # --- sending
 
     def everybody(self) -> list[int]:
-        """Return all who are told of ends: clients, ranks, other hosts."""
+        """Return the proc ids of all who are told of ends: clients, ranks, other hosts."""
         ranks = [p.proc for p in self.registry.alive() if p.state == ProcState.RUNNING]
         return [
             *self.registry.clients,
@@ -207,12 +207,12 @@ class ControllerProcess(HostProcess):
         self.status_publisher.take_readings(0, rows, host)
 
     def watch_resources(self, on: bool) -> None:
-        """Have all hosts look often at what ranks do, or hardly ever."""
+        """Have all hosts sample their ranks often, or hardly ever."""
         self.resource_monitor.watch(on)
         self.hosts.tell_all(WatchResources(on))
 
     def process_state(self, proc: int) -> str:
-        """Return what the kernel says of a rank of this machine, in words; empty if nothing is special."""
+        """Return the kernel's state of a rank of this machine, in words; empty if nothing is special."""
         rank = self.supervisor.ranks.get(proc)
         return process_trouble(rank.pid) if rank is not None and rank.pid else ""
 

@@ -221,7 +221,7 @@ class DebugService:
 
     @handles(DebugStops)
     def do_debug_stops(self, request: DebugStops, sender: Sender) -> list[protocol.Stop]:
-        """Return who stands where."""
+        """Return all stops: which thread of which rank stands where."""
         return self._rows(request.group)
 
     @handles(DebugGroups)
@@ -321,7 +321,7 @@ class DebugService:
 
     @handles(DebugSet)
     def do_debug_set(self, request: DebugSet, sender: Sender) -> DebugSettings:
-        """Take settings, and return all; None leaves one as it is.
+        """Change settings of the debugger, and return all; None leaves one as it is.
 
         They are: `skip` breakpoints, stop `on_error`; after how long without anybody to debug them ranks run
         on (`abandoned_s`).
@@ -357,7 +357,7 @@ class DebugService:
         self._check_abandoned()
 
     def _changed(self) -> None:
-        """Tell who watches, once for what happens together."""
+        """Tell the watchers of the debugger, once for changes that happen together."""
         if self._on_change_once is not None:
             self._on_change_once()
         if not self._is_due:

@@ -64,7 +64,7 @@ class HearsOfExits(Protocol):
     """Does something about exits."""
 
     def rank_exited(self, exited: Exited) -> None:
-        """Do what is due after the end of a rank."""
+        """Tell all parts that a rank has ended."""
         ...
 
 
@@ -140,7 +140,7 @@ class Parts(Protocol):
 
 
 def subscribers(parts: Parts) -> tuple[Subscriber, ...]:
-    """Return who hears of exits, first things first."""
+    """Return the subscribers of exits, in the order in which they are told."""
     return (
         # Answers of the dead come no more: what waits for them goes on with those of others.
         Subscriber("router", lambda e: parts.router.forget(e.end.proc)),

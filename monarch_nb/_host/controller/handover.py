@@ -70,7 +70,7 @@ def socket_path(directory: str) -> str:
 
 
 def read_facts(directory: str) -> WarmFacts:
-    """Return what a warm controller says of itself.
+    """Return the facts that a warm controller has written about itself.
 
     Raises:
         OSError, ValueError: if it has gone, or says something else.
@@ -170,7 +170,7 @@ class Handover:
         self._tell_keeper(TAKEN)
 
     def _take_on(self, belongings: Belongings) -> None:
-        """Have what a process has that the program had started itself."""
+        """Take over the state that the program would have set up had it started the controller itself."""
         controller = self._controller
         os.environ.clear()
         os.environ.update(belongings.environ)

@@ -163,7 +163,7 @@ class Healing:
 
     @handles(SetPolicy)
     def do_policy(self, request: SetPolicy, sender: Sender) -> None:
-        """Say what is done when a rank of a group dies."""
+        """Set the policy for the death of a rank of a group."""
         group = self._controller.registry.group(request.group)
         group.policy = Policy(request.on_failure, request.max_restarts, request.window_s)
         self._controller.status_publisher.touch()
@@ -240,7 +240,7 @@ class Healing:
     # --- by itself
 
     def _follow_policy(self, end: RankExit) -> None:
-        """Do what is to be done when a rank of this group dies."""
+        """Follow the policy after the death of a rank of this group."""
         group = self._controller.registry.groups.get(end.group)
         if group is None:
             return
@@ -379,7 +379,7 @@ class Healing:
     def _choose_checkpoint(
         self, spec: SpawnSpec, slots: dict[int, int], missing: dict[int, int], report: Report
     ) -> Workflow[Resume | None]:
-        """Return what all actors of a spawn can go on from; None if nothing was saved."""
+        """Return the checkpoint from which all actors of a spawn can go on; None if nothing was saved."""
         service, survivors = (
             self._controller.checkpoints,
             {s: p for s, p in slots.items() if s not in missing},
@@ -451,6 +451,6 @@ class Healing:
 
 
 def _problem(error: Exception) -> str:
-    """Return what people are told of an error that has ended a heal."""
+    """Return the text that people see of an error that has ended a heal."""
     known = isinstance(error, ValueError | RuntimeError)
     return str(error) if known else f"{type(error).__name__}: {error}"

@@ -129,7 +129,7 @@ class HostService:
 
     @handles(Tickets)
     def do_tickets(self, request: Tickets, sender: Sender) -> list[Ticket]:
-        """Return what `num` new hosts need to dial the controller."""
+        """Return tickets for `num` new hosts, with which they dial the controller."""
         capacity.check_room(request.num, force=True)
         bind = request.bind or "tcp://127.0.0.1:*"
         labels = request.labels or [""] * request.num

@@ -92,7 +92,7 @@ class Invitations:
 
     @handles(Refusals)
     def do_refusals(self, request: Refusals, sender: Sender) -> list[str]:
-        """Return who has knocked and wasn't let in, and why."""
+        """Return a line about each host that has knocked and wasn't let in, with the reason."""
         return list(self._refusals)
 
     def close_all(self) -> None:

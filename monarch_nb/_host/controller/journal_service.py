@@ -127,7 +127,7 @@ class JournalService:
 
     @property
     def notice(self) -> str:
-        """What people are told while nothing is kept; empty if all is."""
+        """The warning to people while nothing is kept; empty if all is."""
         if self.is_off:
             return (
                 f"the journal of mesh {self._controller.name!r} is off: what cells print isn't kept. Turn "
@@ -276,7 +276,7 @@ class JournalService:
 
     @handles(GetMissed)
     def do_missed(self, request: GetMissed, sender: Sender) -> Unseen:
-        """Return what nobody has seen: cells, and from where in the journal on other output."""
+        """Return the cells that nobody has seen, and where unseen other output begins in the journal."""
         cells = [
             each
             for each in self.entries.entries.values()

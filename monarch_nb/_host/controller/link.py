@@ -112,7 +112,7 @@ class HostLink:
     # --- letting hosts in
 
     def ticket(self, host: Host, bind: str) -> Ticket:
-        """Return what a host process needs to dial in and take a place; what was given out for it before
+        """Return a ticket by which a host process dials in and takes a place; the last ticket for the place
         is void.
         """
         endpoint = self.listen_on(bind)

@@ -86,7 +86,7 @@ class Parts(Sends, Protocol):
     registry: Registry
 
     def handle(self, message: Message) -> None:
-        """Do what a message to the controller says."""
+        """Handle a message to the controller."""
         ...
 
     def receive_remote(self, frames: Any) -> None:
@@ -171,7 +171,7 @@ class Members:
 
     @handles(ListKeys)
     def do_list_keys(self, request: ListKeys, sender: Sender) -> list[KeyRow]:
-        """Return who may be in the mesh besides its owner."""
+        """Return the members of the mesh besides its owner, by their keys."""
         return [self._row(member) for member in self._members.values()]
 
     def _row(self, member: Member) -> KeyRow:
@@ -181,7 +181,7 @@ class Members:
 
     @handles(Unshare)
     def do_unshare(self, request: Unshare, sender: Sender) -> list[KeyRow]:
-        """Let nobody in any more by a key; whoever is in by it is out at once."""
+        """Make a key void; whoever is connected by it is disconnected at once."""
         if request.key and request.key not in self._members:
             known = ", ".join(self._members) or "none"
             raise RequestError(
@@ -389,16 +389,16 @@ class Members:
         return "" if journal.is_off else journal.store.directory
 
     def _detail(self, name: str, message: Message) -> str:
-        """Return what shows of a request besides its name; nothing while nothing of cells is kept."""
+        """Return the detail of a request for the audit; nothing while nothing of cells is kept."""
         return "" if self._controller.journal.is_off else _detail(name, message)
 
     @handles(GetAudit)
     def do_get_audit(self, request: GetAudit, sender: Sender) -> list[AuditRow]:
-        """Return who did what."""
+        """Return the audit: who asked for what."""
         return self.audit.last(request.limit)
 
     def describe(self, member: Member, what: str) -> str:
-        """Return what a member's program is known by.
+        """Return the name by which a member's program is known.
 
         >>> ada = Member("observer-1", Role.OBSERVER, 1, "", (), None, who="ada@lab")
         >>> Members.describe(None, ada, "kernel")
@@ -424,7 +424,7 @@ def _is_for_ranks(message: Message) -> bool:
 
 
 def _detail(name: str, message: Message) -> str:
-    """Return what shows of a request besides its name: the first line of a cell, unless that isn't kept."""
+    """Return the detail of a request for the audit: the first line of a cell, unless cells aren't kept."""
     if name != RunCell.wire_name:
         return ""
     try:

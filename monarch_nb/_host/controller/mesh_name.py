@@ -76,7 +76,7 @@ class MeshName:
         return self._claim is not None
 
     def _note(self, state: ClaimState) -> bytes:
-        """Return what others may know who want the same name."""
+        """Return the note in the claim's file, for others who want the same name."""
         return ClaimNote(state, os.getpid(), self._who).as_json()
 
     def show(self, connection_path: str) -> None:

@@ -30,10 +30,10 @@ class NameService:
 
     @handles(GetMesh)
     def do_get_mesh(self, request: GetMesh, sender: Sender) -> GroupRecord | None:
-        """Return them."""
+        """Return the record of the ranks that people call by the mesh's name; None if there are none."""
         return self._registry.mesh
 
     @handles(GetName)
     def do_get_name(self, request: GetName, sender: Sender) -> Plain:
-        """Return what was entered under a name, or None."""
+        """Return the value that was entered under a name, or None."""
         return self._names.get(request.name)

@@ -146,7 +146,7 @@ class OutputService:
         return LATER
 
     def _chosen(self, asked: WatchOutput) -> Wanted:
-        """Return what tells the records that a client has asked for."""
+        """Return a filter of the records that a client has asked for."""
         group, ranks, origin, store = asked.group, asked.ranks, asked.origin, self._store
         chosen = None if ranks is None else set(ranks)
 
@@ -187,7 +187,9 @@ class OutputService:
 
 
 def _own_output(number: int) -> Wanted:
-    """Return what a client sees without asking: output of its own calls, and what belongs to nobody."""
+    """Return a filter of the output that a client sees without asking: that of its own calls, and output that
+    belongs to nobody.
+    """
     mine = CLIENT_ORIGIN >> CLIENT_BITS | (number & CLIENT_MASK)
 
     def wanted(record: Record) -> bool:

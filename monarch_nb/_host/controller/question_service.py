@@ -110,7 +110,7 @@ class QuestionService:
 
     @handles(UserQuestions)
     def do_user_questions(self, request: UserQuestions, sender: Sender) -> list[QuestionRow]:
-        """Return what a client is asked, by rank."""
+        """Return the questions to a client's user, by rank."""
         ranks = self._registry.procs
         mine = [q for q in self._questions.values() if q.client == sender.proc]
         rows = [QuestionRow(q.id, ranks[q.proc].rank, q.prompt, q.hidden) for q in mine]

@@ -67,7 +67,7 @@ class Parts(SendsFrames, Protocol):
 
     @property
     def mesh_address(self) -> MeshAddress:
-        """What handles on this mesh carry."""
+        """The address of this mesh, which handles on it carry."""
         ...
 
     def rank_is_up(self, proc: int) -> None:
@@ -145,7 +145,7 @@ class RankService:
             controller.hosts.ask(index, StartRanks(own, spec, there, group.method))
 
     def place(self, group: Group, entry: Proc) -> dict[str, int]:
-        """Return what a rank is to know of its place."""
+        """Return a rank's place: its number on its host and in the mesh, and how many ranks there are."""
         host = address.host_of(entry.proc)
         return {
             "rank": entry.rank,
@@ -295,7 +295,7 @@ class RankService:
         )
 
     def tell_end(self, end: RankExit) -> None:
-        """Tell all processes of this machine, all clients and all other hosts."""
+        """Tell all processes of this machine, all clients and all other hosts that a rank has ended."""
         controller = self._controller
         controller.spread_ends([end])
         for client in controller.registry.clients:

@@ -109,7 +109,7 @@ class Group:
         return encode_extent(self.extent)
 
     def record(self, env: Mapping[str, str] | None = None) -> GroupRecord:
-        """Return what handles on it are made of."""
+        """Return the record of the group, of which handles on it are made."""
         return GroupRecord(
             self.name,
             tuple(self.procs),

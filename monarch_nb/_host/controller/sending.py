@@ -31,5 +31,5 @@ class SendsFrames(Sends, Protocol):
         ...
 
     def everybody(self) -> list[int]:
-        """Return all who are told of ends: clients, ranks, other hosts."""
+        """Return the proc ids of all who are told of ends: clients, ranks, other hosts."""
         ...

@@ -52,7 +52,7 @@ class Parts(Sends, Protocol):
     stack_service: StackService
 
     def process_state(self, proc: int) -> str:
-        """Return what the kernel says of a rank of this machine; empty if nothing is special."""
+        """Return the kernel's state of a rank of this machine; empty if nothing is special."""
         ...
 
 
@@ -82,7 +82,7 @@ class StackRequests:
 
     @handles(Hang)
     def do_hang(self, request: Hang, sender: Sender) -> dict[int, HangRow] | Later:
-        """Return what ranks wait for, by rank."""
+        """Return the things that ranks wait for, by rank."""
         self.hang(
             self._controller.registry.by_rank(request.procs),
             partial(self._controller.reply, sender.proc, sender.ref),

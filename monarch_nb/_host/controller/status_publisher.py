@@ -70,7 +70,7 @@ class Parts(SendsFrames, Protocol):
     versions: dict[str, str]
 
     def watch_resources(self, on: bool) -> None:
-        """Have all hosts look often at what ranks do, or hardly ever."""
+        """Have all hosts sample their ranks often, or hardly ever."""
         ...
 
 
@@ -110,7 +110,7 @@ class StatusPublisher:
 
     @handles(ResourcesSeen)
     def on_resources(self, event: ResourcesSeen, sender: Sender) -> None:
-        """Take what another host has seen of its ranks and its machine."""
+        """Take the readings of another host: of its ranks and its machine."""
         self.take_readings(address.host_of(sender.proc), event.rows, event.host)
 
     @property
@@ -119,7 +119,7 @@ class StatusPublisher:
         return bool(self._watches)
 
     def take_readings(self, host: int, rows: Rows, machine: MonitoredHost | None) -> None:
-        """Take what a host process has seen."""
+        """Take the readings of a host process."""
         self._monitored.update(rows)
         if machine is not None:
             self._machines[host] = machine
@@ -247,7 +247,7 @@ class StatusPublisher:
     # --- a fresh look
 
     def _look(self, done: Callable[[], None]) -> None:
-        """Have all hosts look at everything; `done` is called when they have, or after `LOOK_S`."""
+        """Ask all hosts for fresh readings; `done` is called when they have come, or after `LOOK_S`."""
         self._num_looks += 1
         ref = self._num_looks
         controller = self._controller

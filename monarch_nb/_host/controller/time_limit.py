@@ -80,7 +80,7 @@ class TimeLimit:
         return f"{self._job} ends in {left}: a cell would be cut off. More time: %mesh extend 1h"
 
     def describe_end(self, job: str) -> str:
-        """Return what has become of a job whose hosts were told to end, in words."""
+        """Describe, in words, a job whose hosts were told to end."""
         is_up = self._state.is_up(time.time())
         if is_up is None:
             return f"{job}, which was cancelled or whose time is up"

@@ -45,7 +45,7 @@ class TimeLimitState:
         self._done: set[tuple[float, Step]] = set()
 
     def set(self, ends_at: float | None, now: float) -> None:
-        """Say when the limit is. What is to be done before it is done anew if there's time for it again."""
+        """Set the limit. Steps that were done are done anew if there's time for them again."""
         self.ends_at = ends_at
         self._done = {
             (before_s, step) for before_s, step in self._done if not self._lies_ahead(before_s, now)
@@ -70,7 +70,7 @@ class TimeLimitState:
         ]
 
     def due(self, now: float) -> list[Step]:
-        """Return what is to be done now, each once; it counts as done then."""
+        """Return the steps that are due, each once; they count as done then."""
         if self.ends_at is None or now >= self.ends_at:
             return []
         found = [
@@ -91,5 +91,5 @@ class TimeLimitState:
         return self.notice_s is not None and self.ends_at is not None and 0 <= self.ends_at - now <= CLOSE_S
 
     def is_up(self, now: float) -> bool | None:
-        """Say whether what is ended now is ended by the limit; None if there's none known."""
+        """Return whether a host that ends now is ended by the limit; None if no limit is known."""
         return None if self.ends_at is None else -CLOSE_S <= now - self.ends_at <= OVER_S

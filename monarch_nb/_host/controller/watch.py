@@ -105,7 +105,7 @@ class Watch:
             self._num_unkept_bytes += len(new.packed)
 
     def _note_unkept(self) -> None:
-        """Say what is missing here, if anything is."""
+        """Tell the watcher how much output is missing in the journal, if any is."""
         if self._num_unkept_bytes:
             num, self._num_unkept_bytes = self._num_unkept_bytes, 0
             self._add(

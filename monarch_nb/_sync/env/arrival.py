@@ -61,7 +61,7 @@ class Order:
     link: str = ""
 
     def line(self) -> bytes:
-        """Return it as a line."""
+        """Return the message as a line of JSON."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
 

@@ -73,7 +73,7 @@ class HashCache:
                         )
 
     def get(self, info: os.stat_result, treatment: str) -> Content | None:
-        """Return what a file with this status goes as, if that's known."""
+        """Return the content of a file with this status, if the cache has it."""
         row = self._rows.get((info.st_dev, info.st_ino, treatment))
         if row is None or row.size != info.st_size or row.mtime_ns != info.st_mtime_ns:
             return None

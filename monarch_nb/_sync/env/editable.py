@@ -40,7 +40,7 @@ class Hooks:
 
 
 def editable_hooks(site: str) -> Hooks:
-    """Return what `.pth` files and finders of a site directory lead to."""
+    """Return the folders and modules that `.pth` files and finders of a site directory lead to."""
     folders: dict[str, None] = {}
     built: dict[str, None] = {}
     loaders, unbuilt = [], []
@@ -88,7 +88,7 @@ def _paths_in(text: str) -> Iterator[str]:
 
 
 def _existing_parents(paths: Iterable[str]) -> Iterator[str]:
-    """Yield what is to be on a host so that these can be imported: the directory, or that of a module."""
+    """Yield the directory that makes each path importable: the path itself, or that of the module."""
     for path in paths:
         if os.path.isdir(path):
             yield os.path.normpath(path)

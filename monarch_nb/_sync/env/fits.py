@@ -56,7 +56,7 @@ class Machine:
 
 
 def this_machine(store: str) -> Machine:
-    """Return what this machine is like; `store`: an existing directory where the store is."""
+    """Return the facts about this machine; `store`: an existing directory where the store is."""
     disk = os.statvfs(store)
     libc = " ".join(platform.libc_ver()).strip()
     free_inodes = disk.f_favail or 1 << 62  # some file systems have no fixed number
@@ -89,7 +89,7 @@ def refusal(facts: Mapping[str, str], there: Machine) -> str:
 
 
 def warnings(facts: Mapping[str, str], there: Machine) -> Iterator[str]:
-    """Yield what will not work on a machine, though the environment runs there."""
+    """Yield warnings of features that will not work on a machine, though the environment runs there."""
     cuda = facts.get("cuda", "")
     major = int(cuda.partition(".")[0]) if cuda.partition(".")[0].isdecimal() else 0
     least = _LEAST_DRIVER.get(major, 0)

@@ -29,7 +29,7 @@ def installed(found: Layers) -> dict[str, PackageDigest]:
 
 
 def installed_here() -> dict[str, PackageDigest]:
-    """Return what this process runs with: its packages, and Python itself as one of them.
+    """Return the packages of this process, and Python itself as one of them.
 
     Raises:
         EnvironmentSyncError: if this is a distribution's own environment.
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def packages_of(layer: Layer) -> Iterator[Package]:
-    """Yield what was installed into a layer."""
+    """Yield the packages that were installed into a layer."""
     if layer.kind == CONDA:
         yield from conda_packages(layer.root)
     for site in layer.sites:

@@ -48,7 +48,7 @@ class Interpreter:
 
 
 def this_interpreter(path: Sequence[str] | None = None) -> Interpreter:
-    """Return what this process runs with.
+    """Return this process' interpreter.
 
     Args:
         path: what stands for `sys.path`; by default that.
@@ -70,7 +70,7 @@ def this_interpreter(path: Sequence[str] | None = None) -> Interpreter:
 
 
 def interpreter_of(executable: str) -> Interpreter:
-    """Return what another interpreter runs with.
+    """Return the facts about another interpreter, by asking it.
 
     Raises:
         OSError: if it can't be started.

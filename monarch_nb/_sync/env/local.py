@@ -51,7 +51,7 @@ class FileChanged(EnvironmentSyncError):
 
 
 def changed(file: str) -> FileChanged:
-    """Return what to raise for a file that isn't what its record or the cache says."""
+    """Return the error for a file that differs from its record or from the cache."""
     return FileChanged(
         f"{file} has changed meanwhile, or isn't what its package's record says: "
         "once more, or with --verify, which reads every file"

@@ -135,7 +135,7 @@ def manifest_of(facts: Mapping[str, str], parts: Iterable[Part]) -> Manifest:
 
 
 def read_manifest(text: bytes) -> Manifest:
-    """Return what canonical bytes say.
+    """Return the manifest of canonical bytes.
 
     Raises:
         ManifestError: if they aren't canonical.
@@ -156,8 +156,8 @@ def read_manifest(text: bytes) -> Manifest:
 
 
 def read_part(text: bytes) -> Part:
-    """Return what canonical bytes say, every path and link checked on its own; `check_tree` checks them
-    together.
+    """Return the part of a manifest of canonical bytes, every path and link checked on its own; `check_tree`
+    checks them together.
 
     Raises:
         ManifestError: if they aren't canonical, or something would lead out of the prefix.
@@ -245,7 +245,7 @@ def _entry(line: str) -> Entry:
 
 
 def _canonical(found: _Read, text: bytes) -> _Read:
-    """Return what was read, if its canonical bytes are those that it was read from."""
+    """Return the value that was read, if its canonical bytes are those that it was read from."""
     if found.text != text:
         raise ManifestError(
             "these bytes aren't canonical: something is out of order, twice, or encoded otherwise"

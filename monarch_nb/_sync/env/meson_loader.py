@@ -74,7 +74,7 @@ def modules(text: str) -> dict[str, str]:
 
 
 def plain_loader(text: str) -> bytes:
-    """Return what a host has in the place of a loader: nothing is built there."""
+    """Return the loader that a host gets, which builds nothing."""
     files = "".join(f"    {name!r}: {path!r},\n" for name, path in modules(text).items())
     return _LOADER.replace("{files}", f"{{\n{files}}}").encode("utf-8", "surrogateescape")
 
@@ -100,7 +100,7 @@ def _modules_at(place: str, source: str) -> Iterator[tuple[str, str]]:
 
 
 def _module_name(place: str) -> str:
-    """Return what a file is imported as, from where it would be installed; "" if it's no module.
+    """Return the name that a file is imported by, from where it would be installed; "" if it's no module.
 
     >>> _module_name("mine/native.cpython-311-x86_64-linux-gnu.so"), _module_name("mine/__init__.py")
     ('mine.native', 'mine')

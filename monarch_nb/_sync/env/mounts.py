@@ -21,7 +21,7 @@ class FileSystem(NamedTuple):
 
     @property
     def is_remote(self) -> bool:
-        """Whether its files are another machine's."""
+        """Whether the files of the mount are another machine's."""
         return self.type in NETWORK or self.type.startswith("fuse.")
 
 

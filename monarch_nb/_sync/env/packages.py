@@ -49,7 +49,7 @@ class PackageDifference:
 
 
 def digest_of(package: Package, edited: Iterable[str] = ()) -> PackageDigest:
-    """Return what a package is, by what its installer has written down.
+    """Return the digest of a package, by the records of its installer.
 
     Args:
         edited: files that aren't what was installed.

@@ -77,8 +77,8 @@ class Package:
 
 
 def wheel_packages(root: str, site: str) -> Iterator[Package]:
-    """Yield what is installed in a directory by its `.dist-info`; what conda has installed is left to its own
-    records.
+    """Yield the packages of a directory by their `.dist-info`; those that conda has installed are left to its
+    own records.
 
     Args:
         root: of the layer.
@@ -104,7 +104,7 @@ def wheel_glibc(root: str, site: str) -> Iterator[str]:
 
 
 def conda_packages(root: str) -> Iterator[Package]:
-    """Yield what conda, mamba or pixi have installed into a prefix."""
+    """Yield the packages that conda, mamba or pixi have installed into a prefix."""
     folder = os.path.join(root, "conda-meta")
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)

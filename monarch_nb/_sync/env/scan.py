@@ -58,7 +58,7 @@ class Scanned:
 
 
 def scan(found: Layers, cache: HashCache, *, verify: bool = False) -> Scanned:
-    """Return what layers consist of.
+    """Return the contents of layers.
 
     Args:
         cache: what is known of files; it's written, too.
@@ -185,7 +185,7 @@ class _LayerScan:
         self._drop_orphaned_byte_code()
 
     def parts(self) -> Iterator[Part]:
-        """Yield what belongs together."""
+        """Yield the parts of the environment: files that belong together."""
         entries: dict[str, list[Entry]] = {}
         for path, content in self._contents.items():
             kind = _kind(content, self._status[path])
@@ -288,7 +288,7 @@ class _LayerScan:
             )
 
     def _inside(self, path: str, target: str) -> str:
-        """Return a link's target as it is in a prefix: relative, from layer to layer."""
+        """Return the target of a link within a prefix: relative, from layer to layer."""
         folder = os.path.dirname(f"{self._layer.root}/{path}")
         absolute = os.path.normpath(os.path.join(folder, target))
         inside = [name for name, root in self._treater.roots.items() if layers.is_below(absolute, root)]

@@ -276,7 +276,7 @@ def write_all(fd: int, block: bytes | memoryview) -> None:
 
 
 def full_or(error: OSError, root: str) -> Exception:
-    """Return what to raise for an error of writing."""
+    """Return the exception to raise for an error of writing: that of a full disk, or the error itself."""
     if error.errno not in _FULL:
         return error
     advice = f"monarch-nb sync --gc there frees what nobody uses; {STORE_VARIABLE}=DIRECTORY is another place"

@@ -29,7 +29,8 @@ def on_network(root: str) -> str:
 
 
 def lacking(root: str, tmp: str) -> str:
-    """Return what the file system of a store can't do; empty if it can all that is needed. Tries it.
+    """Return the features that the file system of a store lacks, as text; empty if it has all that are
+    needed. Tries them.
 
     Args:
         tmp: a directory of our own in it; what is tried is removed.

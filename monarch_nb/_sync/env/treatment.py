@@ -70,7 +70,7 @@ class Treater:
         return hashlib.sha256(json.dumps(sorted(self.roots.items())).encode()).hexdigest()[:16]
 
     def key(self, source: Source) -> str:
-        """Return what a result depends on besides the file: as the cache needs it."""
+        """Return the inputs of a result besides the file, as the cache needs them."""
         if source.treatment == BYTE_CODE:
             return f"{BYTE_CODE} {source.origin[0]} {source.origin[1]}"
         if source.treatment == RAW:
@@ -81,7 +81,7 @@ class Treater:
         return f"{PREFIX} {self._name} {source.path} {placeholder}"
 
     def read(self, source: Source) -> Treated:
-        """Return what goes.
+        """Return the content of a source as it is sent.
 
         Raises:
             OSError: if the file can't be read.

@@ -145,8 +145,9 @@ def _is_environment(root: str, path: str) -> bool:
 
 
 def _git_files(root: str) -> list[str] | None:
-    """Return what is tracked below a directory, or would be; None if that's no repository, or git isn't
-    there."""
+    """Return the files below a directory that git tracks, or would; None if that's no repository, or git
+    isn't there.
+    """
     command = ["git", "-C", root, "ls-files", "-co", "--exclude-standard", "-z"]
     try:
         listed = subprocess.run(

@@ -89,7 +89,7 @@ class Engine(ABC):
 
     @abstractmethod
     def check(self, spec: HostSpec) -> list[str]:
-        """Return what is known to be wrong with a request before it's made: 9 nodes of 3, a limit of the
+        """Return the errors that can be known before a request is made: 9 nodes of 3, a limit of the
         partition.
         """
 
@@ -110,7 +110,8 @@ class Engine(ABC):
         """Give all hosts back. What has ended already is no error."""
 
     def further(self, asked: Sequence[Allocation], num: int) -> HostSpec:
-        """Return what to ask for, so that a mesh gets `num` hosts besides those that it has for `asked`.
+        """Return the specification to ask for, so that a mesh gets `num` hosts besides those that it has for
+        `asked`.
 
         Raises:
             EngineError: if it's known that there are no more, with what to type.
@@ -135,5 +136,5 @@ class Engine(ABC):
         return []
 
     def script(self, allocation: Allocation) -> str:
-        """Return what will be run or submitted, for people to read before it is."""
+        """Return the script that will be run or submitted, for people to read before it is."""
         raise EngineError(f"engine {self.name} has no script to show")

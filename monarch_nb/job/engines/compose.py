@@ -86,7 +86,7 @@ class Compose(Engine):
         return Look(State.GRANTED, nodes=there) if there else Look(State.ENDED, "its hosts have ended")
 
     def end_allocation(self, allocation: Allocation) -> None:
-        """Let those wait again that haven't joined. Others do when their mesh ends."""
+        """Release hosts that haven't joined, so that they wait again. Others do when their mesh ends."""
         for host in allocation.parts:
             pool.release(allocation.directory, host)
             pool.forget_refusal(allocation.directory, host)

@@ -233,7 +233,7 @@ def _wrong_values(spec: HostSpec) -> list[str]:
 
 
 def _too_few(spec: HostSpec, nodes: list[Node]) -> list[str]:
-    """Say that no waiting would do: the cluster hasn't as many nodes of the kind, whoever has them now."""
+    """Say that no waiting would help: the cluster hasn't as many nodes of the kind, whoever has them now."""
     if not nodes or spec.own_value("autoscale") == "true" or spec.own_value("same_node") == "true":
         return []
     fitting = [node for node in nodes if _fits(spec, node)]
@@ -263,7 +263,7 @@ def _waiting(pod: Pod) -> list[tuple[str, str]]:
 
 
 def _last_words(pod: Pod) -> list[str]:
-    """Return what a pod's launcher has said last, if it has failed; and why Kubernetes has ended it."""
+    """Return the last output of a pod's launcher, if it has failed; and why Kubernetes has ended it."""
     name = pod.spec.node_name or pod.metadata.name
     if pod.status.phase == "Failed" and pod.status.reason:
         return [f"node {name}: {pod.status.reason}: {pod.status.message or ''}".rstrip(": ")]

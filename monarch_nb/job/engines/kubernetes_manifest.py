@@ -169,9 +169,9 @@ def resources(spec: HostSpec) -> Manifest:
 
 
 def script(spec: HostSpec) -> str:
-    """Return what a pod's shell runs: the profile's setup, then the launcher, which is told when the pod is
-    to end. It ends with 0 in any case, or the job would start the host again, which has no place any
-    more; what went wrong is written where Kubernetes shows it.
+    """Return the script that a pod's shell runs: the profile's setup, then the launcher, which is told when
+    the pod is to end. It ends with 0 in any case, or the job would start the host again, which has no place
+    any more; the error is written where Kubernetes shows it.
     """
     launcher = shell.launcher_command(replace(spec, python=spec.python or "python3"))
     setup = "".join(f"{line}\n" for line in spec.setup)

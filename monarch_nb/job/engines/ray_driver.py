@@ -55,7 +55,7 @@ class Host:
         return str(ray.util.get_node_ip_address())
 
     def ended(self) -> str | None:
-        """Return what a launcher that has ended has said; None while it runs."""
+        """Return the last output of a launcher that has ended; None while it runs."""
         code = self.process.poll()
         if code is None:
             return None

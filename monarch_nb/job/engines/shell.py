@@ -29,7 +29,7 @@ class Done:
 
     @property
     def words(self) -> str:
-        """What it said last, for a message."""
+        """The last output of the command, for a message."""
         lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
         return "; ".join(lines[-3:]) or f"exit code {self.code}"
 

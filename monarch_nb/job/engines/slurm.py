@@ -284,7 +284,7 @@ _INVITATION = "<the invitation: a secret>"
 
 
 def _variables() -> list[str]:
-    """Return what of our own environment a job gets: nothing of it but settings of this package."""
+    """Return the part of our own environment that a job gets: settings of this package only."""
     return [
         f"export {k}={shlex.quote(v)}"
         for k, v in os.environ.items()
