@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -88,8 +88,7 @@ class DryRun:
         findings: layers that look across the batch.
         used: names of parameters that contribute to the result.
         num_flops: of one rank's forward.
-        saved_bytes: what one rank keeps for the backward; `saved_by_layer`: the same by layer that made it.
-        num_ops: how many operations it is.
+        saved_bytes: what one rank keeps for the backward.
     """
 
     outputs: tuple[Out, ...]
@@ -99,8 +98,6 @@ class DryRun:
     used: frozenset[str]
     num_flops: int = 0
     saved_bytes: int = 0
-    saved_by_layer: Mapping[str, int] = field(default_factory=dict)
-    num_ops: int = 0
 
 
 class CantFollow(Exception):
@@ -274,10 +271,7 @@ class DryRunner:
         kept = tuple(None if isinstance(x, torch.Tensor) else x for x in leaves)
         holes = tuple(_Hole if isinstance(x, torch.Tensor) else k for x, k in zip(leaves, kept, strict=True))
         findings = tuple(replace(f, num_bytes=local.gathered.get(f.path, 0)) for f in self._known)
-        return DryRun(
-            outputs, holes, structure, findings, used, local.num_flops, sum(local.saved.values()),
-            dict(local.saved), len(local.steps),
-        )  # fmt: skip
+        return DryRun(outputs, holes, structure, findings, used, local.num_flops, local.saved_bytes)
 
 
 _Hole: Any = object()
@@ -428,7 +422,7 @@ class _Local(_Mode):
         super().__init__(runner, whole, rows)
         self.steps: list[_Step] = []
         self.num_flops = 0
-        self.saved: dict[str, int] = {}
+        self.saved_bytes = 0
         self.gathered: dict[str, int] = {}
         self._seen: set[int] = set()
         self._kept: list[Any] = []
@@ -445,7 +439,7 @@ class _Local(_Mode):
             self._seen.add(storage._cdata)
             self._kept.append(storage)
             if not self.name_of(value):
-                self.saved[self.path] = self.saved.get(self.path, 0) + storage.nbytes()
+                self.saved_bytes += storage.nbytes()
         return value
 
     def value(self, plain: torch.Tensor) -> torch.Tensor:

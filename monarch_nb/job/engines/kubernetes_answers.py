@@ -31,12 +31,11 @@ class Meta(_Answer, frozen=True):
     name: str
     uid: str = ""
     labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
     deletion_timestamp: str | None = None
 
 
 class Condition(_Answer, frozen=True):
-    """One thing that holds of an object, or doesn't."""
+    """A condition of an object, which holds or doesn't."""
 
     type: str
     status: str
