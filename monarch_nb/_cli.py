@@ -207,7 +207,7 @@ def clusters(arguments: argparse.Namespace) -> None:
 
 
 def queue(arguments: argparse.Namespace) -> None:
-    """Print what engines were asked for."""
+    """Print the requests that engines have."""
     from monarch_nb._commands.clusters import queue_text
 
     _say(arguments, queue_text())

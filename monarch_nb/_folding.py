@@ -7,8 +7,8 @@ one); all other text may differ in its *values*: numbers, sizes, times, addresse
 value is listed, in the order of the ranks; where several ranks have the same one of a few values, with their
 ranks (`{[0-3] 5; [4-7] 7}`).
 
-This is for what goes wrong. What ranks print in the ordinary way stays as they print it: there, a number is
-the news.
+This is for errors and warnings. Ordinary output of ranks stays as they print it: there, the numbers are what
+people look for.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def _seconds(name: str, value: Any) -> float:
 
 
 def get_global_config() -> dict[str, Any]:
-    """Return the settings that hold: the defaults, and what this program has said."""
+    """Return the settings that hold: the defaults, and the changes of this program."""
     return {name: each.default for name, each in EFFECTIVE.items()} | _given
 
 
@@ -143,7 +143,7 @@ def get_runtime_config() -> dict[str, Any]:
 
 
 def clear_runtime_config() -> None:
-    """Take back all that this program has said."""
+    """Take back all changes of this program."""
     _given.clear()
     vars(preferences).update(vars(type(preferences)()))
 

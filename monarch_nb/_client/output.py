@@ -181,7 +181,7 @@ class StandardOutput:
         return self.enabled and preferences.shows_output
 
     def remember(self, origin: int, context: contextvars.Context) -> None:
-        """Write what `origin` causes in this context from now on: ipykernel routes by it."""
+        """Route output that `origin` causes in this context from now on, as ipykernel does by origin."""
         self._contexts[origin] = context
         if len(self._contexts) > 1000:
             del self._contexts[next(iter(self._contexts))]

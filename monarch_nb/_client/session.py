@@ -524,7 +524,7 @@ def _private() -> Session:
 
 
 def _show_notice(what: str | Report) -> None:
-    """Show what was done about a loss without being asked."""
+    """Show the notice of a heal or another response to a loss that nobody has asked for."""
     text = what if isinstance(what, str) else f"healed by itself: {HealReport.of(what)}"
     print(text, file=sys.stderr, flush=True)
 

@@ -21,7 +21,7 @@ class PromptError(ValueError):
 
 @dataclass(frozen=True)
 class ListStops:
-    """Show who stands where."""
+    """Show the stops."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Detach:
 
 @dataclass(frozen=True)
 class Quit:
-    """Let all run on."""
+    """Let all ranks run on."""
 
 
 @dataclass(frozen=True)

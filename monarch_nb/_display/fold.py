@@ -500,8 +500,8 @@ def _ranks_of(mask: int) -> tuple[int, ...]:
 def in_rank_order(rows: list[Row]) -> list[Row]:
     """Return rows with neighbours that share no rank in rank order; the order of each rank's lines stays.
 
-    Which rank was faster by a millisecond is no news, and readers look for rank 3 after rank 2. A line that
-    no rank has printed stays where it was said.
+    Which rank was faster by a millisecond tells nothing, and readers look for rank 3 after rank 2. A line
+    that no rank has printed stays where it is.
 
     >>> [row.ranks for row in in_rank_order([Row((2,), "stdout", "b"), Row((0,), "stdout", "a")])]
     [(0,), (2,)]

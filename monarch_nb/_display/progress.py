@@ -40,7 +40,7 @@ class CellState:
 
     @property
     def num_over(self) -> int:
-        """How many ranks have ended, well or not."""
+        """The number of ranks that have ended, well or not."""
         return len(self.ranks) - len(self.running)
 
     @property
@@ -59,7 +59,7 @@ def progress_text(state: CellState) -> str:
 
 
 def strip_shown(state: CellState) -> bool:
-    """Say whether the times of the ranks differ enough to be told."""
+    """Return whether the times of the ranks differ enough to be shown."""
     times = state.seconds.values()
     if state.running or len(times) < 2:
         return False

@@ -110,7 +110,7 @@ class EntryLog:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write the entries that wait."""
         lines, self._unwritten = self._unwritten, []
         if not lines or self._fd < 0:
             return

@@ -38,7 +38,7 @@ def scatter(state: State, arguments: Namespace) -> None:
 
 
 def vars_(state: State, arguments: Namespace) -> Any:
-    """Show what each rank holds."""
+    """Show the variables of each rank."""
     found = state.mesh(arguments.name).vars(arguments.ranks, arguments.names)
     missing = [n for n in arguments.names if n not in found.names()]
     if missing:
@@ -49,7 +49,7 @@ def vars_(state: State, arguments: Namespace) -> Any:
 
 
 def _tell_of_tensors() -> None:
-    """Print what tensors of the mesh take on the ranks, if there are any."""
+    """Print the memory that tensors of the mesh take on the ranks, if there are any."""
     from monarch_nb._tensor.live import biggest
 
     text = biggest()

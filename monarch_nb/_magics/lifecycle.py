@@ -107,7 +107,7 @@ def status(state: State, arguments: Namespace) -> None:
 
 
 def top(state: State, arguments: Namespace) -> None:
-    """Show what each rank does and takes, live."""
+    """Show the activity and the resources of each rank, live."""
     from IPython.display import display
 
     handle: Any = None

@@ -170,6 +170,6 @@ class WatchDebug(Request[None], frozen=True):
 
 
 class UnwatchDebug(Request[None], frozen=True):
-    """Send them no longer; `watch`: the ref of `WatchDebug`."""
+    """Stop sending stops; `watch`: the ref of `WatchDebug`."""
 
     watch: int

@@ -110,7 +110,7 @@ class HostPreempted(Event, frozen=True):
 
 
 class ResourcesSeen(Event, frozen=True):
-    """Says what a host has seen of its ranks, by proc, and of its machine, if that's new."""
+    """Tells the readings of a host: of its ranks, by proc, and of its machine, if those are new."""
 
     rows: dict[int, MonitoredRank]
     host: MonitoredHost | None

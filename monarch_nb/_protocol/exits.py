@@ -57,7 +57,7 @@ class RankExit(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Self:
-        """Make it of what `plain` has returned.
+        """Return the end that `plain` has described.
 
         Raises:
             TypeError: if a field is missing, or isn't known here.

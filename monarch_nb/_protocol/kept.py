@@ -26,7 +26,7 @@ class Kept(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, found: Any) -> Self:
-        """Make it of what `plain` has returned.
+        """Return the record that `plain` has described.
 
         Raises:
             ValueError: if it's something else.
@@ -39,7 +39,7 @@ class Kept(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_json(cls, data: bytes | memoryview) -> Self:
-        """Read what `as_json` has returned.
+        """Return the record that `as_json` has described.
 
         Raises:
             ValueError: if it's something else.

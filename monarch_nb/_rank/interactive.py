@@ -401,7 +401,7 @@ def _place_of(error: BaseException) -> str:
 
 
 def _print_page(shell: Any, data: Any, start: int = 0, screen_lines: int = 0) -> None:
-    """Print what `NAME?` shows: there's nobody to turn pages here."""
+    """Print the text of `NAME?`: there's nobody to turn pages here."""
     print(data["text/plain"] if isinstance(data, dict) else data)
 
 

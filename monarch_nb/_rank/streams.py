@@ -129,8 +129,8 @@ class OutputPipe:
             _write_all(self._kept[1], data)
 
     def settle(self) -> list[str]:
-        """Write what is held, and mend what user code has done to the descriptors and streams; return what
-        there is to say of it.
+        """Write held output, and mend the descriptors and streams that user code has changed; return lines
+        about that.
         """
         with self.lock:
             found = [text for fd in (1, 2) if (text := self._mended(fd))]

@@ -63,9 +63,7 @@ def user_names(namespace: Namespace) -> list[str]:
 
 
 def is_a(value: Any, kind: Any) -> bool:
-    """Do what `isinstance` does, without asking the object, which may say anything of its `__class__`, or
-    raise.
-    """
+    """Return `isinstance` without asking the object, which may say anything of its `__class__`, or raise."""
     return issubclass(type(value), kind)
 
 

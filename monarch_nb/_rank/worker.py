@@ -552,8 +552,8 @@ class Worker:
 
     @handles(Work.LOOK_AT)
     def work_look_at(self, message: Message) -> VariableRow | None:
-        """Return what `NAME?` shows of a name here, or (is_brief) what of it may differ between ranks;
-        None if there's no such name.
+        """Return the row that `NAME?` shows of a name here, or (is_brief) the columns that may differ between
+        ranks; None if there's no such name.
         """
         name, is_brief = self._fields(message)
         try:

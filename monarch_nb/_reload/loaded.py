@@ -136,8 +136,7 @@ def changed_modules(paths: Collection[str] | None = None, *, thoroughly: bool = 
 
 @contextmanager
 def imported_anew() -> Iterator[None]:
-    """Have what runs within import the user's modules anew, as a program of its own does; then the old ones
-    are back.
+    """Let the block import the user's modules anew, as a program of its own does; then the old ones are back.
 
     Extension modules stay: most can be loaded once only.
     """

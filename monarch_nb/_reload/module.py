@@ -65,8 +65,8 @@ def reload_changed(request: ReloadRequest) -> RankReload:
 
 
 def finish(modules: Sequence[ModuleReload]) -> list[str]:
-    """Let those know who keep what they have found in classes; return a line about each object that goes
-    on with old code.
+    """Renew cached facts about changed classes; return a line about each object that goes on with old
+    code.
     """
     done = [module for module in modules if module.is_done]
     notes = [note for module in done for note in module.notes()]

@@ -29,7 +29,7 @@ class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
 
 
 class WatchMessage(_Message, frozen=True, kw_only=True):
-    """Something new of what is watched."""
+    """A change of the object that is watched."""
 
     id: int = 0
 
@@ -86,7 +86,7 @@ ServerMessage = Hello | Meshes | Status | Delta | Stops | Log | Gone | Failed
 
 
 class PageMessage(msgspec.Struct, frozen=True, tag_field="op", kw_only=True):
-    """Something that a page says of one of its watches, whose number it has chosen."""
+    """A message of a page about one of its watches, whose number the page has chosen."""
 
     id: int
 

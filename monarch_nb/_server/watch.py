@@ -12,7 +12,7 @@ Send = Callable[[WatchMessage], None]
 
 
 class Watch(ABC):
-    """Something that one browser watches. Owned by the event loop's thread."""
+    """A watch of one browser's. Owned by the event loop's thread."""
 
     def __init__(self, meshes: Meshes, send: Send) -> None:
         self._meshes = meshes
@@ -26,7 +26,7 @@ class Watch(ABC):
         self.wake()
 
     def wake(self) -> None:
-        """Send what is new, if the browser can take it."""
+        """Send changes, if the browser can take them."""
         if self._is_ready and not self.over:
             message = self.next_message()
             if message is not None:

@@ -240,8 +240,8 @@ class Followed:
         return replace(found, link=trouble)
 
     def _edit_all(self, apart: dict[int, Copy], scan: Scan) -> dict[int, HostWorkspace]:
-        """Send what has changed in one message each, to those of which it's known what they have; to
-        others, what they lack.
+        """Send changed files in one message each, to hosts whose files are known; to others, the files they
+        lack.
         """
         asked = []
         for index, copy in apart.items():

@@ -69,7 +69,7 @@ _SECRETS = (
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """Something that doesn't go along.
+    """A file or folder that isn't sent.
 
     Attributes:
         path: below the workspace's folder; of a folder, with a slash at its end.
@@ -93,7 +93,7 @@ class Choice(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, folder: str, include: Sequence[str], exclude: Sequence[str]) -> Choice:
-        """Return what `.meshignore` of a folder says, and what was given."""
+        """Return the choice of `.meshignore` in a folder, and of the patterns given."""
         with (
             suppress(OSError),
             open(os.path.join(folder, MESHIGNORE), encoding="utf-8", errors="replace") as file,

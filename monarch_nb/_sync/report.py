@@ -97,12 +97,12 @@ class WorkspaceReceipt:
 
     @property
     def sent_bytes(self) -> int:
-        """How many bytes were sent to all hosts."""
+        """The number of bytes that were sent to all hosts."""
         return sum(host.sent_bytes for host in self.hosts.values())
 
     def notes(self) -> list[str]:
-        """Return what should be told even of a sync that happens by itself: what ranks had changed, and
-        where that's kept.
+        """Return notes to show even after a sync that happens by itself: files that ranks had changed, and
+        where those are kept.
         """
         return [line for line in self.host_lines() if ".theirs" in line]
 
@@ -120,7 +120,7 @@ class WorkspaceReceipt:
         return [head, *self.host_lines(), *self._left_out_lines()]
 
     def host_lines(self) -> list[str]:
-        """Return what has been done on hosts."""
+        """Return the lines about hosts."""
         found: dict[str, list[int]] = {}
         for index, host in self.hosts.items():
             for line in host.lines(is_dry=self.is_dry):

@@ -11,8 +11,8 @@ from monarch_nb.actor.active import get_active_mesh
 
 @contextmanager
 def coalescing() -> Iterator[None]:
-    """Send what is done to tensors in a `with` block as one message, at its end: of the active mesh, or of
-    all. A value that is waited for in it sends what came before.
+    """Send all operations on tensors in a `with` block as one message, at its end: of the active mesh, or of
+    all. A value that is waited for in it sends those before it.
 
     Example:
         >>> with monarch_nb.coalescing():                    # doctest: +SKIP

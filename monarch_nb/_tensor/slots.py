@@ -41,8 +41,8 @@ class Slots:
         self.num_bytes += num_bytes
 
     def has_many_dropped(self) -> bool:
-        """Say whether ranks have to be told of drops before the next command: of small values, many
-        at once.
+        """Return whether ranks have to be told of drops before the next command: of small values, many at
+        once.
         """
         return len(self.dropped) >= MANY or self.num_bytes > MANY_BYTES
 

@@ -24,7 +24,7 @@ class Colourless:
         self._is_terminal = stream.isatty()
 
     def write(self, text: str) -> int:
-        """Write it."""
+        """Write a text."""
         if "\x1b" in text:
             text = _COLOUR.sub("", text) if self._is_terminal else ansi.strip(text)
         return self._stream.write(text)

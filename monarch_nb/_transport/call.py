@@ -1,7 +1,7 @@
 """Make a call: register who waits for the answers, send, and fail at once for processes that have ended.
 Answer one.
 
-A call is made in this order, always: an answer can come as soon as the message is out, and the news of an
+A call is made in this order, always: an answer can come as soon as the message is out, and the event of an
 end that has come before the call will not come again.
 """
 

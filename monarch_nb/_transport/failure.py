@@ -69,8 +69,8 @@ def is_printable(error: BaseException) -> bool:
 
 
 def _shown_by(method: Callable[[Any], str], value: object, name: str) -> tuple[str, str]:
-    """Return what `str` or `repr` makes of an object, or, in the second place, what is to be said of it. The
-    text is a plain one: that of a KeyError from a DataLoader's worker is of a class of torch's.
+    """Return the text that `str` or `repr` makes of an object, and, in the second place, a note on a failure.
+    The text is a plain one: that of a KeyError from a DataLoader's worker is of a class of torch's.
     """
     trace = trace_of(value) if isinstance(value, BaseException) else None
     try:

@@ -127,7 +127,7 @@ class CallTimes(CallTime):
         self.each: list[CallTime] = []
 
     def begin_call(self) -> CallTime:
-        """Return what takes note of one call."""
+        """Return the object that takes note of one call."""
         if len(self.each) >= MAX_CALLS_EACH:
             return self
         self.each.append(CallTime(self))

@@ -247,7 +247,7 @@ class Reader:
             waiter.expire()
         return deadline is None or now < deadline
 
-    # --- leading
+    # --- the leader
 
     def _lead(self, waiter: Waiter, deadline: float | None) -> tuple[bool, bool]:
         """Read until `waiter` is ready; return (whether in time, whether the lead has moved on)."""

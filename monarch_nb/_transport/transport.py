@@ -72,7 +72,7 @@ class Transport:
         self.services: dict[bytes, Callable[[Message], None]] = {}
         """Take CALLs to this process itself, by name, in the reading thread; they come before `on_call`."""
         self.event_handlers: list[Handlers] = []
-        """Told of news, in the reading thread."""
+        """Handle events, in the reading thread."""
         self.on_output: Callable[[Message], None] = lambda _message: None
         self.on_unhandled_end: Callable[[RankExit], None] = lambda _end: None
         """Takes the end of a process that somebody was to be told of, whose answer then came after all."""

@@ -34,7 +34,7 @@ class Operation:
     peer: int | None = None
 
     def text(self) -> str:
-        """Return it in words: "all_reduce #41 of the default group"."""
+        """Return the operation in words: "all_reduce #41 of the default group"."""
         number = f" #{self.sequence}" if self.sequence else ""
         if self.peer is not None:
             return f"{self.name} {'from' if self.name == 'recv' else 'to'} rank {self.peer}"

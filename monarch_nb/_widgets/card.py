@@ -76,7 +76,7 @@ class Card:
             self._handle.update(self._bundle(status), raw=True)
 
     def show_ended(self, reason: str) -> None:
-        """Show that nothing more comes, and why: the picture stays, and the widget goes."""
+        """Show that no more changes come, and why: the picture stays, and the widget goes."""
         if self._handle is None or self._ended or self._last is None:
             return
         self._ended = reason

@@ -83,7 +83,7 @@ class MeshWidget(anywidget.AnyWidget):
         self.ended = self._mesh._transport.lost or f"mesh {self._mesh.name!r} has ended"
 
     def show_ended(self, reason: str) -> None:
-        """Show that nothing more comes, and why; close the feed and the widget."""
+        """Show that no more changes come, and why; close the feed and the widget."""
         self.ended = reason
         self._watch()
         self.close()

@@ -79,12 +79,12 @@ class ActivitySlot:
         self._num_changes = 0
 
     def begin_activity(self, name: bytes, origin: int = 0) -> None:
-        """Note that something begins; names longer than `MAX_NAME_BYTES` are cut."""
+        """Write the activity that begins; names longer than `MAX_NAME_BYTES` are cut."""
         n = self._num_changes = (self._num_changes + 1) & 0xFFFFFFFF
         _SLOT.pack_into(self._buffer, self._at, n, BUSY, time.time(), origin, name, n)
 
     def end_activity(self) -> None:
-        """Note that nothing is being done."""
+        """Write that there is no activity."""
         self._set(IDLE)
 
     def set_debugging(self, stopped: bool) -> None:

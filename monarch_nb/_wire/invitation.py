@@ -74,7 +74,7 @@ class Invitation:
 
     @classmethod
     def from_token(cls, text: str) -> Invitation:
-        """Read what `to_token` has made.
+        """Return the invitation of a token that `to_token` has made.
 
         Raises:
             InvitationError: saying what is wrong.

@@ -111,7 +111,7 @@ class LocalReceiver:
         return bool(ready)
 
     def _drain(self, fd: int, arrived: deque[bytes]) -> None:
-        """Take what has come by one connection already, but not without end."""
+        """Take the messages that one connection has, up to a limit."""
         receive = self._receive.get(fd)
         if receive is not None:
             with suppress(OSError):
@@ -203,7 +203,7 @@ class SendQueues:
             os.eventfd_write(self._wakeup_fd, 1)
 
     def run(self) -> None:
-        """Send what can be sent by now."""
+        """Send queued frames while connections have room."""
         for fd, _ in self._epoll.poll(0):
             sender = self._full.pop(fd, None)
             if sender is not None:
@@ -335,12 +335,12 @@ class LocalSender:
 
     @property
     def retry_s(self) -> float:
-        """How long to wait before the next try to reach a process that doesn't listen."""
+        """The time until the next try to reach a process that doesn't listen."""
         absent_s = max(0.0, time.monotonic() - self._absent_since)
         return min(max(absent_s / RETRIES, MIN_RETRY_S), MAX_RETRY_S)
 
     def send_queued(self) -> int | None:
-        """Send what is queued. For the thread of `SendQueues`.
+        """Send queued frames. For the thread of `SendQueues`.
 
         Returns:
             None if nothing is left, the connection's descriptor if the kernel has no more room, -1 if the

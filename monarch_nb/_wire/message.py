@@ -51,7 +51,7 @@ FANOUT: Final = 3  #: to a host process: pass the enclosed message on to these p
 COMBINED: Final = 4  #: from a host process: several replies to one call
 RELEASE: Final = 5  #: the receiver has dropped a segment
 CONTROL: Final = 6  #: a request to a host process or its answer; payload is msgpack (plus buffers)
-EVENT: Final = 7  #: news pushed by a host process; payload is msgpack
+EVENT: Final = 7  #: an event that a host process has sent; payload is msgpack
 OUTPUT: Final = 8  #: what a rank printed
 WAKE: Final = 9  #: to oneself: look around
 

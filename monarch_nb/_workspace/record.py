@@ -73,7 +73,7 @@ class Record:
         self._append([{_ID: ""}, *({"path": path, "pending": content} for path, content in contents.items())])
 
     def has_placed(self, placed: Mapping[str, Placed], gone: Iterable[str], manifest: str) -> None:
-        """Note what was placed, and what is there no more."""
+        """Note the files that were placed, and those that were removed."""
         gone = list(gone)
         self.placed.update(placed)
         for path in gone:

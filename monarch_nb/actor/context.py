@@ -66,7 +66,7 @@ class Instance:
 
     @property
     def creator(self) -> CreatorInstance | None:
-        """Who has spawned it; None at the root."""
+        """The actor that has spawned this one; None at the root."""
         return creator_of(self._runner)
 
     def __repr__(self) -> str:

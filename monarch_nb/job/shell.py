@@ -66,7 +66,7 @@ class ShellActor(Actor):
 
     @endpoint
     def write(self, block: bytes) -> None:
-        """Take what was typed."""
+        """Send typed text."""
         os.write(self._fd, block)
 
     @endpoint

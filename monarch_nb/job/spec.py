@@ -171,7 +171,7 @@ class HostSpec:
 
     @property
     def wanted(self) -> HostRange:
-        """How many hosts: what was said, or all that are named, or one."""
+        """The number of hosts: the number given, or of all that are named, or one."""
         return self.hosts or HostRange(len(self.machines) or 1, len(self.machines) or 1)
 
     def own_value(self, key: str, default: str = "") -> str:

@@ -321,7 +321,7 @@ class CellRun:
             raise KernelShutDown(f"this kernel is being shut down; {self.goes_on()}") from None
 
     def goes_on(self) -> str:
-        """Return what to say where it's left, for it goes on without whoever waited."""
+        """Return a sentence about a cell that is left, for it goes on without whoever waited."""
         number = f"cell #{self.n}" if self.n else "the cell"
         name = self._mesh.name
         return f"{number} goes on in mesh {name!r}. See it: %mesh attach {name}"

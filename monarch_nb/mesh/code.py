@@ -93,8 +93,8 @@ class Code:
 
     @property
     def mode(self) -> SyncMode:
-        """What ranks do before a cell when modules that they have loaded have changed: warn, watch, strict
-        or off.
+        """The mode of ranks before a cell when modules that they have loaded have changed: warn, watch,
+        strict or off.
         """
         return sync_mode(self._mesh)
 

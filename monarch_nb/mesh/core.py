@@ -130,8 +130,8 @@ class Mesh(ProcMesh):
 
     @property
     def sync_mode(self) -> SyncMode:
-        """What ranks do before a cell when modules that they have loaded have changed: warn, watch, strict
-        or off.
+        """The mode of ranks before a cell when modules that they have loaded have changed: warn, watch,
+        strict or off.
         """
         return self.code.mode
 

@@ -13,7 +13,7 @@ from monarch_nb.mesh.core import Mesh
 
 
 def debugged(name: str | None, *, stopped_only: bool = True) -> list[Mesh]:
-    """Return what `name` has to debug: each of its spawned meshes of which a rank stands at a breakpoint.
+    """Return the spawned meshes of `name` of which a rank stands at a breakpoint.
 
     Args:
         name: a mesh's name, or the pid of a program; without it, the only one of all that has something to

@@ -39,7 +39,7 @@ _ALIKE_RANDOM = (
 
 @dataclass(frozen=True)
 class EnvironmentItem:
-    """One thing that ranks run with.
+    """A fact about the environment of ranks, such as a package's version.
 
     Attributes:
         section: python, packages, variables, code, gpu, torch, limits, or random states.

@@ -224,7 +224,7 @@ def give_back_idle(mesh: Mesh) -> list[str]:
 def _without(
     mesh: Mesh, asked: Allocation, left: Sequence[on_engine.HostRow], messages: list[str]
 ) -> Allocation:
-    """Return what is left of a mesh's requests when hosts have left; what has none any more is ended."""
+    """Return the rest of a mesh's requests when hosts have left; a request without hosts is ended."""
     engine = engine_of(asked.spec)
     up = {row.index for row in on_engine.host_rows(mesh) if row.state == HostState.UP}
     kept: list[Allocation] = []
@@ -281,7 +281,7 @@ def _replace_lost(mesh: Mesh, asked: Allocation, on_wait: Callable[[str], None])
 
 
 def _without_lost(asked: Allocation, names: Sequence[str]) -> Allocation:
-    """Return what is left of a mesh's requests when some have ended, and others have lost hosts."""
+    """Return the rest of a mesh's requests when some have ended, and others have lost hosts."""
     engine = engine_of(asked.spec)
     left = [r for r in asked.requests if engine.look(r).state not in (State.ENDED, State.LEAVING)]
     kept = [replace(r, parts=tuple(p for p in r.parts if p.split()[0] not in names)) for r in left]

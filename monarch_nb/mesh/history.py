@@ -103,7 +103,7 @@ class Entry:
         return self.record.plain()
 
     def columns(self) -> tuple[str, ...]:
-        """Return it in columns: number, time, what, ranks, status, how long, source, who."""
+        """Return the entry in columns: number, time, what, ranks, status, how long, source, who."""
         took = (
             ""
             if self.ended is None
@@ -214,7 +214,7 @@ class Missed:
     position: int | None
 
     def summary(self) -> str:
-        """Return it in a line: `2 cells ended, 1 runs`; empty if there's nothing."""
+        """Return a summary in a line: `2 cells ended, 1 runs`; empty if there's nothing."""
         ended = sum(e.ended is not None for e in self.cells)
         running = len(self.cells) - ended
         failed = sum(e.status == CellStatus.ERROR for e in self.cells)

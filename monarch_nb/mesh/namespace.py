@@ -108,7 +108,7 @@ class Namespace:
 def _note(
     mesh: Mesh, kind: str, names: Sequence[str], ranks: tuple[int, ...], values: dict[str, str] | None = None
 ) -> None:
-    """Put it into the journal."""
+    """Put the change of a variable into the journal."""
     source = f"%mesh {kind} {', '.join(names)}"
     entry = JournalEntry(
         EntryKind.VARIABLES, source=source, ranks=format_ranks(ranks), names=list(names), values=values
@@ -117,7 +117,7 @@ def _note(
 
 
 def _host_broadcast() -> Any:
-    """Return what brings big arrays to other machines: loaded where there are any."""
+    """Return the service that brings big arrays to other machines: loaded where there are any."""
     from monarch_nb.rdma.broadcast import hosts
 
     return hosts

@@ -329,8 +329,8 @@ def give_back(name: str) -> None:
 
 
 def looks() -> list[tuple[Allocation, Look]]:
-    """Return what this user has asked engines for, and how it is; what has ended is forgotten, once it was
-    told.
+    """Return this user's requests to engines, with their state; a request that has ended is forgotten, once
+    it was told.
     """
     found = []
     for asked in records.list_records():

@@ -33,8 +33,8 @@ def check_name(name: str) -> None:
 
 
 def explained(error: ActorError, ranks: Sequence[int]) -> ActorError:
-    """Return what is said of variables that aren't defined: in one line, on which of these ranks, and what
-    may have been meant.
+    """Return the error about variables that aren't defined, in one line: on which of these ranks, and which
+    name may have been meant.
 
     Any other error is returned as it is.
     """

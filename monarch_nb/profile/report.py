@@ -79,7 +79,7 @@ class Profile:
                 yield "lines that hold what was allocated in Python (no tensors)", LINE_COLUMNS, lines
 
     def notes(self) -> Iterator[str]:
-        """Yield what else there's to say: where files are, what is missing."""
+        """Yield notes below the profile: where files are, which parts are missing."""
         if self.file is not None:
             yield f"trace of [{format_ranks(self.ranks)}]: {self.file}"
             yield f"to open it: {HOW_TO_OPEN}"

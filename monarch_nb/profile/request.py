@@ -40,7 +40,7 @@ class ProfileRequest:
 
     @property
     def options(self) -> ProfileOptions:
-        """What the ranks are told."""
+        """The options that ranks get."""
         return ProfileOptions(self.ranks, self.trace, self.memory, self.shapes, self.stacks, self.base_ns)
 
     def path(self, n: int, kind: str = "profile", suffix: str = ".json.gz") -> Path:

@@ -16,8 +16,8 @@ def is_ibverbs_available() -> bool:
 
 
 def get_rdma_backend() -> str:
-    """Return what transfers between machines go by: `ibverbs`, `tcp`, or `none` if the path that is forced
-    doesn't lead to others.
+    """Return the backend of transfers between machines: `ibverbs`, `tcp`, or `none` if the path that is
+    forced doesn't lead to others.
     """
     forced = chosen()
     if forced is None:

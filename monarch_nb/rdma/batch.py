@@ -39,7 +39,7 @@ class Batch:
         self._failures: list[BaseException] = []
 
     def run(self) -> list[Receipt]:
-        """Do all; when one fails, the others are called off, and its error is raised."""
+        """Run all transfers; when one fails, the others are called off, and its error is raised."""
         if len(self._jobs) == 1:
             return [self._plane.run(self._jobs[0], self._forced)]
         units = self._units()

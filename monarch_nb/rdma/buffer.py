@@ -248,7 +248,7 @@ class RDMABuffer:
         return self.why()[0]
 
     def why(self) -> tuple[str, dict[str, str]]:
-        """Return that way, and for each better one why it isn't taken."""
+        """Return the path of a transfer, and for each better one why it isn't taken."""
         here = memory_of(bytearray(1))
         why_not: dict[str, str] = {}
         return next(data_plane().ways(self._handle, here, chosen(), why_not)).name, why_not

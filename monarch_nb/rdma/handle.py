@@ -35,8 +35,8 @@ os.register_at_fork(after_in_child=_drawn_anew)
 
 @functools.cache
 def this_machine() -> str:
-    """Return what two processes share that can see each other's memory: one kernel, one pid namespace, one
-    user.
+    """Return an id that two processes share that can see each other's memory: of one kernel, one pid
+    namespace, one user.
     """
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()

@@ -169,8 +169,8 @@ def _text(index: tuple[Any, ...]) -> str:
 
 
 def pieces(there: Layout, here: Layout) -> Iterator[Piece]:
-    """Yield what lies contiguously on both sides, in the order of the elements. Both have the same number of
-    bytes.
+    """Yield the pieces that lie contiguously on both sides, in the order of the elements. Both have the same
+    number of bytes.
 
     >>> list(pieces(Layout.contiguous((4,), 2), Layout((2, 2), (8, 2), 2)))
     [Piece(there=0, here=0, nbytes=4), Piece(there=4, here=8, nbytes=4)]

@@ -54,7 +54,7 @@ class Link(Protocol):
 
     @property
     def label(self) -> str:
-        """What people call this process."""
+        """The name of this process for people."""
 
     def ask(self, question: Question[T], timeout_s: float) -> T:
         """Ask the owner of the question's buffer and wait for what its `Answerer` returns.

@@ -64,7 +64,9 @@ class Job:
         return self.handle.nbytes
 
     def pieces(self) -> list[Piece]:
-        """Return what is contiguous on both sides: offsets from `handle.address` and from `local.address`."""
+        """Return the pieces that are contiguous on both sides: offsets from `handle.address` and from
+        `local.address`.
+        """
         return list(pieces(self.handle.layout, self.local.layout))
 
     def moved(self, nbytes: int) -> None:

@@ -221,9 +221,7 @@ def load_into(
 def _plan(
     state_dict: Mapping[str, Any], source: Published, deadline: float | None, *, strict: bool
 ) -> tuple[list[Job], list[tuple[Any, Any]]]:
-    """Return what is to be read, and what is to be converted afterwards: targets and what was read for
-    them.
-    """
+    """Return the reads, and the conversions afterwards: targets and the arrays that were read for them."""
     jobs: list[Job] = []
     conversions: list[tuple[Any, Any]] = []
     for name, value in _leaves(state_dict):

@@ -1,4 +1,4 @@
-"""Keep what this process has registered: which memory, under which key, and what paths have made of it."""
+"""Keeps the memory that this process has registered: its keys, and each path's registration of it."""
 
 from __future__ import annotations
 

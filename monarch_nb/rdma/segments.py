@@ -41,7 +41,7 @@ _lock = threading.RLock()  # __del__ may come at any time, in the same thread
 
 
 def allocate(nbytes: int) -> Segment:
-    """Return that much shared memory, zeroed; it's given back with the last array in it."""
+    """Return shared memory of a size, zeroed; it's given back with the last array in it."""
     fd = os.memfd_create("monarch_nb-buffer", os.MFD_CLOEXEC)
     try:
         reserve(fd, max(nbytes, 1))

@@ -54,7 +54,7 @@ def is_plain(path: Path, job: Job) -> bool:
 
 
 def _detour(path: Path, job: Job) -> Callable[[Path, Job], None] | None:
-    """Return what brings a job through memory of ours; None if the path takes it as it is."""
+    """Return the detour of a job through memory of ours; None if the path takes the job as it is."""
     if not job.local.is_cpu and not path.reaches_gpus:
         return _through_host
     if path.takes_strides:

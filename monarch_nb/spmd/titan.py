@@ -129,7 +129,7 @@ def dense_attention(
     return_aux: Any,
     kernel_options: object,
 ) -> tuple[torch.Tensor, None]:
-    """Do what `flex_attention` does for a mask, on a CPU and with a backward pass.
+    """Compute `flex_attention` for a mask, on a CPU and with a backward pass.
 
     Args:
         q, k, v: batch x heads x length x width; k and v may have fewer heads.

@@ -13,7 +13,7 @@ from monarch_nb.status.model import HostStatus, MeshHead, MeshStatus, RankStatus
 if TYPE_CHECKING:
 
     class HeadChange(MeshHead, frozen=True):
-        """Those fields of a `MeshHead` that are new; the others aren't there."""
+        """The fields of a `MeshHead` that are new; the others aren't there."""
 
 else:
     HeadChange = defstruct(
@@ -73,7 +73,7 @@ class Versioned:
         self._rank_versions: dict[int, int] = {}
 
     def put_head(self, head: MeshHead) -> None:
-        """Take what concerns the mesh as a whole."""
+        """Take the fields of the mesh as a whole."""
         before, self._head = self._head, head
         if before == head:
             return
@@ -108,13 +108,13 @@ class Versioned:
             self.put_rank(rank.rank, rank)
 
     def unseen_changes(self, seen: int) -> StatusChange | None:
-        """Return what is new since change number `seen` (-1: all), or None."""
+        """Return the changes since change number `seen` (-1: all), or None."""
         if self.version <= seen:
             return None
         return FullStatus(self.full()) if seen < self.reset_at else self.changed_since(seen)
 
     def full(self) -> MeshStatus:
-        """Return all of it."""
+        """Return the whole status."""
         return MeshStatus(
             **{name: getattr(self._head, name) for name in HEAD_FIELDS},
             hosts=tuple(row for row in self._hosts.values() if row is not None),
@@ -122,7 +122,7 @@ class Versioned:
         )
 
     def changed_since(self, seen: int) -> StatusDelta:
-        """Return what has changed since change number `seen`."""
+        """Return the changes since change number `seen`."""
         head = {
             name: getattr(self._head, name) for name, version in self._head_versions.items() if version > seen
         }

@@ -116,7 +116,7 @@ def whole_life(folder: Path) -> dict[str, Any]:
         found["imported"] = meshes[1].spawn_procs().spawn("w", Where).imports.call_one("one_more").get(T)
         found["in place"] = told(sending.send_environment(session, everywhere, sending.scan_here()))
         found["here again"] = prefix_of(meshes[1].spawn_procs())
-        found["books"] = sorted(session.request(GetEnvironments()))
+        found["known"] = sorted(session.request(GetEnvironments()))
     return found
 
 

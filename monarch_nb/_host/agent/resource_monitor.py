@@ -132,7 +132,7 @@ class ResourceMonitor:
         self._tell(None)
 
     def look(self, done: Callable[[], None]) -> None:
-        """Look at everything now; `done` is called once it has been told, or after `FRESH_S`."""
+        """Take all readings now; `done` is called once they are sent, or after `FRESH_S`."""
         self._poll()
         left = {"sample", "where"}
         is_done = False

@@ -116,7 +116,7 @@ class Supervisor:
 
     @property
     def environment(self) -> tuple[RankEnvironment | None, list[str]]:
-        """What ranks are started in, if not in our own environment; and their module path."""
+        """The environment that ranks are started in, None for our own; and their module path."""
         return self._environment, list(self._sys_path)
 
     def switch(self, environment: RankEnvironment, done: Callable[[str], None]) -> None:

@@ -144,7 +144,7 @@ class Send(Struct, frozen=True):
 
 
 class Tell(Struct, frozen=True):
-    """Tell those who watch a cell."""
+    """Send a message to the watchers of a cell."""
 
     n: int
     message: WatchMessage

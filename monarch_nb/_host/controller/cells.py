@@ -290,7 +290,7 @@ class Cells:
             self._controller.loop.call_later(request.timeout_s, partial(self._happens, time_is_up))
 
     def _add_asker(self, running: _Running, n: int, client: int, ref: int) -> None:
-        """Let whoever has asked for a cell watch it."""
+        """Let the program that has asked for a cell watch it."""
         if ref:
             watch = self._controller.output.watch_cell(client, ref, n, None, None)
             watch.tell(protocol.CellBegan(n), soon=True)

@@ -124,7 +124,7 @@ class EnvironmentService:
             self._hosts.ask(host, SwitchEnvironment(self._in_use[host], 0))
 
     def lost(self, host: int) -> None:
-        """Tell whoever waits for a lost host. What takes its place is still to use its environment."""
+        """Tell whoever waits for a lost host. The host in its place is still to use its environment."""
         for number, switch in list(self._switches.items()):
             if host in switch.left:
                 kept = self._in_use.get(host)

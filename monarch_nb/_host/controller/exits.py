@@ -69,7 +69,7 @@ class HearsOfExits(Protocol):
 
 
 class Ranks(Protocol):
-    """Knows the ranks."""
+    """Knows the processes of ranks, and starts them again."""
 
     def note_exit(self, exited: Exited) -> None:
         """Enter an exit into the registry, and tell other processes of it."""
@@ -115,7 +115,7 @@ class Parts(Protocol):
 
     @property
     def orphans(self) -> HearsOfExits:
-        """What actors of a process have spawned elsewhere."""
+        """The actors elsewhere that actors of an ended process have spawned."""
         ...
 
     @property

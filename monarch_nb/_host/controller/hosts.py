@@ -114,7 +114,7 @@ class HostService:
         self.link.send(index, [frame])
 
     def tell_all(self, event: Event) -> None:
-        """Tell all other hosts of something."""
+        """Tell all other hosts of an event."""
         for host in self.link.remote_hosts():
             self._controller.event(address.host_proc(host.index), event)
 

@@ -65,7 +65,7 @@ class Lease:
 
     @property
     def idle_timeout_s(self) -> float | None:
-        """How long the mesh lives without client and running cell; None: it has no lease."""
+        """The time that the mesh lives without client and running cell; None: it has no lease."""
         return self._state.idle_timeout_s
 
     # --- whose it is

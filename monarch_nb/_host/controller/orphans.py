@@ -66,7 +66,9 @@ class Orphans:
 
     @handles(ActorSpawned)
     def do_actor_spawned(self, request: ActorSpawned, sender: Sender) -> None:
-        """Keep what makes some actors again. The kernel may have told of their owner's end before."""
+        """Keep the specification by which an actor is made again. The kernel may have told of its owner's end
+        before.
+        """
         self._specs.add(request)
         proc, actor = request.creator
         if actor and not self._registry.lives(proc):

@@ -235,8 +235,8 @@ class Executor:
         return self._has_begun
 
     def _resume(self, decision: Resume, batch: Batch, words: Sequence[int], at: int) -> int:
-        """Make what was done since the first failure poison, here as on the others; meet them behind the
-        last command that anyone has begun.
+        """Make the results since the first failure poison, here as on the other ranks; meet them behind the
+        last command that any rank has begun.
         """
         own = batch.first + self._count(words, at)
         self._cause = decision.cause
@@ -442,7 +442,7 @@ def _plain(value: Any) -> Any:
 
 
 def _described(value: Any) -> Any:
-    """Return what is known of a tensor without its data; anything else as it is."""
+    """Return the facts about a tensor without its data; any other value as it is."""
     if not isinstance(value, torch.Tensor):
         return value
     placements = value.placements if isinstance(value, DTensor) else None

@@ -94,7 +94,7 @@ class Definition:
 
     @property
     def num_words(self) -> int:
-        """How long a command is."""
+        """The length of a command."""
         return 1 + self.num_inputs + 2 * self.num_scalars + len(self.outputs)
 
 

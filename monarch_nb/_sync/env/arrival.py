@@ -113,7 +113,7 @@ def receive(own: str, orders: BinaryIO, answers: BinaryIO) -> None:
 def _receive_content(
     own: str, order: Order, found: Manifest, texts: Sequence[bytes], orders: BinaryIO, answers: BinaryIO
 ) -> Prefix | None:
-    """Take what is here and what is sent, and make the prefix of it; None if what was sent isn't right."""
+    """Make the prefix of the files that are here and those that are sent; None if those sent aren't right."""
     root = default_store()
     if problem := fits.refusal(found.facts, fits.this_machine(_existing(root))):
         raise EnvironmentSyncError(problem)

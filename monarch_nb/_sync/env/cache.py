@@ -58,7 +58,7 @@ class HashCache:
         self._now_ns = time.time_ns()
 
     def load(self, devices: Iterable[int]) -> None:
-        """Read what is known of files on these devices."""
+        """Read the cached contents of files on these devices."""
         with suppress(sqlite3.Error, OSError):
             with closing(self._open()) as database:
                 for device in set(devices):
@@ -86,7 +86,7 @@ class HashCache:
             self._new[info.st_dev, info.st_ino, treatment] = row
 
     def save(self) -> None:
-        """Write what is new."""
+        """Write the entries that are new."""
         if not self._new:
             return
         rows = [(*key, *row[:4], *row.content) for key, row in self._new.items()]

@@ -40,7 +40,7 @@ def installed_here() -> dict[str, PackageDigest]:
 
 
 def main() -> None:
-    """Write what is installed here, as JSON: {name: {"version": ..., "digest": ..., "edited": ...}}."""
+    """Write the installed packages as JSON: {name: {"version": ..., "digest": ..., "edited": ...}}."""
     with suppress(OSError):
         os.nice(10)
     json.dump({name: each._asdict() for name, each in installed_here().items()}, sys.stdout)

@@ -59,7 +59,7 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True)
 class Package:
-    """Something that was installed.
+    """An installed package.
 
     Attributes:
         claims: by path below the layer; what no record knows the content of isn't in it.

@@ -175,7 +175,9 @@ class _LayerScan:
             self._take_file(Found(path, info))
 
     def read(self, pool: ThreadPoolExecutor) -> None:
-        """Read what isn't known, with several threads: hashing lets go of the interpreter's lock."""
+        """Read the files that aren't in the cache, with several threads: hashing lets go of the interpreter's
+        lock.
+        """
         hashed = pool.map(self._treater.hash, [source for source, _ in self._unread], chunksize=16)
         for (source, info), content in zip(self._unread, hashed, strict=True):
             self._cache.put(info, self._treater.key(source), content)

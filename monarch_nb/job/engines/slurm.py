@@ -321,7 +321,7 @@ def _when(text: str) -> float | None:
 
 
 def _errors(text: str) -> list[str]:
-    """Return the last lines that tell of an error, when no launcher has said anything."""
+    """Return the last lines that tell of an error, when no launcher has printed one."""
     lines = [
         line.strip()
         for line in text.splitlines()

@@ -91,7 +91,7 @@ class SyncAgent(Actor):
 
     @endpoint
     def survey(self, text: bytes, roots: Mapping[str, Identity | None]) -> Survey:
-        """Say what is here; nothing is written.
+        """Return the facts about this host; nothing is written.
 
         Args:
             text: of the manifest.
@@ -110,12 +110,12 @@ class SyncAgent(Actor):
 
     @endpoint
     def packages(self) -> dict[str, PackageDigest]:
-        """Return what is installed where ranks of this host are started; nothing is written."""
+        """Return the packages of the environment of this host's ranks; nothing is written."""
         return installed(find_layers(this_interpreter()))
 
     @endpoint
     def lacking(self, texts: Sequence[bytes], donors: bool) -> dict[str, int]:
-        """Return what content of the environment isn't here: size by sha256; nothing is written.
+        """Return the contents of the environment that aren't here: size by sha256; nothing is written.
 
         Args:
             texts: of parts that the host doesn't know.

@@ -72,8 +72,7 @@ def _stop(procs: Any) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what has gone wrong on a host, in one line: what the agent has raised, without how it got
-    here."""
+    """Return the error of a host in one line: the agent's exception, without how it got here."""
     if isinstance(error, ActorError) and error.failures:
         return error.failures[0].message.partition("\n")[0]
     cause: BaseException = error

@@ -37,7 +37,7 @@ class Progress:
         self._num_bytes = 0
 
     def step(self, what: str) -> None:
-        """Say what is done now, in words."""
+        """Show the step that begins, in words."""
         with self._lock:
             self._step = what
 

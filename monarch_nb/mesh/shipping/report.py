@@ -73,7 +73,7 @@ class EnvironmentPart:
         return not self.is_dry and not any(host.problem for host in self.hosts.values())
 
     def lines(self) -> list[str]:
-        """Return what has been done, hosts that did alike once."""
+        """Return the report in lines, hosts that did alike once."""
         found: dict[str, list[int]] = {}
         for index, host in self.hosts.items():
             for text in (self._line(host), *plan_lines(host.plan), *host.warnings):

@@ -36,7 +36,7 @@ class MeshExecutor(Executor):
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks run functions."""
+        """The number of ranks that run functions."""
         return self._pool.num_ranks
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> ConcurrentFuture[R]:

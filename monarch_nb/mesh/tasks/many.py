@@ -81,6 +81,6 @@ def _check(function: object, items: object) -> None:
 
 
 def _quoted(value: object) -> str:
-    """Return what was given, as an error quotes it: by its type, a number or a text also by itself."""
+    """Return an argument as an error quotes it: by its type, a number or a text also by itself."""
     kind = f"of type {type(value).__name__}"
     return f"{reprlib.repr(value)}, {kind}" if isinstance(value, int | float | str) else f"one {kind}"

@@ -52,12 +52,12 @@ class MapRun(Generic[R]):
 
     @property
     def num_items(self) -> int | None:
-        """How many items there are; None if that isn't known, as of a generator."""
+        """The number of items; None if it isn't known, as of a generator."""
         return self._work.num_items
 
     @property
     def num_done(self) -> int:
-        """How many items are done, those that failed too."""
+        """The number of items that are done, those that failed too."""
         return self._work.num_done
 
     def __iter__(self) -> Iterator[R]:

@@ -101,7 +101,7 @@ class TaskPool:
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks take tasks."""
+        """The number of ranks that take tasks."""
         return len(self._parts)
 
     def put(self, task: Task) -> None:

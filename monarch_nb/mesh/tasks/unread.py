@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def say_unread(what: str, errors: Sequence[BaseException]) -> None:
-    """Say that something has failed whose results were dropped.
+    """Warn of failed tasks whose results were dropped.
 
     Args:
         what: names it, as in `the map of train`.

@@ -67,7 +67,7 @@ class ReadyBarrier:
         os.write(self._fd, _OPENED)
 
     def open(self) -> None:
-        """Let all through, those who come later, too."""
+        """Let all pass, those who come later, too."""
         _lock(self._fd, fcntl.F_UNLCK)
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ DEFAULT_SHM_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing that was looked at.
+    """A finding about one subject.
 
     Attributes:
         severity: `change`: something is to be changed; `note`: worth to know; `ok`: it's fine.

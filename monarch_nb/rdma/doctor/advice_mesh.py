@@ -20,7 +20,9 @@ Measurements = Sequence[Measurement]
 
 
 def advise(probes: ProbeResults, measurements: Measurements) -> list[Advice]:
-    """Return what is to be changed, what is worth to know, and what is fine, in this order."""
+    """Return the advice about a mesh: first settings to change, then things to know, then those that are
+    fine.
+    """
     found = list(_of_ranks(probes))
     for check in _OF_ALL:
         found += check(probes, measurements)

@@ -71,8 +71,8 @@ def representatives(hosts: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def pairs(ranks: Sequence[int], hosts: Mapping[int, int]) -> dict[int, list[int]]:
-    """Return who reads from whom: ranks of two hosts from each other, of two ranks of one host one from the
-    other.
+    """Return the pairs of ranks that read from each other: those of two hosts both ways, of two ranks of one
+    host one from the other.
 
     >>> pairs([0, 1, 3], {0: 0, 1: 0, 3: 1})
     {0: [1, 3], 1: [3], 3: [0, 1]}

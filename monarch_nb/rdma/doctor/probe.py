@@ -115,7 +115,7 @@ class Interface(Record, frozen=True):
 
 
 def _topic(field: str) -> str:
-    """Return what people call a field, as lines and JSON have it."""
+    """Return the name of a field for people, as lines and JSON have it."""
     return field.replace("_", " ")
 
 

@@ -60,7 +60,7 @@ class Report:
     size_bytes: int
 
     def text(self) -> str:
-        """Return all of it as text; what ranks have alike, once."""
+        """Return the report as text; facts that ranks have alike, once."""
         tables = [text_table(_FOUND, self._found_rows())] if self.probes else []
         if self.measurements:
             tables.append(
@@ -96,7 +96,7 @@ class Report:
         return "".join([*parts, f"<ul>{remarks}</ul>" if remarks else ""])
 
     def as_dict(self) -> dict[str, object]:
-        """Return all of it as plain data, for JSON."""
+        """Return the report as plain data, for JSON."""
         return {
             "name": self.name,
             "hosts": dict(self.hosts),

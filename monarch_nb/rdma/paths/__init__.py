@@ -32,7 +32,7 @@ _forced: ContextVar[str | None] = ContextVar("monarch_nb_rdma_path", default=Non
 
 
 def load_paths(plane: DataPlane) -> dict[str, Path]:
-    """Make all ways of this process."""
+    """Make all paths of this process."""
     ours = {
         name: getattr(importlib.import_module(f"{__name__}.{module}"), cls)(plane)
         for name, module, cls in OURS
@@ -63,7 +63,7 @@ def only_encrypted() -> bool:
 
 @contextlib.contextmanager
 def use_path(name: str | None) -> Iterator[None]:
-    """Take this way for all transfers that begin inside, and no other; None: choose again.
+    """Take this path for all transfers that begin inside, and no other; None: choose again.
 
     Example:
         >>> with use_path("tcp"):                       # doctest: +SKIP

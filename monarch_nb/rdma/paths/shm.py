@@ -102,14 +102,14 @@ class Peer:
 
 
 MAPPED = 0
-"""In place of a pid: the far side is mapped here."""
+"""In place of a pid: the memory of the other process is mapped here."""
 
 
 class Lane(NamedTuple):
     """Copies that are done in the same way: pieces with addresses for offsets.
 
     Attributes:
-        pid: the far process, or `MAPPED`.
+        pid: the other process, or `MAPPED`.
         jobs: what they're for.
     """
 

@@ -35,7 +35,7 @@ def num_streams() -> int:
 
 
 def this_network() -> str:
-    """Return what two processes share that reach each other by the loopback interface."""
+    """Return an id that two processes share that reach each other by the loopback interface."""
     return f"{_boot_id()}/{os.readlink('/proc/self/ns/net')}"
 
 

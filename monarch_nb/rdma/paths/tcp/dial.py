@@ -47,7 +47,7 @@ def dial(
 
 
 class _Call:
-    """One attempt to get through."""
+    """One attempt to connect."""
 
     def __init__(self, addresses: Sequence[Address], name: int, secret: bytes) -> None:
         self._addresses = list(addresses)

@@ -50,7 +50,9 @@ class Connection:
 
 
 class Handshake(Protocol):
-    """One side of it, without any socket: `receive` is given `wanted` bytes and returns what to send."""
+    """One side of a handshake, without any socket: `receive` is given `wanted` bytes and returns what to
+    send.
+    """
 
     wanted: int
     over: bool
@@ -137,7 +139,7 @@ class PendingConnection:
         self._got = b""
 
     def proceed(self) -> bool:
-        """Read what has come; return whether both have proven themselves.
+        """Read the bytes that have come; return whether both sides have proven themselves.
 
         Raises:
             OSError: if not, and never will.

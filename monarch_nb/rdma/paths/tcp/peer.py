@@ -56,7 +56,7 @@ class Stream:
         return not poll.poll(0)
 
     def cut(self) -> None:
-        """Make whoever waits for it stop."""
+        """Break the connection, so that whoever waits for it stops."""
         with self._closing, suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 

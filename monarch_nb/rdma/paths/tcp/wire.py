@@ -96,7 +96,9 @@ class Request:
 
     @property
     def seed(self) -> int:
-        """What the checksum begins with, so that an answer to another request isn't taken for this one's."""
+        """The first input of the checksum, so that an answer to another request isn't taken for this
+        one's.
+        """
         offset, nbytes = self.stretches[0]
         return (self.key * 3 + self.tag * 5 + offset * 7 + nbytes * 11 + self.op) & MASK
 

@@ -125,7 +125,7 @@ class Connection:
 
     @property
     def info(self) -> QPInfo:
-        """What the other end has to know."""
+        """The facts that the other end has to know."""
         return self._queue_pair.info
 
     def connect(self, other: QPInfo) -> None:

@@ -100,7 +100,7 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 
 def permitted(ports: Sequence[Port], names: str) -> list[Port]:
-    """Return those that `MONARCH_NB_RDMA_DEVICES` leaves; all if it's empty."""
+    """Return the ports that `MONARCH_NB_RDMA_DEVICES` leaves; all if it's empty."""
     wanted = {name.strip() for name in names.split(",") if name.strip()}
     return [p for p in ports if not wanted or p.device in wanted or p.name in wanted]
 

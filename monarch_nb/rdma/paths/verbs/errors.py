@@ -56,7 +56,7 @@ _STATUSES = {
 
 
 def status_name(status: int) -> str:
-    """Return what people call a status."""
+    """Return the name of a status for people."""
     return _STATUSES[status].name if status in _STATUSES else f"status {status}"
 
 
@@ -80,7 +80,7 @@ class CompletionError(Exception):
 
 
 def blocked_text() -> str:
-    """Return what "retry exceeded" means if the owner's process is there."""
+    """Return the meaning of "retry exceeded" if the owner's process is there."""
     return f"{status_name(RETRY_EXCEEDED)}, though its process answers: {NETWORK}"
 
 

@@ -105,7 +105,7 @@ class VerbsPath(Path):
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
-        """Keep what is open open meanwhile."""
+        """Count a transfer within the block as one that `close` has to wait for."""
         with self._state:
             if self._closing:
                 raise PathUnavailable("this process is leaving its mesh")
@@ -173,7 +173,7 @@ class VerbsPath(Path):
             return self._memories.setdefault(nic.port.name, LocalMemories(nic))
 
     def _watch(self, job: Job) -> Callable[[], None]:
-        """Return what is to be called when nothing arrives: after a while it asks the owner."""
+        """Return the function to call when nothing arrives: after a while it asks the owner."""
         heard = [time.monotonic(), job.done_bytes]
 
         def silent() -> None:
@@ -228,7 +228,7 @@ class VerbsPath(Path):
     # --- what went wrong
 
     def _explained(self, job: Job, nic: Nic, error: CompletionError) -> Exception:
-        """Return what to raise for a failed request: the owner knows whether the buffer holds."""
+        """Return the error to raise for a failed request: the owner knows whether the buffer holds."""
         handle = job.handle
         with self._state:
             self._targets.pop((handle.key, nic.port.name), None)

@@ -127,7 +127,7 @@ class QueuePair:
         )
 
     def stop(self) -> None:
-        """Let it do nothing more: what is under way comes back as flushed."""
+        """Stop the queue: requests under way come back as flushed."""
         self.pair.modify(self._attributes(self.nic.constants.IBV_QPS_ERR), self.nic.constants.IBV_QP_STATE)
 
     def _attributes(self, state: int) -> Any:
