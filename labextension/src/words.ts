@@ -11,7 +11,7 @@ export const untranslated: Translate = (text, ...args) =>
 export const UNKNOWN = 'n/a';
 
 /** Every state, from the usual to the worst: the order in which they are counted up. */
-export const STATES: readonly RankState[] = [
+const STATES: readonly RankState[] = [
   'idle',
   'busy',
   'debugging',

@@ -23,7 +23,7 @@ export interface ILogSource {
 }
 
 /** More lines than this are never held, nor shown. */
-export const MAX_LINES = 20_000;
+const MAX_LINES = 20_000;
 const SEGMENT_LINES = 250;
 
 /**

@@ -20,7 +20,7 @@ export function pageConnection(base: string): IConnection {
 }
 
 /** What tornado wants to see in each request that changes something: other sites can't read our cookies. */
-export function xsrfHeader(): Record<string, string> {
+function xsrfHeader(): Record<string, string> {
   const xsrf = /(?:^|;\s*)_xsrf=([^;]+)/.exec(document.cookie)?.[1];
   return xsrf ? { 'X-XSRFToken': decodeURIComponent(xsrf) } : {};
 }
