@@ -263,7 +263,7 @@ def sync(arguments: argparse.Namespace) -> int:
 
 
 def _send_to(arguments: argparse.Namespace) -> int:
-    """Make this environment on other machines; no mesh is needed for that."""
+    """Make a copy of this environment on other machines; no mesh is needed for that."""
     from monarch_nb.mesh import shipping
 
     done = shipping.send_to(

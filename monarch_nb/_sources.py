@@ -21,7 +21,7 @@ _read = linecache.updatecache
 
 
 def guard() -> None:
-    """Have this process read nothing else as source."""
+    """Keep linecache, and so tracebacks, from reading files that aren't source."""
     linecache.updatecache = _read_if_source
 
 

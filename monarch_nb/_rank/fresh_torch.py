@@ -70,7 +70,7 @@ class _Settings(msgspec.Struct, frozen=True):
         return found
 
     def put_back(self, torch: Any) -> None:
-        """Have them as they were."""
+        """Restore torch's state from before."""
         torch.set_default_dtype(self.dtype)
         _set_device(torch, self.device)
         if (

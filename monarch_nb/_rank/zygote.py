@@ -181,8 +181,9 @@ class _Zygote:
 
     @staticmethod
     def _move(belongings: Any) -> None:
-        """Have what a zygote has that another program's host process has started: the controller has been
-        taken by that program."""
+        """Take over the environment, module path and directory of the program that has taken the
+        controller.
+        """
         os.environ.clear()
         os.environ.update(belongings["environ"])
         os.environ.setdefault(*HUGE_PAGES)

@@ -194,7 +194,7 @@ class Followed:
         return HostRequests(self._session, index, self.workspace)
 
     def greet(self, hosts: Sequence[int]) -> tuple[dict[int, Hello], dict[int, str]]:
-        """Return what hosts know of the workspace, and why some couldn't be asked."""
+        """Return the hosts' records of the workspace, and why some couldn't be asked."""
         where = Whereabouts(self.workspace.folder, self.workspace.name, files_id())
         hellos, troubles = self._ask_all(hosts, where)
         others = [index for index, hello in hellos.items() if not hello.is_shared]

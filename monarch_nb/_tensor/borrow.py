@@ -104,7 +104,8 @@ class Borrow:
         return self._made
 
     def drop(self) -> None:
-        """End it: its owner can use the tensor as before, and the borrowed one can't be used any more.
+        """End the borrow: its owner can use the tensor as before, and the borrowed one can't be used any
+        more.
 
         Raises:
             WrongTensor: if it was ended before.

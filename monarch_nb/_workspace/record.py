@@ -56,7 +56,7 @@ class Record:
     _num_lines: int = 0
 
     def refresh(self) -> None:
-        """Read it again if another process has written to it."""
+        """Read the record again if another process has written to it."""
         if self._identity() != self._read:
             self._load()
 
@@ -130,7 +130,7 @@ class Record:
             return file.read() == b"\n"
 
     def _shorten(self) -> None:
-        """Write it anew, without what counts no more."""
+        """Write the record anew, without lines that are outdated."""
         beside = Record(f"{self.path}.new")
         with suppress(FileNotFoundError):
             os.unlink(beside.path)

@@ -101,7 +101,7 @@ class Staging:
             os.unlink(name, dir_fd=at)
 
     def read(self, content: str) -> bytes:
-        """Return all of a content."""
+        """Return a whole content, by its sha256."""
         with self.open() as at:
             data = self.packed(at, content)
             if data is not None:

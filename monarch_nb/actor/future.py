@@ -154,7 +154,7 @@ class Future(Generic[T]):
         return other
 
     def drop(self) -> None:
-        """Let this fail without a report: nobody needs to be told."""
+        """Drop this future: if it fails, nobody needs to be told."""
         self._pending.asker = None
 
     def at_work(self) -> tuple[int, ...]:

@@ -87,8 +87,8 @@ def sync_hosts(
 def answers(
     futures: Mapping[int, Future[Any]], limit: float
 ) -> tuple[dict[int, RankReload], tuple[int, ...], dict[int, str]]:
-    """Return what ranks have reloaded, which hadn't answered by `limit` (monotonic), and why some couldn't
-    be asked.
+    """Return the ranks' answers to a reload, those that hadn't answered by `limit` (monotonic), and why some
+    couldn't be asked.
     """
     ranks: dict[int, RankReload] = {}
     busy, lost = [], {}

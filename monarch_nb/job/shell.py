@@ -37,7 +37,7 @@ class ShellActor(Actor):
     def start(
         self, out: Any, env: Mapping[str, str], workdir: str | None, client_cwd: str, size: tuple[int, int]
     ) -> None:
-        """Start it; what it writes goes to `out` as bytes, its exit code as an int at the end."""
+        """Start the shell; its output goes to `out` as bytes, its exit code as an int at the end."""
         if self._pid:
             raise RuntimeError("this shell runs already")
         variables = {**os.environ, **rank_variables(), **env}

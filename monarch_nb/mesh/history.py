@@ -253,7 +253,7 @@ class History:
         return entries
 
     def last_lines(self, ranks: str | Sequence[int] = "all", limit: int = 50) -> list[str]:
-        """Return what ranks have printed last, the oldest line first.
+        """Return the last lines that ranks have printed, the oldest first.
 
         Example:
             >>> mesh.last_lines("0", 2)                   # doctest: +SKIP
@@ -329,7 +329,7 @@ class History:
         tail_bytes: int = TAIL_BYTES,
         follow: bool = False,
     ) -> Iterator[str]:
-        """Yield what ranks have printed, folded by rank set; with `follow`, on and on.
+        """Yield the output of ranks, folded by rank set; with `follow`, on and on.
 
         Args:
             grep: only lines that match this regular expression.

@@ -75,7 +75,7 @@ def _whole_lines(
 
 
 def _unfinished_before(mesh: Mesh, part: OutputPart, keys: set[Key]) -> set[Key]:
-    """Return who was in the middle of a line when a stretch of the journal begins."""
+    """Return the ranks with an unfinished line when a stretch of the journal begins."""
     begin, start, found, left = part.begin, part.start, set(), set(keys)
     limit = begin - LONGEST_BYTES
     while left and begin > max(start, limit):

@@ -84,7 +84,7 @@ class Namespace:
         return found.map(lambda values: values[names[0]]) if len(names) == 1 else found
 
     def vars(self, ranks: str | Sequence[int] = "all", names: Sequence[str] = ()) -> Variables:
-        """Return what ranks hold in the cells' namespace: type, shape, dtype, device, norm; where they
+        """Return the variables of ranks in the cells' namespace: type, shape, dtype, device, norm; where they
         differ.
 
         Args:

@@ -246,7 +246,7 @@ def _absolute(paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
 
 
 def sync_mode(mesh: Mesh) -> SyncMode:
-    """Return what ranks do about code that has changed."""
+    """Return the mode by which ranks handle code that has changed."""
     return SyncMode.of(session_of(mesh).request(GetName(_NAME)) or mesh.started_with_env.get(SYNC_VARIABLE))
 
 

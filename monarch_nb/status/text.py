@@ -106,7 +106,7 @@ def _doing_lines(ranks: Iterable[RankStatus]) -> list[str]:
 
 
 def _transfer_lines(ranks: Iterable[RankStatus]) -> list[str]:
-    """Return what ranks have moved, a line for each path."""
+    """Return the bytes that ranks have moved, a line for each path."""
     found: dict[str, list[tuple[int, Transfers]]] = {}
     for rank in ranks:
         for each in rank.transfers:

@@ -28,7 +28,7 @@ class Host:
     """A launcher on one node; it's told to end when this worker does, however that happens."""
 
     def start(self, script: str, invitation: str) -> str:
-        """Start it; return the node's address."""
+        """Start the launcher; return the node's address."""
         import ctypes
         import os
         import signal

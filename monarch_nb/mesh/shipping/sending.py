@@ -124,7 +124,7 @@ def _lacks(
     dry_run: bool,
     donors: bool,
 ) -> dict[int, Lack]:
-    """Return what hosts lack; for a dry run, nothing is written there."""
+    """Return the contents that hosts lack; for a dry run, nothing is written there."""
     lacks: dict[int, Lack] = {}
     for unknown in dict.fromkeys(surveys[host].unknown for host in hosts):
         texts = [scanned.parts[part].text for part in unknown]

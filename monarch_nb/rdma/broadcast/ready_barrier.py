@@ -71,7 +71,7 @@ class ReadyBarrier:
         _lock(self._fd, fcntl.F_UNLCK)
 
     def close(self) -> None:
-        """Let all through who have come, and be gone."""
+        """Let all pass who have come, and remove the barrier."""
         for fd in (self._fd, self._arrivals, self._arrival_pipe):
             os.close(fd)
 

@@ -136,7 +136,7 @@ class QueuePair:
         return attributes
 
     def close(self) -> None:
-        """Close it: when this returns, its NIC reads and writes nothing more for it."""
+        """Close the queue pair: when this returns, its NIC reads and writes nothing more for it."""
         self.pair.close()
 
 
