@@ -89,11 +89,9 @@ class ActorHost:
     def on_call(self, message: Message) -> Any:
         """Take a CALL message; return the waiter to wake."""
         if message.name == calls.SPAWN:
-            self._spawn(message)
-            return None
+            return self._spawn(message)
         if message.name == calls.RESPAWN:
-            self._respawn(message)
-            return None
+            return self._respawn(message)
         if message.target == 0:
             return self._on_system_call(message)
         runner = self.actors.get(message.target)
@@ -109,11 +107,13 @@ class ActorHost:
 
     def on_guest_call(self, message: Message) -> Any:
         """Take a CALL from a mesh that this process is a guest of: something there has failed that an
-        actor here owns.
+        actor here owns. The actor waits in the reader of this process' own mesh, so it's woken here.
         """
         runner = self.actors.get(message.target)
         if message.name == calls.SUPERVISE and runner is not None:
-            return runner.inbox.put_message(message)
+            waiter = runner.inbox.put_message(message)
+            if waiter is not None:
+                waiter.rouse(self.transport)
         return None
 
     @handles(MeshNamed)
@@ -158,20 +158,25 @@ class ActorHost:
 
     # --- spawning and stopping
 
-    def _spawn(self, message: Message, before: ActorRunner | None = None) -> None:
+    def _spawn(self, message: Message, before: ActorRunner | None = None) -> Any:
+        """Make an actor, and give it the calls that have overtaken this message; return the waiter to wake:
+        its thread may wait for mail already.
+        """
         if message.target in self.actors:
-            return
+            return None
         runner = self.actors[message.target] = ActorRunner(self, message, before)
+        awake = None
         for early in self._early.pop(message.target, ()):
-            runner.inbox.put_message(early)
+            awake = runner.inbox.put_message(early)
+        return awake
 
-    def _respawn(self, message: Message) -> None:
-        """Make an actor again that has failed, or whose process is new."""
+    def _respawn(self, message: Message) -> Any:
+        """Make an actor again that has failed, or whose process is new; return the waiter to wake."""
         before = self.actors.pop(message.target, None)
         if before is not None:
             before.stop()
         self._gone.pop(message.target, None)
-        self._spawn(message, before)
+        return self._spawn(message, before)
 
     def _give_up(self, actor_id: int) -> None:
         for message in self._early.pop(actor_id, ()):

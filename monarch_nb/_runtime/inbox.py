@@ -55,7 +55,7 @@ class Inbox(Generic[Item]):
     def put_first(self, message: Item, transport: Transport) -> None:
         """Add a message that comes before all others. Called by any thread."""
         self._queue.appendleft(message)
-        self._rouse(transport)
+        self.rouse(transport)
 
     def take_message(self, transport: Transport) -> Item | None:
         """Wait for the next message; None once closed."""
@@ -98,9 +98,12 @@ class Inbox(Generic[Item]):
     def close(self, transport: Transport) -> None:
         """Let the owner's `take_message` return None after what is there."""
         self.closed = True
-        self._rouse(transport)
+        self.rouse(transport)
 
-    def _rouse(self, transport: Transport) -> None:
+    def rouse(self, transport: Transport) -> None:
+        """Have the owner, who waits in the reader of `transport`, look at what there is. Called by any thread
+        but the one that reads there.
+        """
         if self.hook is not None:
             self.hook(None)
         else:
