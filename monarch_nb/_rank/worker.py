@@ -216,7 +216,7 @@ class Worker:
         step, and needs nothing of the user's.
         """
         call_context.set(CallContext(message.origin, message.slot, message.context, None, message.src))
-        name = message.name.decode()
+        name = message.name.decode(errors="replace")
         flags = 0
         body: codec.Encoded | PlainAnswer
         try:
@@ -301,7 +301,9 @@ class Worker:
                 answer(transport, message, body, flags)
             except MemoryError as error:  # no shared memory for it
                 body = encode_failure(
-                    describe(error, **process_context.whereabouts(), endpoint=message.name.decode())
+                    describe(
+                        error, **process_context.whereabouts(), endpoint=message.name.decode(errors="replace")
+                    )
                 )
                 transport.post(
                     message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref

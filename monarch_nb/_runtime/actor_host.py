@@ -8,6 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -33,7 +34,7 @@ from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._shape import Extent, Shape
 from monarch_nb._transport import process_context
 from monarch_nb._transport.data_plane import remote_arguments
-from monarch_nb._transport.failure import describe, encode_failure
+from monarch_nb._transport.failure import describe, encode_failure, without_details
 from monarch_nb._transport.pending import Body
 from monarch_nb._transport.transport import Transport
 from monarch_nb._wire import address, codec
@@ -192,7 +193,7 @@ class ActorHost:
             (f"no such actor on rank {rank}: {self._gone.get(message.target, 'it was never spawned there')}"),
             when=time.time(),
             dead=True,
-            endpoint=message.name.decode(),
+            endpoint=message.name.decode(errors="replace"),
             rank=rank if isinstance(rank, int) else None,
             host=where.get("host", ""),
             pid=where.get("pid", 0),
@@ -200,10 +201,13 @@ class ActorHost:
         self._reply_error(message, failure)
 
     def _reply_error(self, message: Message, failure: Failure) -> None:
-        body = encode_failure(failure)
-        self.transport.post(
-            message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref
-        )
+        for each in (failure, without_details(failure)):
+            with suppress(MemoryError):  # no shared memory for a long traceback
+                self.transport.post(
+                    message.src, wire.REPLY, encode_failure(each), flags=wire.ERROR, slot=message.slot,
+                    ref=message.ref,
+                )  # fmt: skip
+                return
 
     def _reply(self, message: Message, value: object) -> None:
         if message.ref:

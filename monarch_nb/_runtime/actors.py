@@ -14,6 +14,7 @@ import inspect
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from types import FrameType
@@ -37,7 +38,7 @@ from monarch_nb._shape import decode_extent
 from monarch_nb._transport import process_context
 from monarch_nb._transport.call import answer
 from monarch_nb._transport.context import CallContext, call_context
-from monarch_nb._transport.failure import describe, encode_failure
+from monarch_nb._transport.failure import describe, encode_failure, without_details
 from monarch_nb._transport.pending import Body
 from monarch_nb._transport.port import Port
 from monarch_nb._transport.process_context import CallPlace
@@ -335,8 +336,6 @@ class ActorRunner:
             if inspect.isawaitable(result):
                 asyncio.run(_finish(result))
         except BaseException:
-            import traceback
-
             traceback.print_exc()
 
     def stop(self, reason: BaseException | None = None) -> None:
@@ -399,7 +398,7 @@ class ActorRunner:
     def _method(self, name: bytes) -> Method:
         method = self._methods.get(name)
         if method is None:
-            method = self._methods[name] = Method(self.instance, name.decode())
+            method = self._methods[name] = Method(self.instance, name.decode(errors="replace"))
         return method
 
     def _handle(self, message: Message) -> None:
@@ -678,7 +677,7 @@ class ActorRunner:
     def _raised(self, error: BaseException, message: Message) -> None:
         """Tell the caller, or the owner if nobody waits, that an endpoint has raised."""
         end_if_forked(error)
-        endpoint = message.name.decode()
+        endpoint = message.name.decode(errors="replace")
         self._keep_error(error)
         answers = message.ref and not message.flags & wire.KEEP
         method = self._methods.get(message.name)
@@ -695,11 +694,20 @@ class ActorRunner:
         if not isinstance(error, Exception) or self.host.debugger is None:
             return
         self.last_error, self.error_when = error, time.time()
-        if self.host.debugger.on_error:
+        if not self.host.debugger.on_error:
+            return
+        try:
             self.host.debugger.post_mortem(error, StopReason.EXCEPTION, self.name)
+        except TransportClosed:
+            raise
+        except BaseException:  # the caller is to be answered all the same
+            traceback.print_exc()
 
     def _reply_failure(self, message: Message, failure: Failure) -> None:
-        answer(self.host.transport, message, encode_failure(failure), wire.ERROR)
+        try:
+            answer(self.host.transport, message, encode_failure(failure), wire.ERROR)
+        except MemoryError:  # no shared memory for a long traceback
+            answer(self.host.transport, message, encode_failure(without_details(failure)), wire.ERROR)
 
     def _fail(self, error: BaseException, asked: Message | None, endpoint: str) -> None:
         """Mark the actor as failed: it takes no more work, and what it owns is stopped; tell whoever asked

@@ -13,17 +13,21 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from msgspec.structs import replace
+
 from monarch_nb._frames.cells import with_cell_names
 from monarch_nb._frames.owner import Owner, owner_of_file
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.failure import Failure
 from monarch_nb._tracebacks import format_error, shown_frames
+from monarch_nb._transport import process_context
 from monarch_nb._wire import codec
 from monarch_nb._wire.codec import Encoded
 
 _TRACE: Any = BaseException.__dict__["__traceback__"]
 _ORDER = "most recent call last"
 MAX_MESSAGE = 10_000
+MAX_NAME = 1_000
 MAX_TRACEBACK = 60_000
 MAX_FRAMES = 40
 """Of a deeper stack its ends are shown."""
@@ -38,8 +42,19 @@ def strip_machinery(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def describe(error: BaseException, *, rank: int | str | None = None, pid: int = 0, **where: Any) -> Failure:
-    """Return `error` as it travels; `where` says host, actor and so on."""
+def describe(error: BaseException, **where: Any) -> Failure:
+    """Return `error` as it travels; `where` says rank, host, actor and so on. Raises nothing: of an error
+    that can't be described or sent as it is, its class is told, and why there's no more.
+    """
+    try:
+        found = _describe(error, **where)
+        encode(found)
+    except BaseException as trouble:
+        return undescribed(error, trouble)
+    return found
+
+
+def _describe(error: BaseException, *, rank: int | str | None = None, pid: int = 0, **where: Any) -> Failure:
     return Failure(
         type=class_name(error, qualified=True),
         message=message_of(error),
@@ -52,9 +67,27 @@ def describe(error: BaseException, *, rank: int | str | None = None, pid: int = 
     )
 
 
+def undescribed(error: BaseException, trouble: BaseException) -> Failure:
+    """Return an error of which no more than its class can be told, and what was raised instead."""
+    where = process_context.whereabouts()
+    rank = where.get("rank")
+    reason = f"{class_name(trouble)}{_reason(trouble)}"
+    return Failure(
+        type=class_name(error, qualified=True),
+        message=f"<{class_name(error)} object that can't be told of: {reason}>",
+        when=time.time(),
+        rank=rank if isinstance(rank, int) else None,
+        host=where.get("host", ""),
+        pid=os.getpid(),
+    )
+
+
 def class_name(value: object, *, qualified: bool = False) -> str:
-    """Return the name of an object's class, whatever its metaclass says."""
-    return str(type.__getattribute__(type(value), "__qualname__" if qualified else "__name__"))
+    """Return the name of an object's class, whatever its metaclass says, as a plain text that can be encoded:
+    a class may be given a name of any subclass of str.
+    """
+    name = type.__getattribute__(type(value), "__qualname__" if qualified else "__name__")
+    return clipped(str.__str__(name), MAX_NAME, "")
 
 
 def message_of(error: BaseException) -> str:
@@ -183,5 +216,14 @@ def revive(data: bytes | None) -> BaseException | None:
 
 
 def encode_failure(failure: Failure) -> Encoded:
-    """Return the payload of an ERROR reply."""
-    return Encoded(encode(failure))
+    """Return the payload of an ERROR reply. Raises nothing: of what can't be encoded, its kind is told."""
+    try:
+        return Encoded(encode(failure))
+    except Exception as trouble:
+        return Encoded(encode(replace(undescribed(trouble, trouble), dead=failure.dead)))
+
+
+def without_details(failure: Failure) -> Failure:
+    """Return a failure that is short enough to be sent where there's no shared memory left."""
+    text = f"{failure.message[:MAX_NAME]} (its traceback is left out: there's no shared memory for it)"
+    return replace(failure, message=text, traceback="", exception=None)

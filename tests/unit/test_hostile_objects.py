@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from monarch_nb._protocol.base import decode
+from monarch_nb._protocol.failure import Failure
 from monarch_nb._rank import variables
 from monarch_nb._rank.bundles import MAX_RICH_BYTES, encode_bundle, encode_metadata
-from monarch_nb._transport.failure import describe, message_of, traceback_of
+from monarch_nb._transport.failure import describe, encode_failure, message_of, traceback_of
 
 
 class _RaisesItself(BaseException):
@@ -59,6 +61,38 @@ def test_a_hostile_error_is_described(make: Callable[[], BaseException], message
     assert found.type == type(error).__qualname__
     assert "in _raised" in found.traceback
     assert found.rank == 3
+
+
+class _OddText(str):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class _OddlyNamed(Exception):
+    pass
+
+
+_OddlyNamed.__qualname__ = _OddText("Odd")
+
+
+def test_a_name_of_another_class_is_told_as_plain_text() -> None:
+    found = describe(_raised(_OddlyNamed("plain")))
+    assert type(found.type) is str and found.type == "Odd"
+    assert decode(Failure, encode_failure(found).payload) == found
+
+
+@pytest.mark.parametrize("where", [{"pid": 1 << 80}, {"rank": 1 << 80}, {"host": object()}, {"nowhere": 1}])
+def test_of_what_cannot_be_described_the_class_is_told(where: dict[str, Any]) -> None:
+    found = describe(_raised(ValueError("x")), **where)
+    assert found.type == "ValueError" and "<ValueError object that can't be told of: " in found.message
+    assert decode(Failure, encode_failure(found).payload) == found
+
+
+@pytest.mark.parametrize("wrong", [{"pid": 1 << 80}, {"actor": object()}, {"message": _OddText("odd")}])
+def test_a_failure_that_cannot_be_encoded_is_one_all_the_same(wrong: dict[str, Any]) -> None:
+    failure = Failure(**{"type": "ValueError", "message": "x", "dead": True, **wrong})
+    found = decode(Failure, encode_failure(failure).payload)
+    assert found.dead and "can't be told of" in found.message
 
 
 def test_an_error_that_raises_itself_keeps_its_trace() -> None:
