@@ -64,6 +64,13 @@ def _spawn(transport: Transport) -> OneReply:
     return _call(transport, calls.SPAWN, codec.encode(spec))
 
 
+def _end(host: ActorHost) -> None:
+    runner = host.end_actor(ID, None)
+    assert runner is not None
+    runner.thread.join(PATIENCE_S)
+    assert not runner.thread.is_alive()
+
+
 def _is_answered(reply: OneReply) -> bool:
     return reply.transport.reader.wait(reply, time.monotonic() + PATIENCE_S)
 
@@ -87,12 +94,13 @@ def test_a_call_that_came_before_its_actor_wakes_it(
 ) -> None:
     """A program's call may overtake the message by which an actor of another process spawns the callee."""
     monkeypatch.setattr(actor_host, "ActorRunner", _Quick)
-    ActorHost(transport)
+    host = ActorHost(transport)
     transport.start()
     early = _call(transport, b"answer", Encoded(b""), wire.EMPTY)
     _spawn(transport)
     assert _is_answered(early)
     assert early.body is not None and early.body.value() == 42
+    _end(host)
 
 
 def test_news_of_another_mesh_wakes_an_actor(transport: Transport, tmp_path: Path) -> None:
@@ -110,3 +118,4 @@ def test_news_of_another_mesh_wakes_an_actor(transport: Transport, tmp_path: Pat
     failures = host.actors[ID].instance.failures
     assert "no" in wait_until(lambda: failures, "an actor that is told")[0]
     guest.close()
+    _end(host)
