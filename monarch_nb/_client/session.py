@@ -245,7 +245,9 @@ class Session:
     def note_calls(
         self, source: str, began: float, *, origin: int = 0, status: CellStatus = CellStatus.OK
     ) -> None:
-        """Have the calls since the last time entered into the journal."""
+        """Have the calls since the last time entered into the journal. Where one has failed, the entry says
+        so, also if nobody has asked for the answer.
+        """
         calls, self.transport.calls = self.transport.calls, {}
         if not calls:
             return
@@ -254,6 +256,8 @@ class Session:
         for row in rows:
             for rank, each in row.seconds.items():
                 seconds[rank] = seconds.get(rank, 0.0) + each
+        if any(row.num_failed for row in rows):
+            status = CellStatus.ERROR
         entry = JournalEntry(
             EntryKind.CALLS, source=source, when=began, ranks=", ".join(sorted({row.ranks for row in rows})),
             seconds=seconds, calls=rows, origin=origin, status=status,

@@ -159,6 +159,15 @@ def test_each_call_of_a_script_is_in_the_journal(lasting: str) -> None:
     assert entry["who"].startswith("-c (pid")
 
 
+def test_a_dropped_call_that_failed_is_none_that_is_ok(lasting: str, notebook: Notebook) -> None:
+    notebook.run("%load_ext monarch_nb\n%mesh attach lasting")
+    notebook.run(
+        "future = mesh.actors['counter'].add.call('no number')\ntry: future.get()\nexcept Exception: pass"
+    )
+    line = notebook.text("%mesh history").splitlines()[-1]
+    assert "counter.add x1" in line and " error " in line
+
+
 def test_history_rerun_and_export(lasting: str, notebook: Notebook, tmp_path: Path) -> None:
     notebook.run("%load_ext monarch_nb\n%mesh attach lasting")
     notebook.run("%%mesh --ranks 1\nvalue = state\nprint('value', value)\nvalue")
