@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import update_wrapper
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from monarch_nb._tracebacks import BadType
+
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
@@ -31,6 +33,13 @@ def delegate(part: str, method: Callable[Concatenate[T, P], R]) -> Callable[Conc
     """
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return method(getattr(self, part), *args, **kwargs)
+        try:
+            return method(getattr(self, part), *args, **kwargs)
+        except TypeError as error:
+            trace = error.__traceback__
+            if trace is None or trace.tb_next is not None:
+                raise
+            wrong = str(error).replace(method.__qualname__, method.__name__)  # the call itself was wrong
+            raise BadType(wrong) from None
 
     return update_wrapper(call, method)

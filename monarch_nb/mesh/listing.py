@@ -88,7 +88,7 @@ def _asked(connection: Connection) -> Row:
         return _unknown(connection, "out of reach" if connection.trouble else "another version")
     mesh = attach(connection.name, listens=False, observes=True)
     try:
-        status = mesh.status(fresh=False)
+        status = mesh.status()
         owner = mesh.journal.entry(1).who
     finally:
         with suppress(Exception):

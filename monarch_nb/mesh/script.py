@@ -23,13 +23,15 @@ def prepare_script(
     Raises:
         MeshUsageError: if that's no script.
     """
-    typed = os.fspath(target)
+    typed = os.fspath(target) if isinstance(target, str | os.PathLike) else ""
     if not typed or "\0" in typed:
         raise MeshUsageError(
-            f"expected a script's file, as in train.py, or with -m a module's name; not {typed!r}"
+            f"expected a script's file, as in train.py, or with -m a module's name; not {target!r}"
         )
+    if env is not None and not isinstance(env, Mapping):
+        raise MeshUsageError(f"env takes variables by name, as in {{'LOG': '1'}}; not {env!r}")
     for name in env or {}:
-        if not name or "=" in name or "\0" in name:
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
             raise MeshUsageError(f"expected the name of an environment variable, not {name!r}")
     variables = {str(name): str(value) for name, value in (env or {}).items()}
     return Script(

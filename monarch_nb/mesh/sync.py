@@ -235,6 +235,8 @@ def _bring_changes(followed: Followed) -> None:
 def _absolute(paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
     found = []
     for path in paths:
+        if not isinstance(path, str | os.PathLike):
+            raise MeshUsageError(f"sync: expected a file or folder of yours, as in 'model.py'; not {path!r}")
         name = os.path.abspath(os.path.expanduser(os.fspath(path)))
         if not os.path.exists(name):
             raise MeshUsageError(

@@ -206,8 +206,8 @@ class ResourceMonitor:
             self._put(proc, self._with_activity(proc, read_page(data) or []))
 
     def _with_activity(self, proc: int, slots: list[Activity]) -> MonitoredRank:
-        """Return a rank's row with what it does; one that was busy since the last look counts as busy,
-        however short its calls are.
+        """Return a rank's row with what it does; while somebody watches, one that was busy since the
+        last look counts as busy, however short its calls are.
         """
         counts = tuple(slot.num_changes for slot in slots)
         before = self._counts.get(proc, counts)
@@ -217,7 +217,7 @@ class ResourceMonitor:
         brief = [
             s
             for i, s in enumerate(slots)
-            if i < len(before) and s.num_changes != before[i] and s.state != BUSY and s.name
+            if self._watched and i < len(before) and s.num_changes != before[i] and s.state != BUSY and s.name
         ]
         now = next(iter([*([stopped] if stopped else []), *busy, *brief]), None)
         others = len(busy) - 1
