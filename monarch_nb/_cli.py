@@ -75,7 +75,7 @@ class CommandParser(Parser):
         argparse.ArgumentParser.print_help(self, file)
 
     def _leave(self, text: str) -> NoReturn:
-        print(text, file=sys.stderr)
+        print(in_terminal(text, COMMANDS, None), file=sys.stderr)
         self.exit(USAGE_ERROR)
 
 

@@ -13,6 +13,7 @@ from monarch_nb._commands.values import (
     host_count,
     mesh_name,
     num_bytes,
+    num_nodes,
     num_procs,
     num_restarts,
     positive,
@@ -254,9 +255,13 @@ TORCHRUN = (
         "--nproc-per-node", "--nproc_per_node", about="how many ranks: 4, auto, gpu or cpu (without it: 1)",
         only=TERMINAL, type=num_procs, metavar="N",
     ),
-    argument("--nnodes", about="1: this machine", only=TERMINAL, type=positive, default=1, metavar="N"),
+    argument("--nnodes", about="1: this machine", only=TERMINAL, type=num_nodes, default=1, metavar="N"),
     argument(
         "--standalone", about="as for torchrun; it's always so", only=TERMINAL, action="store_true"
+    ),
+    argument(
+        "--run-path", "--run_path", about="as for torchrun; it's always so",
+        only=TERMINAL, action="store_true",
     ),
     argument(
         "--max-restarts", "--max_restarts", about="how often it's run again if it fails",

@@ -1,33 +1,74 @@
-"""Flags of torchrun that have nothing to say here, or in a notebook are said otherwise."""
+"""Flags of torchrun: those that have nothing to say here, or in a notebook are said otherwise."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from monarch_nb._commands.command import Argument, Place, argument
 
-WHY_NOT = "ranks of a run meet at a store of their own, which is always new. Leave it out"
-_NAMES = (
-    "rdzv-backend",
-    "rdzv-endpoint",
-    "rdzv-id",
-    "rdzv-conf",
-    "master-addr",
-    "master-port",
-    "node-rank",
-    "start-method",
-    "log-dir",
-    "role",
+_MEET = "ranks of a run meet at a store of their own, which is always new. Leave it out"
+_HOSTS = "hosts are those of the mesh. Leave it out; %mesh start --help says how to start one on several"
+_OUTPUT = (
+    "a run writes no log files: output of all ranks is shown here. Leave it out; %mesh logs shows it again"
 )
-"""They say where torchrun's agents meet, and what becomes of their files."""
-_RANKS = "A script runs on all ranks of the mesh; --ranks 0-1 chooses some"
-_HOSTS = "The mesh has its hosts already: %mesh start --help says how to start one on several"
-IN_NOTEBOOKS = dict.fromkeys((f"--{name}" for name in _NAMES), WHY_NOT[0].upper() + WHY_NOT[1:]) | {
-    "--nproc-per-node": _RANKS,
-    "--nnodes": _HOSTS,
-    "--standalone": "Leave it out: it's always so",
-    "--max-restarts": "Type %mesh on-failure heal --max-restarts N once, before it",
+_SHOWN = (
+    "output of all ranks is shown, equal lines once. Leave it out; %mesh logs has --ranks and --grep for "
+    "some of it"
+)
+_LIVING = "a run takes ranks that live already, and that outlive it"
+REFUSED: Mapping[str, str] = {
+    "rdzv-backend": _MEET,
+    "rdzv-endpoint": _MEET,
+    "rdzv-id": _MEET,
+    "rdzv-conf": _MEET,
+    "master-addr": _MEET,
+    "master-port": _MEET,
+    "local-addr": _MEET,
+    "node-rank": _HOSTS,
+    "role": "all ranks of a run are alike. Leave it out; --env NAME=VALUE tells a script what it's for",
+    "start-method": f"{_LIVING}. Leave it out; %mesh start --spawn starts fresh interpreters",
+    "monitor-interval": "a rank that ends is noticed at once. Leave it out",
+    "shutdown-timeout": f"{_LIVING}. Leave it out; --timeout T interrupts a run that takes longer",
+    "signals-to-handle": (
+        f"{_LIVING}; only the interrupt is passed on to them. Leave it out; Ctrl-C or %mesh interrupt "
+        "interrupts a run"
+    ),
+    "event-log-handler": "the mesh's journal has each run. Leave it out; %mesh history shows it",
+    "no-python": (
+        "a run is Python, in interpreters that live already. Run a script that calls "
+        "subprocess.run([...], check=True)"
+    ),
+    "log-dir": _OUTPUT,
+    "redirects": _OUTPUT,
+    "tee": _OUTPUT,
+    "logs-specs": _OUTPUT,
+    "local-ranks-filter": _SHOWN,
+    "duplicate-stdout-filters": _SHOWN,
+    "duplicate-stderr-filters": _SHOWN,
+    "numa-binding": (
+        f"{_LIVING}, so they're bound when they start. Leave it out; in Monarch programs "
+        "spawn_procs(proc_bind=[...]) binds them"
+    ),
+    "virtual-local-rank": (
+        "which GPUs a rank sees is the mesh's. Leave it out; %mesh start --gpus N gives each rank one, cuda:0"
+    ),
+}
+"""Why each flag means nothing here, and what to do instead."""
+_LETTERS = {"redirects": "-r", "tee": "-t"}
+_ALONE = frozenset({"no-python", "virtual-local-rank"})
+"""Those without a value."""
+ELSEWHERE: Mapping[str, str] = {
+    "nproc-per-node": "A script runs on all ranks of the mesh; --ranks 0-1 chooses some",
+    "nnodes": "The mesh has its hosts already: %mesh start --help says how to start one on several",
+    "standalone": "Leave it out: it's always so",
+    "run-path": "Leave it out: it's always so",
+    "max-restarts": "Type %mesh on-failure heal --max-restarts N once, before it",
+}
+"""What a terminal's run takes, and a notebook's doesn't: what is typed there."""
+IN_NOTEBOOKS: Mapping[str, str] = {f"--{name}": why[0].upper() + why[1:] for name, why in REFUSED.items()} | {
+    f"--{name}": why for name, why in ELSEWHERE.items()
 }
 """What a notebook says of each flag of torchrun."""
 
@@ -36,15 +77,16 @@ class _Meaningless(argparse.Action):
     """Refuses a flag of torchrun's that means nothing on a mesh."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        parser.error(f"{self.option_strings[0]} means nothing here: {WHY_NOT}")
+        flag = self.option_strings[0]
+        parser.error(f"{flag} means nothing here: {REFUSED[flag.removeprefix('--')]}")
 
 
 def meaningless() -> tuple[Argument, ...]:
     """Return torchrun's flags that mean nothing on a mesh: each is refused with the reason."""
-    return tuple(
-        argument(
-            f"--{name}", f"--{name.replace('-', '_')}",
-            about=argparse.SUPPRESS, only=Place.TERMINAL, action=_Meaningless,
-        )
-        for name in _NAMES
-    )  # fmt: skip
+    return tuple(map(_refused, REFUSED))
+
+
+def _refused(name: str) -> Argument:
+    flags = dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}", *filter(None, [_LETTERS.get(name)])))
+    number = {"nargs": 0} if name in _ALONE else {}
+    return argument(*flags, about=argparse.SUPPRESS, only=Place.TERMINAL, action=_Meaningless, **number)

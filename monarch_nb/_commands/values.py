@@ -178,6 +178,12 @@ def num_procs(text: str) -> str:
     return text
 
 
+def num_nodes(text: str) -> int:
+    """Read a number of hosts as torchrun has it: 2, or 2:2."""
+    least, _, most = text.partition(":")
+    return positive(least) if most in ("", least) else positive(text)
+
+
 def num_restarts(text: str) -> int:
     """Read how often something may be done again: 0, 1, 2 ..."""
     return 0 if text == "0" else positive(text)
