@@ -37,6 +37,10 @@ class RankContext(Protocol):
         """Its number in the mesh."""
 
     @property
+    def world_size(self) -> int:
+        """How many ranks its mesh has now."""
+
+    @property
     def transport(self) -> Transport:
         """Its sockets in its own mesh."""
 

@@ -54,8 +54,8 @@ class Backend(Protocol):
     def write(self, values: Mapping[str, float], step: int) -> None:
         """Record values of a step."""
 
-    def finish(self) -> None:
-        """End the run."""
+    def finish(self, *, failed: bool) -> None:
+        """End the run, as one that has failed or not."""
 
 
 class TensorBoard:
@@ -73,8 +73,8 @@ class TensorBoard:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
-    def finish(self) -> None:
-        """See `Backend`."""
+    def finish(self, *, failed: bool) -> None:
+        """See `Backend`. Event files don't say how a run has ended."""
         self._writer.close()
 
 
@@ -86,7 +86,8 @@ class WandB:
         self._run = wandb.init(
             project=spec.project, name=spec.name, group=spec.group or None, id=spec.key, resume="allow",
             config=spec.all_config, dir=spec.folder or None,
-            settings=wandb.Settings(silent=True, console="off"),
+            # Without `reinit` a second run of this process would be the first one.
+            settings=wandb.Settings(silent=True, console="off", reinit="create_new"),
         )  # fmt: skip
         # Ranks may be at different steps, and W&B drops what comes for an earlier one: so it's a value.
         self._run.define_metric("step")
@@ -97,9 +98,9 @@ class WandB:
         """See `Backend`."""
         self._run.log({**values, "step": step})
 
-    def finish(self) -> None:
+    def finish(self, *, failed: bool) -> None:
         """See `Backend`."""
-        self._run.finish()
+        self._run.finish(exit_code=int(failed))
 
 
 class MLflow:
@@ -124,9 +125,9 @@ class MLflow:
             # Its store of files can't have both `loss` and `loss/rank0`.
             self._client.log_metric(self._id, _RANK.sub(r".\1", name), value, step=step)
 
-    def finish(self) -> None:
+    def finish(self, *, failed: bool) -> None:
         """See `Backend`."""
-        self._client.set_terminated(self._id)
+        self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")
 
 
 BACKENDS: dict[str, Callable[[RunSpec], Backend]] = {

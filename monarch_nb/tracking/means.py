@@ -11,7 +11,7 @@ class Means:
     """Of one run.
 
     Args:
-        num_ranks: of the mesh.
+        num_ranks: of the mesh; it may get other sizes.
 
     >>> means = Means(2)
     >>> means.add("loss", 0, 0, 1.0), means.add("loss", 1, 0, 3.0)
@@ -21,7 +21,7 @@ class Means:
     """
 
     def __init__(self, num_ranks: int) -> None:
-        self._num_ranks = num_ranks
+        self.num_ranks = num_ranks
         self._open: dict[str, dict[int, dict[int, float]]] = {}
         """By name, step and rank."""
 
@@ -29,7 +29,7 @@ class Means:
         """Take a rank's value; return steps that are complete with their means, in order."""
         steps = self._open.setdefault(name, {})
         steps.setdefault(step, {})[rank] = value
-        over = {each for each in steps if len(steps[each]) == self._num_ranks}
+        over = {each for each in steps if len(steps[each]) >= self.num_ranks}
         if len(steps) - len(over) > MAX_OPEN:
             over.add(min(steps))
         return [(each, _mean(steps.pop(each))) for each in sorted(over)]

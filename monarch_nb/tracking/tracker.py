@@ -6,15 +6,19 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._client import session as sessions
+from monarch_nb._protocol.names import GetName, SetName
 from monarch_nb._transport import process_context
+from monarch_nb._wire import codec
 from monarch_nb.actor import Actor, endpoint
-from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.exceptions import MeshError, MeshUsageError
 from monarch_nb.mesh import current
-from monarch_nb.tracking.backends import BACKENDS, Config, RunSpec
+from monarch_nb.tracking.backends import BACKENDS, Backend, Config, RunSpec
 from monarch_nb.tracking.facts import facts_of
 from monarch_nb.tracking.means import Means
 
@@ -23,48 +27,60 @@ if TYPE_CHECKING:
 
 LOG_S = 60.0
 """How long a tracker may take for one step, a first connection to its server included."""
+_NAME = "tracked run"
+"""Under it the mesh keeps the run that has begun last, for ranks that are started later."""
 _current: TrackedRun | None = None
 """The run of the mesh that this process is in."""
 
 
 class RunActor(Actor):
-    """Has the run of a tracker. Made again when its rank heals, it goes on with the same run."""
+    """Has the run of a tracker. Made again when its rank heals, it goes on with the same run, unless that was
+    finished.
+    """
 
     def __init__(self, spec: RunSpec, num_ranks: int) -> None:
-        self._backend = BACKENDS[spec.to](spec)
+        self._name = f"{_NAME} {spec.key}"
         self._means = Means(num_ranks)
-        self._is_finished = False
+        is_finished = sessions.current().request(GetName(self._name)) is not None
+        self._backend = None if is_finished else BACKENDS[spec.to](spec)
 
     @endpoint
     def where(self) -> str:
         """Return where people find the run."""
-        return self._backend.where
+        return self._open_backend().where
 
     @endpoint
     def log(self, values: dict[str, float], step: int, rank: int | None) -> None:
         """Record values of a rank, and means that are complete by them; without a rank, as they are."""
-        if self._is_finished:
-            raise MeshUsageError("log: this run is finished: begin another one with monarch_nb.track()")
+        backend = self._open_backend()
         if rank is None:
-            self._backend.write(values, step)
+            backend.write(values, step)
             return
-        self._backend.write({f"{name}/rank{rank}": value for name, value in values.items()}, step)
+        backend.write({f"{name}/rank{rank}": value for name, value in values.items()}, step)
+        self._means.num_ranks = process_context.this_rank().world_size
         for name, value in values.items():
             for each, mean in self._means.add(name, rank, step, value):
-                self._backend.write({name: mean}, each)
+                backend.write({name: mean}, each)
 
     @endpoint
-    def finish(self) -> None:
+    def finish(self, failed: bool) -> None:
         """Record what is left, and end the run."""
-        if not self._is_finished:
-            self._is_finished = True
+        backend, self._backend = self._backend, None
+        if backend is not None:
             for name, step, mean in self._means.rest():
-                self._backend.write({name: mean}, step)
-            self._backend.finish()
+                backend.write({name: mean}, step)
+            backend.finish(failed=failed)
+            sessions.current().request(SetName(self._name, "finished"))
+
+    def _open_backend(self) -> Backend:
+        if self._backend is None:
+            raise MeshUsageError("log: this run is finished: begin another one with monarch_nb.track()")
+        return self._backend
 
 
 class TrackedRun:
-    """A run of a tracker. It travels in messages; each rank's `log` goes to the same one.
+    """A run of a tracker. It travels in messages; each rank's `log` goes to the same one. As a context
+    manager it ends with the block; if that raises, as a run that has failed.
 
     Attributes:
         where: a folder, an address, or a name under which people find it.
@@ -97,15 +113,29 @@ class TrackedRun:
         rank = process_context.rank.rank if process_context.rank is not None else None
         self._actor.log.call_one(numbers, step, rank).get(LOG_S)
 
-    def finish(self) -> None:
-        """End the run: what is recorded is complete when this returns. May be called again."""
-        self._actor.finish.call_one().get(LOG_S)
+    def finish(self, *, failed: bool = False) -> None:
+        """End the run: what is recorded is complete when this returns. May be called again.
+
+        Args:
+            failed: the tracker shows it as failed (MLflow: FAILED; W&B: exit code 1).
+        """
+        self._actor.finish.call_one(failed).get(LOG_S)
 
     def __enter__(self) -> TrackedRun:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.finish()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.finish()
+            return
+        try:
+            self.finish(failed=True)
+        except MeshError as error:  # what was raised in the block is what the user is to see
+            print(
+                f"the run at {self.where} couldn't be ended as failed: {error}\n"
+                "After mesh.heal(): run.finish(failed=True)",
+                file=sys.stderr,
+            )
 
     def __repr__(self) -> str:
         return f"<TrackedRun at {self.where}>"
@@ -124,7 +154,7 @@ def track(
     recorded by themselves.
 
     Ranks record by `run.log(...)` of the handle, or by `monarch_nb.tracking.log(...)`, which scripts of
-    `%mesh run` can import, too.
+    `%mesh run` can import, too, and which works on ranks that were healed or added since.
 
     Args:
         mesh: by default the current one.
@@ -168,17 +198,28 @@ def log(values: Mapping[str, Any], step: int) -> None:
         MeshUsageError: as `TrackedRun.log`; or if there's no run.
     """
     __tracebackhide__ = True
-    if _current is None:
-        raise MeshUsageError(
-            "log: no run has begun on this rank: monarch_nb.track(mesh) in the notebook; on a rank that was "
-            "started since, use its handle: %mesh push run"
-        )
-    _current.log(values, step)
+    run = _current or _begun_before()
+    if run is None:
+        raise MeshUsageError("log: no run has begun on this mesh: monarch_nb.track(mesh) in the notebook")
+    run.log(values, step)
 
 
 def _adopt(run: TrackedRun) -> None:
+    """Take a run as this rank's. The first rank has the mesh keep it, too."""
     global _current
     _current = run
+    if process_context.this_rank().rank == 0:
+        kept = codec.to_bytes(codec.encode(run)).hex()
+        sessions.current().request(SetName(_NAME, kept))
+
+
+def _begun_before() -> TrackedRun | None:
+    """Return the run that had begun before this rank was started, if any. It's this rank's from now on."""
+    global _current
+    if process_context.rank is not None and _current is None:
+        kept = sessions.current().request(GetName(_NAME))
+        _current = codec.from_bytes(bytes.fromhex(kept)) if kept else None
+    return _current
 
 
 def _number(name: object, value: Any) -> float:

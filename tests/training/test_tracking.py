@@ -125,6 +125,109 @@ def test_mlflow(mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert found.info.run_name == "first" and found.info.status == "FINISHED"
 
 
+@pytest.fixture
+def mlflow_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    pytest.importorskip("mlflow", reason="mlflow isn't installed")
+    from mlflow.tracking import MlflowClient
+
+    try:
+        client = MlflowClient(f"file://{tmp_path}/runs")
+        client.search_experiments()
+    except Exception as error:
+        pytest.skip(f"mlflow has no store of files here: {error}")
+    return client
+
+
+def begin(mesh: Mesh, client: Any) -> monarch_nb.tracking.TrackedRun:
+    return monarch_nb.track(mesh, to="mlflow", folder=client.tracking_uri, project="tests")
+
+
+def the_run(client: Any) -> Any:
+    (found,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
+    return found
+
+
+def metrics(client: Any, name: str) -> list[tuple[int, float]]:
+    return [(m.step, m.value) for m in client.get_metric_history(the_run(client).info.run_id, name)]
+
+
+def test_a_block_that_fails_is_a_failed_run_of_mlflow(mesh: Mesh, mlflow_client: Any) -> None:
+    run = begin(mesh, mlflow_client)
+    run.log({"loss": 1.0}, 0)
+    with pytest.raises(MeshUsageError, match="not a number"), run:
+        run.log({"loss": "high"}, 1)
+    assert the_run(mlflow_client).info.status == "FAILED" and metrics(mlflow_client, "loss") == [(0, 1.0)]
+    run.finish()
+    assert the_run(mlflow_client).info.status == "FAILED", "a finish after it changes nothing"
+
+
+def test_a_block_whose_rank_has_died_raises_its_own_error(
+    mesh: Mesh, mlflow_client: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(DeviceMeshError, match="exited with code 3"), begin(mesh, mlflow_client) as run:
+        mesh.part([0]).execute(os._exit, 3).get(60)
+    assert "couldn't be ended as failed" in capfd.readouterr().err
+    mesh.heal()
+    run.finish(failed=True)
+    assert the_run(mlflow_client).info.status == "FAILED"
+
+
+def test_ranks_that_were_healed_or_added_adopt_the_run(mlflow_client: Any) -> None:
+    with own_mesh("growing", {"procs": 2}, env={"MLFLOW_ALLOW_FILE_STORE": "true"}) as mesh:
+        run = begin(mesh, mlflow_client)
+        with pytest.raises(DeviceMeshError):
+            mesh.part([1]).execute(os._exit, 3).get(60)
+        mesh.heal()
+        source = "from monarch_nb.tracking import log\nlog({'loss': float(rank)}, %d)"
+        mesh.run(source % 0, quiet=True)
+        assert metrics(mlflow_client, "loss") == [(0, 0.5)]
+        mesh.resize(procs=3)
+        mesh.run(source % 1, quiet=True)
+        assert metrics(mlflow_client, "loss") == [(0, 0.5), (1, 1.0)], "the mean of all three"
+        mesh.resize(procs=1)
+        mesh.run(source % 2, quiet=True)
+        run.finish()
+        assert metrics(mlflow_client, "loss") == [(0, 0.5), (1, 1.0), (2, 0.0)]
+        assert metrics(mlflow_client, "loss.rank2") == [(1, 2.0)]
+
+
+def test_a_mesh_without_a_run_says_so(mlflow_client: Any) -> None:
+    with own_mesh("untracked", {"procs": 1}) as mesh:
+        with pytest.raises(
+            ActorError, match=r"log: no run has begun on this mesh: monarch_nb\.track\(mesh\)"
+        ):
+            mesh.run("from monarch_nb.tracking import log\nlog({'loss': 1.0}, 0)", quiet=True)
+
+
+def test_a_block_that_fails_is_a_failed_run_of_wandb(mesh: Mesh, tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="wandb isn't installed")
+    for fails in (False, True):
+        folder = tmp_path / str(fails)
+        folder.mkdir()
+        try:
+            with monarch_nb.track(mesh, to="wandb", folder=folder):
+                1 / (not fails)
+        except ZeroDivisionError:
+            assert fails
+        (file,) = (folder / "wandb").glob("offline-run-*/*.wandb")
+        exits = [r.exit.exit_code for r in records_of(file.read_bytes()) if r.HasField("exit")]
+        assert exits == [int(fails)]
+
+
+def test_runs_of_wandb_are_each_by_itself_and_a_finished_one_stays_so(mesh: Mesh, tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="wandb isn't installed")
+    with monarch_nb.track(mesh, to="wandb", folder=tmp_path) as first:
+        with monarch_nb.track(mesh, to="wandb", folder=tmp_path) as second:
+            assert first.where != second.where
+    with pytest.raises(DeviceMeshError):
+        mesh.part([0]).execute(os._exit, 3).get(60)
+    mesh.heal()
+    with pytest.raises(ActorError, match="this run is finished"):
+        first.log({"x": 1}, 0)
+    assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 2, "it was begun again by the heal"
+
+
 def test_a_script_logs_to_it(mesh: Mesh, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard isn't installed")
     script = tmp_path / "train.py"
