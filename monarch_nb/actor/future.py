@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
@@ -16,6 +17,7 @@ from monarch_nb._client import kernel, waiting
 from monarch_nb._client import session as sessions
 from monarch_nb._client.kernel import KernelShutDown
 from monarch_nb._transport.pending import Pending
+from monarch_nb.actor.awaited import Awaited, Waiter
 from monarch_nb.actor.interrupt import interrupt_and_raise, send_interrupts, shut_down
 from monarch_nb.exceptions import RankTimeout
 
@@ -23,13 +25,16 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 HEARTBEAT_S = 0.2
+_making = threading.Lock()
+"""Held while it's decided which `Awaited` a future has."""
 
 
 class Future(Generic[T]):
     """The answer to a call.
 
     The thread that calls `get` reads the socket itself, so nothing is handed over between threads. A time-out
-    doesn't consume the future: ask again.
+    doesn't consume the future: ask again. `concurrent.futures.as_completed` and `wait` take it, also beside
+    futures of other executors.
 
     Example:
         >>> future = counter.increment.call_one()  # doctest: +SKIP
@@ -39,7 +44,7 @@ class Future(Generic[T]):
         1
     """
 
-    __slots__ = ("__weakref__", "_error", "_finish", "_pending", "_value", "_what")
+    __slots__ = ("__weakref__", "_awaited", "_error", "_finish", "_pending", "_value", "_what")
 
     def __init__(self, pending: Pending, finish: Callable[[Any], T], what: str = "") -> None:
         self._pending = pending
@@ -121,6 +126,14 @@ class Future(Generic[T]):
         """Say whether `get` would return at once."""
         return self._pending.ready
 
+    def running(self) -> bool:
+        """Say whether the answer isn't there yet."""
+        return not self.done()
+
+    def cancelled(self) -> bool:
+        """Say that it isn't cancelled: a call can be interrupted, and then has failed."""
+        return False
+
     def interrupt(self) -> None:
         """Interrupt the ranks that are still at it, as Ctrl-C while one waits for it does. Doesn't wait
         for them.
@@ -132,6 +145,29 @@ class Future(Generic[T]):
         """Call `callback(self)` once done: at once if it is, else in the thread that receives the answer."""
         context = contextvars.copy_context()
         self._pending.when_ready(lambda: context.run(callback, self))
+
+    # --- what `concurrent.futures` looks for
+
+    @property
+    def _condition(self) -> threading.Condition:
+        return self._be_awaited().condition
+
+    @property
+    def _waiters(self) -> list[Waiter]:
+        return self._be_awaited().waiters
+
+    @property
+    def _state(self) -> str:
+        return self._be_awaited().state
+
+    def _be_awaited(self) -> Awaited:
+        with _making:
+            found: Awaited | None = getattr(self, "_awaited", None)
+            if found is not None:
+                return found
+            self._awaited = found = Awaited()
+        self.add_done_callback(found.finish)
+        return found
 
     def __await__(self) -> Generator[Any, None, T]:
         __tracebackhide__ = True

@@ -1,0 +1,48 @@
+"""What `concurrent.futures.wait` and `as_completed` look for in a future."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+RUNNING = "RUNNING"
+FINISHED = "FINISHED"
+"""As `concurrent.futures` calls them."""
+
+
+class Waiter(Protocol):
+    """Somebody who waits for several futures; `concurrent.futures` has the classes."""
+
+    def add_result(self, future: Any) -> None:
+        """Take note of a future that has a value."""
+
+    def add_exception(self, future: Any) -> None:
+        """Take note of a future that has failed."""
+
+
+class Awaited:
+    """A future's part of such a wait. It's made when somebody waits so, and costs no other call anything.
+
+    Attributes:
+        condition: held while the state changes and while waiters are added.
+        waiters: who is told.
+        state: as `concurrent.futures` calls it.
+    """
+
+    __slots__ = ("condition", "state", "waiters")
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self.waiters: list[Waiter] = []
+        self.state = RUNNING
+
+    def finish(self, future: Any) -> None:
+        """Tell those who wait. The answer is only read here if one of them wants to know whether it's an
+        error: else whoever asks for the value reads it, in his own thread.
+        """
+        with self.condition:
+            self.state = FINISHED
+            asks = any(getattr(waiter, "stop_on_exception", False) for waiter in self.waiters)
+            has_failed = asks and future.exception() is not None
+            for waiter in self.waiters:
+                (waiter.add_exception if has_failed else waiter.add_result)(future)
