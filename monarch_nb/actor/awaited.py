@@ -1,4 +1,4 @@
-"""What `concurrent.futures.wait` and `as_completed` look for in a future."""
+"""A future as `concurrent.futures.wait` and `as_completed` see it."""
 
 from __future__ import annotations
 
