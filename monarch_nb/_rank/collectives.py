@@ -175,6 +175,17 @@ def _listens(found: socket.socket) -> bool:
     return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
+def count_groups_anew() -> None:
+    """Have the next process group be the first one of this process, if it has none.
+
+    torch also counts a group that couldn't be made, and ranks find each other by that count: where only some
+    have failed, all later ones would wait in vain.
+    """
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is not None and distributed.is_available() and not distributed.is_initialized():
+        distributed.distributed_c10d._world.group_count = 0
+
+
 def remake(wanted: RemakeGroup, rank: int) -> None:
     """Make the default process group anew at a new rendezvous; all ranks call this together, also those that
     had none.
@@ -189,6 +200,7 @@ def remake(wanted: RemakeGroup, rank: int) -> None:
     if dist.is_initialized():
         with suppress(RuntimeError):
             dist.destroy_process_group()
+    count_groups_anew()
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
     if wanted.backend == "nccl":
         import torch

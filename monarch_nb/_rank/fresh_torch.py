@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from monarch_nb._rank.collectives import count_groups_anew
+
 _TABLES = (
     "pg_map",
     "pg_names",
@@ -33,12 +35,14 @@ def fresh_torch() -> Iterator[None]:
     torch = sys.modules.get("torch")
     settings = None if torch is None else _Settings.of(torch)
     groups = _set_aside(torch)
+    count_groups_anew()
     has_failed = True
     try:
         yield
         has_failed = False
     finally:
         _end_groups(is_hard=has_failed)
+        count_groups_anew()
         if groups is not None:
             _put_back(groups)
         if settings is not None:

@@ -23,6 +23,7 @@ from waiting import wait_until
 from monarch_nb._debug import MeshDebugger, Stop
 from monarch_nb.exceptions import ActorError, DeviceMeshError, MeshUsageError
 from monarch_nb.mesh import Mesh
+from monarch_nb.spmd import setup_torch_elastic_env
 
 TRAIN = """
 import argparse, atexit, gc, logging, os, sys, torch
@@ -154,20 +155,19 @@ def test_a_module_runs_with_its_package(mesh: Mesh, folder: Path, capsys: pytest
 
 
 def test_groups_of_cells_are_set_aside(mesh: Mesh, capsys: pytest.CaptureFixture[str]) -> None:
-    from monarch_nb.spmd import setup_torch_elastic_env
-
-    setup_torch_elastic_env(mesh)
-    mesh.run(
-        (
-            "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\nodd = "
-            "dist.new_group([0, 2])"
-        ),
-        quiet=True,
-    )
+    _set_up_group(mesh)
+    mesh.run("odd = dist.new_group([0, 2])", quiet=True)
     mesh.run_script("train.py", "--lr", 0.1)
     mesh.run("t = torch.ones(1)\ndist.all_reduce(t)\nif rank != 1: dist.all_reduce(t, group=odd)\nt.item()")
     assert printed(capsys)[-2:] == ["[0,2] 6.0", "[1] 3.0"]
     mesh.run("dist.destroy_process_group()", quiet=True)
+
+
+def _set_up_group(mesh: Mesh) -> None:
+    setup_torch_elastic_env(mesh)
+    mesh.run(
+        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')", quiet=True, timeout=60
+    )
 
 
 def test_another_exit_code_is_red_with_its_rank(mesh: Mesh) -> None:
@@ -277,6 +277,44 @@ def _interpreter_state() -> tuple[object, ...]:
         handler,
         multiprocessing.get_start_method(allow_none=True),
     )
+
+
+FAILS_TO_MEET = """
+import os
+from datetime import timedelta
+import torch.distributed as dist
+if os.environ["RANK"] == "0":
+    dist.init_process_group("gloo", timeout=timedelta(seconds=1))  # nobody else comes
+"""
+
+
+def test_a_run_that_could_not_meet_on_some_ranks_keeps_no_later_one_from_it(
+    mesh: Mesh, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ActorError, match=r"rank 0: (Dist\w+|RuntimeError)"):
+        mesh.run_script(write("alone.py", FAILS_TO_MEET), quiet=True)
+    mesh.run_script("train.py", "--lr", 0.1, timeout=60)
+    with pytest.raises(ActorError, match=r"rank 0: (Dist\w+|RuntimeError)"):
+        mesh.run_script("alone.py", quiet=True)
+    _set_up_group(mesh)
+    mesh.run("t = torch.ones(1)\ndist.all_reduce(t)\nt.item()", timeout=60)
+    assert printed(capsys)[-1] == "[0-2] 3.0"
+    mesh.run("dist.destroy_process_group()", quiet=True)
+
+
+def test_a_rank_that_ends_while_others_wait_for_it_is_the_first_failure(mesh: Mesh) -> None:
+    name = write("leaves.py", """
+        import sys, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 2:
+            sys.exit(3)
+        dist.all_reduce(torch.ones(1))
+    """)  # fmt: skip
+    for _ in range(3):
+        with pytest.raises(ActorError) as raised:
+            mesh.run_script(name, quiet=True, timeout=60)
+        assert raised.value.failures[0].ranks == (2,) and raised.value.failures[0].type == "ScriptExit"
+    mesh.run_script("train.py", "--lr", 0.1, quiet=True, timeout=60)
 
 
 def test_a_rank_that_dies_in_it_is_told(folder: Path) -> None:
