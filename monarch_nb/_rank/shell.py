@@ -89,8 +89,19 @@ class CellShell:
             me: which of the script's processes this one is.
         """
         self._begin_cell(number)
-        error = run_script(script, me, self._restore)
+        over: list[float] = []
+
+        def restore() -> None:
+            over.append(time.time())
+            self._restore()
+
+        error = run_script(script, me, restore)
         end_if_forked(error)
+        end = self._script_ended(error, number)
+        # As of before its process groups were ended: peers that fail by that come later.
+        return replace(end, when=over[0]) if error is not None and over else end
+
+    def _script_ended(self, error: BaseException | None, number: int) -> CellEnd:
         if isinstance(error, SystemExit) and not is_plain_exit(error):
             self._say_why(error.code)
             return describe_cell_error(ScriptExit(exit_message(error.code)))
