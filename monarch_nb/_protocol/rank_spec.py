@@ -53,7 +53,7 @@ class GroupPlace(Record, frozen=True):
         hosts: indices of their hosts.
         mesh: the fields of the mesh's address.
         skip, on_error: what breakpoints do; see `DebugSettings`.
-        runs_cells: whether the mesh is one for cells: it has a name, and whatever attaches to it may run some.
+        runs_cells: whether the mesh is one for cells: it has a name, and its programs run some.
         elsewhere: folders as the notebook knows them, and where they lie on the host that is asked.
     """
 
