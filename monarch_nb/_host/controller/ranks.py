@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from monarch_nb._host.controller.healing import Healing
     from monarch_nb._host.controller.hosts import HostService
     from monarch_nb._host.controller.journal_service import JournalService
+    from monarch_nb._host.controller.mesh_name import MeshName
     from monarch_nb._host.controller.registry import Registry
     from monarch_nb._host.controller.status_publisher import StatusPublisher
     from monarch_nb._host.controller.waiting import WaitingService
@@ -61,6 +62,7 @@ class Parts(SendsFrames, Protocol):
     hosts: HostService
     journal: JournalService
     local: LocalSockets
+    mesh_name: MeshName
     registry: Registry
     status_publisher: StatusPublisher
     waits: WaitingService
