@@ -199,6 +199,16 @@ class Page:
         """Run a command of the application."""
         self.page.evaluate("(c) => { jupyterapp.commands.execute(c); }", command)
 
+    def use_theme(self, theme: str) -> None:
+        """Change the theme, and wait until JupyterLab's splash screen has left: it leaves by a timer, and two
+        changes within that time take it away twice, which is an error of JupyterLab's.
+        """
+        self.page.evaluate("theme => jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
+        self.page.wait_for_function(
+            f"document.body.dataset.jpThemeName === '{theme}' && "
+            "!document.querySelector('#jupyterlab-splash')"
+        )
+
     def picture(self, path: Path) -> None:
         """Take a screenshot."""
         self.page.screenshot(path=str(path))

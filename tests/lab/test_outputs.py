@@ -57,8 +57,7 @@ def test_rows_of_a_table_have_one_ground(page: Page, pictures: Path) -> None:
     page.run(3)
     page.page.locator(".jp-OutputArea table tbody tr").nth(3).wait_for()
     for theme in ("JupyterLab Dark", "JupyterLab Light"):
-        page.page.evaluate("theme => jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
-        page.page.wait_for_function(f"document.body.dataset.jpThemeName === '{theme}'")
+        page.use_theme(theme)
         assert page.page.evaluate(GROUNDS) == [0, 0, 0, 0]
         page.picture(pictures / f"table-{theme.split()[-1].lower()}.png")
 

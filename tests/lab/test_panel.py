@@ -119,10 +119,7 @@ def test_status_bar_attach_and_resize(page: Page) -> None:
 
 @pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
 def test_both_themes_and_a_narrow_panel(page: Page, pictures: Path, theme: str) -> None:
-    page.page.evaluate("(theme) => jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
-    page.page.wait_for_function(
-        f"document.body.dataset.jpThemeName === '{theme}' && !document.querySelector('#jupyterlab-splash')"
-    )
+    page.use_theme(theme)
     page.page.set_viewport_size({"width": 620, "height": 900})
     panel = page.page.locator("#monarch-nb-panel")
     ranks_in(panel, "idle", 3)

@@ -80,7 +80,9 @@ class OutputService:
         if group not in self._store.groups:
             groups = {**self._store.groups, group: len(self._store.groups)}
             self._controller.clients.tell_listeners(GroupsKnown(groups))
-        keep = not self._controller.journal.is_unlogged(origin)
+        journal = self._controller.journal
+        journal.entries.flush()  # a controller that is killed leaves no output of a cell that isn't there
+        keep = not journal.is_unlogged(origin)
         self.watches.offer(self._store.append(kind, stream, group, rank, origin, data, keep=keep))
 
     # --- who watches
