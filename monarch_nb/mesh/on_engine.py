@@ -243,10 +243,12 @@ def _spawn_on(session: Session, joined: list[int], asked: Allocation) -> Mesh:
 
 
 def tell_limit(session: Session, asked: Allocation) -> None:
-    """Tell a mesh when its engine takes the first of its hosts away; an engine that can't be reached isn't
-    what starts or ends a mesh.
+    """Tell a mesh when its engine takes the first of its hosts away. While one of its engines can't be
+    reached, the limit that the mesh knows holds on.
     """
     looks = [(_look(each), each) for each in asked.requests]
+    if any(look.reason.startswith(_UNKNOWN) for look, _ in looks):
+        return
     ends = [(look.ends_at, each.described()) for look, each in looks if look.ends_at is not None]
     ends_at, job = min(ends) if ends else (None, asked.described())
     session.request(SetTimeLimit(ends_at, job))

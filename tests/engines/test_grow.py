@@ -16,6 +16,7 @@ from sshd import Profiles, Sshd
 from waiting import wait_until
 
 from monarch_nb._client import session as sessions
+from monarch_nb.actor.handle import session_of
 from monarch_nb.exceptions import HealError, MeshError, MeshUsageError
 from monarch_nb.job.allocation import Allocation, Plan, list_records, read_record
 from monarch_nb.job.engines import ENGINES, EngineError, State, engine_of
@@ -76,6 +77,11 @@ def test_a_mesh_gets_more_nodes_and_gives_them_back(lab: Cluster) -> None:
         first = mesh.status().ends_at
         assert first is not None and 3000 < first - time.time() <= 3600
         assert on_engine.extend("big", 3600.0) and (mesh.status().ends_at or 0) > first + 3000
+        known = mesh.status().ends_at
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PATH", "/none")  # no squeue: nobody can say now when the job ends
+            on_engine.tell_limit(session_of(mesh), record("big"))
+        assert mesh.status().ends_at == known, "what was known holds on"
         report = growing.grow(mesh, 2)
         assert mesh.sizes == {"hosts": 3, "procs": 1} and report.ranks == (1, 2), report
         nodes = list(mesh.execute(node).get(T).values())

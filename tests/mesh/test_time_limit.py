@@ -77,6 +77,9 @@ def test_the_end_is_told_and_states_are_saved_before(
     assert said.startswith("slurm job 7 ends in 30 min, and the hosts of mesh 'limited' with it. More time:")
     limit(limited, 1750.0)
     assert notes(limited) == [said], "told once"
+    limit(limited, None)
+    limit(limited, 1750.0)
+    assert len(notes(limited)) == 2, "a limit after there was none is told"
     wait_until(lambda: said in capfd.readouterr().err, "a notice that the program shows")
     counter.stop().get(T)
 

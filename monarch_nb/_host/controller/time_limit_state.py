@@ -45,7 +45,9 @@ class TimeLimitState:
         self._done: set[tuple[float, Step]] = set()
 
     def set(self, ends_at: float | None, now: float) -> None:
-        """Set the limit. Steps that were done are done anew if there's time for them again."""
+        """Set the limit. Steps that were done are done anew if there's time for them again, and before a
+        limit that is set after there was none.
+        """
         self.ends_at = ends_at
         self._done = {
             (before_s, step) for before_s, step in self._done if not self._lies_ahead(before_s, now)
@@ -56,7 +58,7 @@ class TimeLimitState:
         self.notice_s, self._done = notice_s, set()
 
     def _lies_ahead(self, before_s: float, now: float) -> bool:
-        return self.ends_at is not None and now < self.ends_at - before_s
+        return self.ends_at is None or now < self.ends_at - before_s
 
     def _plan(self) -> list[tuple[float, Step]]:
         if self.notice_s is None:
