@@ -1,11 +1,5 @@
-"""Values to bytes and back: plain pickle where it does, cloudpickle where it must, big buffers beside the
-message.
-
-Plain pickle takes 2 us where cloudpickle takes 20, but it would send a class of a notebook cell by its name,
-which no rank can import. So plain pickle is used for values built from the basic types only, and cloudpickle
-for everything else.
-
-Small tensors and arrays among basic types have a way of their own, as quick (`small_arrays`).
+"""Values to bytes and back: plain pickle where it does (`plain`), cloudpickle where it must, big buffers
+beside the message.
 
 Functions and classes of notebook cells take their source along, so that a traceback on a rank shows the
 user's lines.
@@ -27,21 +21,18 @@ import pickle
 import struct
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from monarch_nb._tracebacks import ShowsItself
-from monarch_nb._wire import long_bytes, small_arrays
+from monarch_nb._wire import long_bytes, plain
 from monarch_nb._wire.segment import MIN_BYTES
 from monarch_nb._wire.tables import reduce_table
 
-_ATOMS: Final = frozenset({type(None), bool, int, float, str, bytes})
 _SOURCED: Final = b"\x01"
 _LONG: Final = b"\x02"
 _LENGTH = struct.Struct("<I")
-_MAX_PLAIN_ITEMS: Final = 64
-_MAX_PLAIN_DEPTH: Final = 4
 
 
 class Encoded(NamedTuple):
@@ -65,40 +56,8 @@ def encode(value: object, what: str = "value") -> Encoded:
         >>> decode(*encode({"loss": 0.5}))
         {'loss': 0.5}
     """
-    addresses: list[int] = []
-    if not _is_plain(value, _MAX_PLAIN_DEPTH, addresses):
-        return _encode_any(value, what)
-    if not addresses:
-        return Encoded(pickle.dumps(value, 5))
-    if len(set(addresses)) < len(addresses):
-        return _encode_any(value, what)  # what shares memory does so on the other side, too
-    return Encoded(small_arrays.dumps(value), [])
-
-
-def is_plain(value: object) -> bool:
-    """Say whether `value` is built from basic types only, and is small."""
-    addresses: list[int] = []
-    return _is_plain(value, _MAX_PLAIN_DEPTH, addresses) and not addresses
-
-
-def _is_plain(value: object, depth: int, addresses: list[int]) -> bool:
-    """Say whether `value` is built from basic types, and small tensors and arrays, whose addresses are put
-    into the list.
-    """
-    kind = type(value)
-    if kind in _ATOMS:
-        return kind is not bytes or len(value) < MIN_BYTES  # type: ignore[arg-type]
-    if kind is dict:
-        items: Iterable[object] = [x for pair in value.items() for x in pair]  # type: ignore[attr-defined]
-    elif kind is tuple or kind is list:
-        items = value  # type: ignore[assignment]
-    else:
-        address = small_arrays.address_of(value)
-        addresses.append(address)
-        return address != 0
-    if depth <= 0 or len(items) > _MAX_PLAIN_ITEMS:  # type: ignore[arg-type]
-        return False
-    return all(_is_plain(x, depth - 1, addresses) for x in items)
+    payload = plain.dumps(value)
+    return _encode_any(value, what) if payload is None else Encoded(payload)
 
 
 def _encode_any(value: object, what: str) -> Encoded:

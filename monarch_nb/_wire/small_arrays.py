@@ -1,4 +1,4 @@
-"""Small tensors and arrays among basic types, the quick way: their bytes, 15 us instead of 70.
+"""Small tensors and arrays among basic types, the quick way (`plain`): their bytes, 8 us instead of 70.
 
 Only what is exactly a `torch.Tensor` or a `numpy.ndarray`, in one piece, all of its memory, and nothing else
 besides values: so there's nothing that the general way (`codec`) would keep and this one would lose. What
@@ -8,8 +8,6 @@ shares its memory with another one of the message goes the general way.
 from __future__ import annotations
 
 import ctypes
-import io
-import pickle
 import sys
 from collections.abc import Callable
 from typing import Any, Final
@@ -29,6 +27,7 @@ _cpu: Any = None
 _checks: dict[type, Callable[[Any], int]] = {}
 """By type: where the memory of a value begins that goes this way; 0 for one that doesn't."""
 _reducers: dict[type, Callable[[Any], Any]] = {}
+"""By type: how a value of that type is pickled, if it has an address."""
 
 
 def address_of(value: Any) -> int:
@@ -45,13 +44,9 @@ def address_of(value: Any) -> int:
         return 0
 
 
-def dumps(value: object) -> bytes:
-    """Pickle basic types, and tensors and arrays that have an address."""
-    stream = io.BytesIO()
-    pickler = pickle.Pickler(stream, 5)
-    pickler.dispatch_table = _reducers
-    pickler.dump(value)
-    return stream.getvalue()
+def reduced(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return how to pickle a small tensor or array that has an address."""
+    return _reducers[type(value)](value)  # type: ignore[no-any-return]
 
 
 def _learn(kind: type) -> bool:
@@ -107,7 +102,8 @@ def tensor_of(dtype: str, shape: tuple[int, ...], data: bytes) -> Any:
         import torch
 
         _learn_dtypes(torch)
-    tensor = _empty(shape, dtype=_by_name[dtype], device=_cpu)
+    # Sizes one by one are read in two thirds of the time that a tuple takes; none at all must be a tuple.
+    tensor = _empty(*(shape or ((),)), dtype=_by_name[dtype], device=_cpu)
     ctypes.memmove(tensor.data_ptr(), data, len(data))
     return tensor
 

@@ -150,6 +150,7 @@ EXAMPLES = [
     "_shape.shape",
     "mesh.delegate",
     "_wire.codec",
+    "_wire.plain",
     "_wire.granted",
     "_wire.message",
     "_wire.activity_page",

@@ -63,7 +63,7 @@ class Mine(torch.Tensor):
         torch.nn.Parameter(torch.ones(2)), named,
         torch.ones(2).as_subclass(Mine), torch.empty(0, 3), torch.zeros(1 << 15),
         torch.ones(2, device="meta"), torch.ones(2, 2).to_sparse(),
-        torch.view_as_complex(torch.ones(2, 2)).conj().imag, [base, base], [base, base.view(2, 5)],
+        torch.view_as_complex(torch.ones(2, 2)).conj().imag, [base, base.view(2, 5)],
         numpy.arange(6).reshape(2, 3).T, numpy.zeros(0), numpy.zeros(1 << 15), frozen,
         numpy.arange(3, dtype=">i4"),
         numpy.array(["a", "b"]), numpy.array([1, None]), numpy.zeros(2, dtype=[("a", "i4")]),
@@ -80,6 +80,7 @@ def test_two_that_share_their_memory_do_so_on_the_other_side() -> None:
     found = decode(*encode([base, base.view(2, 5), torch.ones(1)]))
     found[0][0] = 77
     assert found[1][0, 0] == 77
+    assert goes_the_quick_way([base, base])
     one, other = decode(*encode([base, base]))
     assert one is other
     assert goes_the_quick_way([base, torch.ones(3), numpy.ones(3)])
