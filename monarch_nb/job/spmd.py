@@ -9,16 +9,19 @@ the same warm processes.
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from monarch_nb._torchrun import REFUSED
 from monarch_nb.actor.host_mesh import check_env
 from monarch_nb.actor.proc_mesh import ProcMesh
-from monarch_nb.exceptions import MeshError, MeshUsageError, SupervisionError
+from monarch_nb.exceptions import ActorError, MeshError, MeshUsageError, SupervisionError
 from monarch_nb.job.base import JobState, JobTrait
 from monarch_nb.job.engine_job import SlurmJob, SSHJob
 from monarch_nb.job.process import ProcessJob
@@ -26,6 +29,8 @@ from monarch_nb.spmd import SPMDActor
 
 _RUNNERS = ("torchrun", "torch.distributed.run")
 _PYTHONS = ("python", "python3")
+_OF_TORCHX = frozenset({"rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "tee", "role"})
+"""What torchx writes into an AppDef by itself: nobody has typed it, so nobody is told that it's moot."""
 _STOP_S = 30.0
 
 
@@ -36,21 +41,26 @@ class Command:
     Attributes:
         script_args: the script, or `-m` and a module, with its arguments.
         ranks_per_host: how many processes, or `gpu`, `cpu` or `auto`.
+        max_restarts: how often the script is run again if it fails.
     """
 
     script_args: tuple[str, ...]
     ranks_per_host: str = "1"
     num_hosts: int = 1
+    max_restarts: int = 0
 
     @classmethod
-    def parse(cls, words: Sequence[str]) -> Command:
+    def parse(cls, words: Sequence[str], *, passed_over: frozenset[str] = frozenset()) -> Command:
         """Read a command line: `torchrun ...`, `python -m torch.distributed.run ...` or `python train.py`.
 
+        Args:
+            passed_over: flags that mean nothing here, and yet aren't refused.
+
         Raises:
-            MeshUsageError: naming what can't be read.
+            MeshUsageError: naming what can't be read, and each flag of torchrun's that means nothing here.
 
         >>> Command.parse(["python", "train.py", "--lr", "0.1"])
-        Command(script_args=('train.py', '--lr', '0.1'), ranks_per_host='1', num_hosts=1)
+        Command(script_args=('train.py', '--lr', '0.1'), ranks_per_host='1', num_hosts=1, max_restarts=0)
         """
         program, *rest = words or ("",)
         if program in _PYTHONS:
@@ -62,29 +72,59 @@ class Command:
                 'serve takes a command line of torchrun as a list: ["torchrun", "--nproc-per-node=4", '
                 f'"train.py"]; not {list(words)!r}'
             )
-        found = _read_torchrun(rest)
+        found = _read_torchrun(rest, REFUSED.keys() - passed_over)
         module = ("-m",) if found.module else ()
         script_args = (*module, found.training_script, *found.training_script_args)
-        return cls(script_args, str(found.nproc_per_node), _num_hosts(str(found.nnodes)))
+        num_hosts, restarts = _num_hosts(str(found.nnodes)), _num_restarts(found.max_restarts)
+        return cls(script_args, str(found.nproc_per_node), num_hosts, restarts)
+
+    def words(self) -> list[str]:
+        """Return a command line of torchrun that says the same."""
+        return [
+            "torchrun",
+            f"--nnodes={self.num_hosts}",
+            f"--nproc-per-node={self.ranks_per_host}",
+            f"--max-restarts={self.max_restarts}",
+            *self.script_args,
+        ]
 
 
 def _script_of(words: Sequence[str]) -> tuple[str, ...]:
     if not words or (words[0] == "-m" and len(words) == 1):
         raise MeshUsageError('serve: no script is named; as in ["python", "train.py"]')
+    if words[0].startswith("-") and words[0] != "-m":
+        raise MeshUsageError(
+            f"serve: {words[0]} means nothing here: a run takes interpreters that live already. Leave it out"
+        )
     return tuple(words)
 
 
-def _read_torchrun(words: Sequence[str]) -> Any:
+def _read_torchrun(words: Sequence[str], refused: Collection[str]) -> Any:
     from torch.distributed.run import get_args_parser
 
-    errors = io.StringIO()
+    parser, errors, untyped = get_args_parser(), io.StringIO(), object()
+    # What stands there already gets no default: so a flag that was typed is known from one that wasn't.
+    found = argparse.Namespace(**{name.replace("-", "_"): untyped for name in refused})
     try:
         with redirect_stderr(errors):
-            return get_args_parser().parse_args(words)
+            parser.parse_args(words, found)
     except SystemExit:
-        raise MeshUsageError(
-            f"serve: {(errors.getvalue().strip().splitlines() or ['no script'])[-1]}"
-        ) from None
+        said = (errors.getvalue().strip().splitlines() or ["no script"])[-1]
+        raise MeshUsageError(f"serve: {said.removeprefix(f'{parser.prog}: error: ')}") from None
+    typed = [name for name in refused if getattr(found, name.replace("-", "_")) is not untyped]
+    if typed:
+        raise MeshUsageError("\n".join(map(_refusal, sorted(typed))))
+    return found
+
+
+def _refusal(name: str) -> str:
+    return f"serve: --{name} means nothing here: {REFUSED[name].why}. {REFUSED[name].called}"
+
+
+def _num_restarts(found: int) -> int:
+    if found < 0:
+        raise MeshUsageError(f"serve: --max-restarts is how often it's run again: 0, 1, 2 ...; not {found}")
+    return found
 
 
 def _num_hosts(nnodes: str) -> int:
@@ -127,14 +167,25 @@ class SPMDJob(JobTrait):
     def run_spmd(self) -> None:
         """Run the script on all hosts, and wait for it. What it prints is shown; the processes stay warm.
 
+        If it fails, it's run again as often as `--max-restarts` says, on other processes, as by torchrun.
+
         Raises:
             ActorError: if it raises on any rank, or exits with another code than 0 (a `ScriptExit`).
             SupervisionError: if a process dies; the next run has others.
         """
-        runner = self._ready()
-        first = runner.flatten("rank").slice(rank=0)
-        address, port = first.get_host_port.call_one(None).get()
+        for _ in range(self._parsed.max_restarts):
+            try:
+                return self._run_once()
+            except (ActorError, SupervisionError) as error:
+                print(f"{error}\nit is run again", file=sys.stderr)
+                self._forget()
+        return self._run_once()
+
+    def _run_once(self) -> None:
         try:
+            runner = self._ready()
+            first = runner.flatten("rank").slice(rank=0)
+            address, port = first.get_host_port.call_one(None).get()
             runner.main.call(address, port, list(self._parsed.script_args)).get()
         except SupervisionError:
             self._forget()
@@ -201,6 +252,9 @@ def serve(
 ) -> SPMDJob:
     """Get the hosts that a command line of torchrun asks for.
 
+    It takes torchrun's `--nnodes`, `--nproc-per-node`, `--max-restarts`, `--standalone`, `--run-path` and
+    `-m`. What else torchrun takes means nothing here, and is refused with what to do instead.
+
     Args:
         appdef: the command line as a list of words; or torchx' `AppDef` with one role, whose `args` are such
             words.
@@ -233,4 +287,5 @@ def _of_appdef(appdef: Any) -> tuple[list[str], dict[str, str]]:
         )
     role = roles[0]
     entry = [role.entrypoint] if role.entrypoint in (*_RUNNERS, *_PYTHONS) else []
-    return [*entry, *role.args], dict(role.env or {})
+    parsed = Command.parse([*entry, *role.args], passed_over=_OF_TORCHX)
+    return parsed.words(), dict(role.env or {})

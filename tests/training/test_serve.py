@@ -13,7 +13,7 @@ import pytest
 from monarch_nb.actor import shutdown_context
 from monarch_nb.exceptions import ActorError, MeshUsageError, SupervisionError
 from monarch_nb.job import job_loads
-from monarch_nb.job.spmd import SPMDJob, serve
+from monarch_nb.job.spmd import Command, SPMDJob, serve
 
 SCRIPT = """
 import os, signal, sys
@@ -93,6 +93,47 @@ def test_several_hosts_and_an_appdef(folder: Path) -> None:
         job.kill()
 
 
+def test_it_is_run_again_as_often_as_it_may_be(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Torchrun's --max-restarts: a process that dies once is no failure, an exit code that stays is one."""
+    job = serve(
+        ["torchrun", "--nproc-per-node=2", "--max-restarts", "1", "train.py", "fail"], env={"SEED": "9"}
+    )
+    try:
+        (folder / "dies").touch()
+        job.run_spmd()
+        assert runs(folder)[-1][2] == "9" and capsys.readouterr().err.count("it is run again") == 1
+        (folder / "fails").touch()
+        with pytest.raises(ActorError, match="the script has exited with code 3"):
+            job.run_spmd()
+        assert capsys.readouterr().err.count("it is run again") == 1
+    finally:
+        (folder / "fails").unlink()
+        job.kill()
+
+
+def test_what_torchx_writes_by_itself_is_passed_over() -> None:
+    args = [
+        "torchrun",
+        "--rdzv_backend",
+        "c10d",
+        "--tee",
+        "3",
+        "--role",
+        "",
+        "--max_restarts=2",
+        "-m",
+        "train",
+    ]
+    role = SimpleNamespace(entrypoint="entrypoint.sh", args=[*args, "--tee", "2"], env={})
+    job = serve(SimpleNamespace(roles=[role]))
+    job.kill()
+    parsed = Command.parse(job.command)
+    assert (parsed.script_args, parsed.max_restarts) == (("-m", "train", "--tee", "2"), 2)
+    role.args.insert(1, "--log-dir=logs")
+    with pytest.raises(MeshUsageError, match="serve: --log-dir means nothing here"):
+        serve(SimpleNamespace(roles=[role]))
+
+
 def test_its_description_travels(job: SPMDJob) -> None:
     again: Any = job_loads(job.dumps())
     assert (again.command, again.env, again.active) == (tuple(COMMAND), {"SEED": "7"}, False)
@@ -104,10 +145,13 @@ def test_its_description_travels(job: SPMDJob) -> None:
         ([], {}, "takes a command line of torchrun as a list"),
         (["mpirun", "train.py"], {}, "takes a command line of torchrun as a list"),
         ("torchrun train.py", {}, "takes a list of words"),
-        (["torchrun"], {}, "the following arguments are required: training_script"),
+        (["torchrun"], {}, "^serve: the following arguments are required: training_script"),
         (["torchrun", "--nodes", "2", "train.py"], {}, "serve: "),
         (["torchrun", "--nnodes=1:4", "train.py"], {}, "--nnodes is one number of hosts"),
+        (["torchrun", "--max-restarts", "-1", "train.py"], {}, "--max-restarts is how often it's run again"),
+        (["torchrun", "--node-rank", "1", "train.py"], {}, "--node-rank means nothing here: .*scheduler="),
         (["python", "-m"], {}, "no script is named"),
+        (["python", "-u", "train.py"], {}, "-u means nothing here"),
         (["torchrun", "train.py"], {"scheduler": "mast_conda"}, "scheduler is one of local_cwd, slurm, ssh"),
         (["torchrun", "train.py"], {"scheduler_cfg": {"partition": "a"}}, "scheduler_cfg of local_cwd: "),
     ],

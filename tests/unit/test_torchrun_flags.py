@@ -11,9 +11,11 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from monarch_nb import _cli
-from monarch_nb._commands.torchrun import ELSEWHERE, REFUSED
+from monarch_nb._commands.torchrun import ELSEWHERE
 from monarch_nb._magics.verb_help import verb_parsers
+from monarch_nb._torchrun import REFUSED
 from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.job.spmd import Command, serve
 
 HONOURED: dict[str, tuple[list[str], str, Any]] = {
     "--help": ([], "", None),  # argparse's own
@@ -35,7 +37,7 @@ def long_name(action: argparse.Action) -> str:
 
 
 def typed(action: argparse.Action, flag: str) -> list[str]:
-    return [flag, *([] if action.nargs == 0 else ["1"]), "train.py"]
+    return [flag, *([] if action.nargs == 0 else list(action.choices or ["1"])[:1]), "train.py"]
 
 
 def test_each_flag_of_torchrun_has_its_entry_and_no_other_has() -> None:
@@ -76,6 +78,30 @@ def test_a_notebook_takes_it_or_says_what_to_type(action: argparse.Action, flag:
     assert said.startswith(f"%mesh run: unrecognized arguments: {flag}")
     instead = parser.instead[name]  # type: ignore[attr-defined]
     assert f". {instead}. Usage: " in said and "Did you mean" not in said
+
+
+@pytest.mark.parametrize(("action", "flag"), SPELLINGS, ids=IDS)
+def test_serve_takes_it_or_says_what_to_do(action: argparse.Action, flag: str) -> None:
+    name = long_name(action)
+    if name in HONOURED:
+        words, dest, _ = HONOURED[name]
+        if dest:
+            assert Command.parse(["torchrun", flag, *words, "train.py"]).script_args[-1] == "train.py"
+        return
+    for words in (typed(action, flag), ["--standalone", *typed(action, flag), "--lr", "0.1"]):
+        with pytest.raises(MeshUsageError, match=f"^serve: {name} means nothing here: ") as raised:
+            serve(["torchrun", *words])
+        said = str(raised.value)
+        assert ("Leave it out" in said or "Name a script" in said) and "%mesh" not in said
+
+
+def test_serve_says_all_that_mean_nothing_and_leaves_the_scripts_own() -> None:
+    with pytest.raises(MeshUsageError) as raised:
+        serve(["torchrun", "--tee", "3", "--log-dir=logs", "train.py", "--role", "own"])
+    assert [line.split(" means ")[0] for line in str(raised.value).splitlines()] == [
+        "serve: --log-dir",
+        "serve: --tee",
+    ]
 
 
 def test_flags_behind_the_script_are_its_own() -> None:
