@@ -10,8 +10,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
-from collections.abc import Callable
+import reprlib
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any
 
 from monarch_nb._rank.imports import patch_imports
@@ -48,12 +52,53 @@ def _refuse_launchers(module: Any) -> None:
 
 
 def _refuse(launcher: str, function: Any = None, args: Any = (), *rest: object, **kwargs: object) -> None:
-    name = getattr(function, "__name__", "train")
-    given = ", ".join(map(repr, args)) if isinstance(args, tuple | list) else repr(args)
+    scope = _scope_of(sys._getframe(1))
+    given = tuple(args) if isinstance(args, tuple | list) else (args,)
     raise MeshUsageError(
         f"{launcher} starts processes, and this code runs in one of the mesh's already, with its rank and "
-        f"world size set: in a cell of the mesh, type {name}({given})"
+        f"world size set: in a cell of the mesh, {_advice(function, given, scope)}"
     )
+
+
+def _scope_of(frame: FrameType) -> dict[str, object]:
+    return {**frame.f_globals, **frame.f_locals}
+
+
+def _advice(function: Any, args: tuple[object, ...], scope: Mapping[str, object]) -> str:
+    """Say what to type so that the function runs; what has no name there is written by the reader."""
+    named: dict[str, object] = {}
+    while isinstance(function, functools.partial) and _name(function, scope) is None:
+        function, args, named = function.func, (*function.args, *args), {**function.keywords, **named}
+    words = [_written(each, scope) for each in args]
+    words += [f"{name}={_written(each, scope)}" for name, each in named.items()]
+    given = ", ".join(words)
+    if (name := _called(function, scope)) is not None:
+        return f"type {name}({given})"
+    kind = "lambda" if getattr(function, "__name__", "") == "<lambda>" else "function"
+    return f"type (...)({given}) with your {kind} in place of the dots"
+
+
+def _called(function: Any, scope: Mapping[str, object]) -> str | None:
+    """Return what a function is called in a scope, or None if nothing there is it."""
+    if (name := _name(function, scope)) is not None:
+        return name
+    if (owner := getattr(function, "__self__", None)) is not None and not inspect.ismodule(owner):
+        owner_name = _name(owner, scope)
+        return owner_name and f"{owner_name}.{function.__name__}"
+    if function is None:
+        return "train"
+    name = getattr(function, "__name__", None)
+    return name if isinstance(name, str) and name.isidentifier() else None
+
+
+def _name(value: object, scope: Mapping[str, object]) -> str | None:
+    # A name of the notebook's, not one of the shell's such as _, _3 or __.
+    return next((name for name, each in scope.items() if each is value and name[0] != "_"), None)
+
+
+def _written(value: object, scope: Mapping[str, object]) -> str:
+    is_plain = isinstance(value, int | float | str | bytes | None)
+    return (None if is_plain else _name(value, scope)) or reprlib.repr(value)
 
 
 def _patch_state(module: Any) -> None:

@@ -98,6 +98,45 @@ def test_launchers_of_processes_say_what_to_type(mesh: Mesh, launcher: str) -> N
     assert set(mesh.pull("found").values()) == {1}
 
 
+LAUNCHED = """
+import functools
+import accelerate
+
+class Trainer:
+    def fit(self, lr=0.1):
+        return lr
+
+trainer, model = Trainer(), torch.nn.Linear(1, 1)
+step = lambda lr: lr
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ("lambda lr: lr, (1,)", "type (...)(1) with your lambda in place of the dots"),
+        ("step, (1,)", "type step(1)"),
+        ("functools.partial(train, 1), ('a',)", "type train(1, 'a')"),
+        ("functools.partial(train, name='b', lr=2)", "type train(name='b', lr=2)"),
+        (
+            "functools.partial(functools.partial(lambda x, lr: lr, 3), lr=2)",
+            "type (...)(3, lr=2) with your lambda in",
+        ),
+        ("trainer.fit, (0.2,)", "type trainer.fit(0.2)"),
+        ("Trainer().fit", "type (...)() with your function in place of the dots"),
+        ("function=train, args=(model, 'a')", "type train(model, 'a')"),
+        ("train, (torch.zeros(1000, 1000), [*range(1000)])", "type train(tensor("),
+    ],
+)
+def test_a_launcher_says_what_to_type_for_whatever_it_was_given(mesh: Mesh, given: str, advice: str) -> None:
+    mesh.run(LAUNCHED, quiet=True)
+    mesh.run("def train(lr, name):\n    return lr", quiet=True)
+    with pytest.raises(CellError) as raised:
+        mesh.run(f"accelerate.notebook_launcher({given})", quiet=True)
+    said = str(raised.value)
+    assert f"in a cell of the mesh, {advice}" in said and len(said) < 1500, said
+
+
 def test_what_cells_had_is_as_before(mesh: Mesh) -> None:
     mesh.run("found = accelerator.num_processes, accelerator.gather(torch.ones(1)).tolist()", quiet=True)
     assert set(map(str, mesh.pull("found").values())) == {"(2, [1.0, 1.0])"}
