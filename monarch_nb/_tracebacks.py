@@ -19,6 +19,7 @@ from monarch_nb._frames.cells import is_of_kernel
 
 MAX_LINKS = 10
 """Of a longer chain of errors, each the cause of the next, the ends are shown."""
+_FUTURES = os.path.join(os.sep, "concurrent", "futures", "_base.py")
 
 _installed = False
 
@@ -74,7 +75,7 @@ def render(error: BaseException) -> list[str]:
     frames = [
         f"  {_place(f.filename)}, line {f.lineno}, in {f.name}\n    {f.line}"
         for f in traceback.extract_tb(error.__traceback__)
-        if not is_hidden(f.filename)
+        if not is_hidden(f.filename) and not _only_hands_on(f.filename)
     ]
     return "\n".join([headline(error), *(["called from:"] if frames else []), *frames]).split("\n")
 
@@ -88,6 +89,11 @@ def _place(filename: str) -> str:
     """Return a file as people know it: cells have a made-up name."""
     unknown = "a cell of this notebook" if is_of_kernel(filename) or filename.startswith("<") else filename
     return name_of(filename) or unknown
+
+
+def _only_hands_on(filename: str) -> bool:
+    """Say whether a frame is of a standard future's `result()`, which raises what it was given."""
+    return _FUTURES in filename and os.environ.get("MONARCH_NB_TRACEBACKS") != "full"
 
 
 def is_hidden(filename: str) -> bool:

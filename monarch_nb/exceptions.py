@@ -31,6 +31,7 @@
 Of lower rooms, which know no meshes:
 
     CannotPickle                (TypeError) a value that can't be sent; defined in `_wire.codec`
+    CannotUnpickle              (RuntimeError) an answer that can't be made here; defined in `_wire.codec`
     RankSetError                (ValueError) text that names no ranks; defined in `_shape.rank_set`
 
 Ranks in messages are positions in the mesh (or slice) that was called.
@@ -47,12 +48,13 @@ from monarch_nb._folding import fold
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._shape.rank_set import RankSetError, name_ranks
 from monarch_nb._tracebacks import ShowsItself
-from monarch_nb._wire.codec import CannotPickle
+from monarch_nb._wire.codec import CannotPickle, CannotUnpickle
 
 __all__ = [
     "ActorError",
     "BufferGone",
     "CannotPickle",
+    "CannotUnpickle",
     "DeviceMeshError",
     "HealError",
     "MeshEnded",

@@ -137,6 +137,8 @@ def set_trace(error: BaseException, trace: TracebackType | None) -> None:
 
 def traceback_of(error: BaseException) -> str:
     """Return the traceback as text, without our own frames; empty if that leaves none; cut if it's long."""
+    if isinstance(error, codec.CannotPickle) and not _has_users_frame(error.__cause__):
+        return ""  # a pickler's frames say nothing about the value; the message names it
     whole = trace_of(error)
     trace, num_hidden = shortened(shown_frames(whole))
     try:
@@ -146,6 +148,15 @@ def traceback_of(error: BaseException) -> str:
     finally:
         set_trace(error, whole)
     return traceback_text(text, error, num_hidden)
+
+
+def _has_users_frame(error: BaseException | None) -> bool:
+    trace = trace_of(error) if error is not None else None
+    while trace is not None:
+        if owner_of_file(trace.tb_frame.f_code.co_filename) in (Owner.USER, Owner.EXECUTED):
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def traceback_text(text: str, error: BaseException, num_hidden: int = 0) -> str:

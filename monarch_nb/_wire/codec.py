@@ -46,6 +46,22 @@ class CannotPickle(ShowsItself, TypeError):
     """A value that can't be sent, named by the path that leads to the culprit."""
 
 
+class CannotUnpickle(ShowsItself, RuntimeError):
+    """A value that has arrived and can't be made where it is read: its class isn't there, or raises.
+
+    Args:
+        what: what the value is.
+        reason: why it can't be made, and what to do.
+    """
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(what, reason)
+        self.what, self.reason = what, reason
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.reason}"
+
+
 def encode(value: object, what: str = "value") -> Encoded:
     """Return `value` as bytes; contiguous buffers of 1 MiB and more stay where they are.
 

@@ -28,6 +28,16 @@ class Plain(Actor):
     def go(self): pass
 lock = threading.Lock()
 def double(x): return 2 * x
+def locked(x): return threading.Lock()
+def foreign(x):
+    import sys, types
+    sys.modules['only_there'] = types.ModuleType('only_there')
+    exec('class Of: pass', sys.modules['only_there'].__dict__)
+    return sys.modules['only_there'].Of()
+class Unmade:
+    def __getstate__(self): return {'a': 1}
+    def __setstate__(self, state): raise RuntimeError('no such state')
+def unmade(x): return Unmade()
 def broken():
     yield from (1, 2)
     raise OSError('the disk is gone')
@@ -66,6 +76,29 @@ CASES = {
     "mesh.map(double, broken()).get()": r"----> 4 .*raise OSError|OSError: the disk is gone",
     "mesh.map(double, [1, lock, 3]).get()": r"CannotPickle: double, item 1: cannot pickle '_thread\.lock'",
     "mesh.map(lambda x: lock, [1])": r"CannotPickle: <lambda>, global `lock`: cannot pickle '_thread\.lock'",
+    "mesh.map(locked, [1, 2]).get()": (
+        r"^ERROR ActorError: locked, item 0: failed on rank \d\n"
+        r"rank \d: CannotPickle: return value: cannot pickle '_thread\.lock' object\ncalled from:\n  Cell"
+    ),
+    "mesh.execute(locked, 1).get()": (
+        r"^ERROR ActorError: execute\(locked\): 3 of 3 ranks failed\n"
+        r"ranks 0-2: CannotPickle: return value: cannot pickle '_thread\.lock' object\ncalled from:\n  Cell"
+    ),
+    "mesh.map(foreign, [1, 2]).get()": (
+        r"^ERROR CannotUnpickle: foreign, item 0: the answer can't be read here: ModuleNotFoundError: "
+        r"No module named 'only_there'\. Let this program have the module of its class, .*\ncalled from:"
+    ),
+    "mesh.execute(unmade, 1).get()": (
+        r"^ERROR CannotUnpickle: execute\(unmade\): the answer can't be read here: RuntimeError: "
+        r"no such state\."
+        r"(?s:.*)in __setstate__"
+    ),
+    "mesh.executor().submit(foreign, 1).result()": (
+        r"^ERROR CannotUnpickle: foreign, a task: the answer can't be read here: ModuleNotFoundError"
+    ),
+    "mesh.push({'foreign': foreign}); mesh.run('found = foreign(1)'); mesh.pull('found')": (
+        r"^ERROR CannotUnpickle: pull of found: the answer can't be read here: ModuleNotFoundError: No module"
+    ),
     "mesh.map(double, 5)": (
         r"MeshUsageError: mesh\.map takes items that can be iterated, not 5, of type int: as in mesh\.map\("
     ),

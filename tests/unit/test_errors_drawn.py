@@ -42,5 +42,6 @@ def test_errors_of_lower_rooms_are_drawn_apart() -> None:
     }
     assert {name for name in below if not issubclass(NAMES[name], exceptions.MeshError)} == {
         "CannotPickle",
+        "CannotUnpickle",
         "RankSetError",
     }

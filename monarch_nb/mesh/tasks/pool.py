@@ -206,6 +206,9 @@ class TaskPool:
                 self._waiting.appendleft(task)
             else:
                 _settle(task, error=_of_task(error, task, rank))
+        except codec.CannotUnpickle as error:
+            found = codec.CannotUnpickle(f"{task.function.name}, {task.label}", error.reason)
+            _settle(task, error=found.with_traceback(error.__traceback__))
         except BaseException as error:
             _settle(task, error=error)
         else:
