@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from monarch_nb.exceptions import MeshUsageError
 
+_ANSWER_S = 10.0
 _RANK = re.compile(r"/(rank\d+)$")
 Config = Mapping[str, str | int | float | bool]
 
@@ -83,6 +84,9 @@ class WandB:
 
     def __init__(self, spec: RunSpec) -> None:
         wandb = _module("wandb", spec.to)
+        found = wandb.setup().settings
+        if found.mode not in ("offline", "disabled"):
+            _check_answers(found.base_url, spec.to)
         self._run = wandb.init(
             project=spec.project, name=spec.name, group=spec.group or None, id=spec.key, resume="allow",
             config=spec.all_config, dir=spec.folder or None,
@@ -109,6 +113,7 @@ class MLflow:
     def __init__(self, spec: RunSpec) -> None:
         tracking = _module("mlflow.tracking", spec.to)
         self._client = tracking.MlflowClient(spec.folder or None)
+        _check_answers(self._client.tracking_uri, spec.to)
         known = self._client.get_experiment_by_name(spec.project)
         experiment = self._client.create_experiment(spec.project) if known is None else known.experiment_id
         found = self._client.search_runs([experiment], f"tags.monarch_nb = '{spec.key}'", max_results=1)
@@ -135,6 +140,30 @@ BACKENDS: dict[str, Callable[[RunSpec], Backend]] = {
     "wandb": WandB,
     "mlflow": MLflow,
 }
+
+
+def _check_answers(address: str, to: str) -> None:
+    """Ask a server once whether it's there: trackers themselves ask again and again, for minutes.
+
+    Raises:
+        ConnectionError: if nobody answers.
+    """
+    if not address.startswith(("http://", "https://")):
+        return
+    requests = _module("requests", to)
+    try:
+        requests.get(address, timeout=_ANSWER_S)
+    except requests.exceptions.SSLError:
+        return  # somebody is there, and the tracker has settings of its own for that
+    except requests.exceptions.RequestException as error:
+        raise ConnectionError(f"nobody answers at {address} ({_innermost(error)})") from None
+
+
+def _innermost(error: BaseException) -> str:
+    """Return what a chain of errors began with: the others repeat it, with addresses of objects."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return str(error) or type(error).__name__
 
 
 def _module(name: str, to: str) -> Any:

@@ -16,7 +16,7 @@ from monarch_nb._protocol.names import GetName, SetName
 from monarch_nb._transport import process_context
 from monarch_nb._wire import codec
 from monarch_nb.actor import Actor, endpoint
-from monarch_nb.exceptions import MeshError, MeshUsageError
+from monarch_nb.exceptions import ActorError, MeshError, MeshUsageError, RankTimeout
 from monarch_nb.mesh import current
 from monarch_nb.tracking.backends import BACKENDS, Backend, Config, RunSpec
 from monarch_nb.tracking.facts import facts_of
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 
 LOG_S = 60.0
 """How long a tracker may take for one step, a first connection to its server included."""
+_CHECK = {
+    "tensorboard": "folder= says where its files go on the first rank's machine",
+    "wandb": (
+        "Check WANDB_BASE_URL and WANDB_API_KEY in the ranks' environment; WANDB_MODE=offline there needs no "
+        "server"
+    ),
+    "mlflow": "Check that its server runs, and that folder= or MLFLOW_TRACKING_URI on the ranks names it",
+}
 _NAME = "tracked run"
 """Under it the mesh keeps the run that has begun last, for ranks that are started later."""
 _current: TrackedRun | None = None
@@ -39,10 +47,12 @@ class RunActor(Actor):
     """
 
     def __init__(self, spec: RunSpec, num_ranks: int) -> None:
+        self._spec = spec
         self._name = f"{_NAME} {spec.key}"
         self._means = Means(num_ranks)
-        is_finished = sessions.current().request(GetName(self._name)) is not None
-        self._backend = None if is_finished else BACKENDS[spec.to](spec)
+        self._is_finished = sessions.current().request(GetName(self._name)) is not None
+        # Opened by the first call: that tells what a tracker refuses, and an actor that isn't made says less.
+        self._backend: Backend | None = None
 
     @endpoint
     def where(self) -> str:
@@ -65,16 +75,20 @@ class RunActor(Actor):
     @endpoint
     def finish(self, failed: bool) -> None:
         """Record what is left, and end the run."""
-        backend, self._backend = self._backend, None
-        if backend is not None:
-            for name, step, mean in self._means.rest():
-                backend.write({name: mean}, step)
-            backend.finish(failed=failed)
-            sessions.current().request(SetName(self._name, "finished"))
+        if self._is_finished:
+            return
+        backend = self._open_backend()
+        for name, step, mean in self._means.rest():
+            backend.write({name: mean}, step)
+        backend.finish(failed=failed)
+        self._backend, self._is_finished = None, True
+        sessions.current().request(SetName(self._name, "finished"))
 
     def _open_backend(self) -> Backend:
-        if self._backend is None:
+        if self._is_finished:
             raise MeshUsageError("log: this run is finished: begin another one with monarch_nb.track()")
+        if self._backend is None:
+            self._backend = BACKENDS[self._spec.to](self._spec)
         return self._backend
 
 
@@ -167,6 +181,7 @@ def track(
 
     Raises:
         MeshUsageError: if there's no such tracker, or it isn't installed where the ranks run.
+        MeshError: if it refuses the run, or its server doesn't answer.
 
     Example:
         >>> run = monarch_nb.track(to="tensorboard", config={"lr": 0.1})    # doctest: +SKIP
@@ -186,9 +201,25 @@ def track(
         to, chosen, project or mesh.name, key, place, mesh.name, dict(config or {}), facts_of(mesh)
     )
     actor = mesh.part([0]).spawn(f"track-{key}", RunActor, spec, len(mesh))
-    run = TrackedRun(actor, actor.where.call_one().get(LOG_S))
+    run = TrackedRun(actor, _begun(actor, to))
     mesh.execute(_adopt, run).get(LOG_S)
     return run
+
+
+def _begun(actor: Any, to: str) -> str:
+    """Have the actor begin its run; return where people find it."""
+    __tracebackhide__ = True
+    try:
+        return str(actor.where.call_one().get(LOG_S))
+    except RankTimeout:
+        actor.stop()
+        raise RankTimeout(f"track: {to} hasn't begun a run within {LOG_S:g} s: {_CHECK[to]}") from None
+    except ActorError as error:
+        actor.stop()
+        if isinstance(error.exception, MeshUsageError):  # it isn't installed
+            raise error.exception from None
+        first = error.failures[0]
+        raise MeshError(f"track: {to} refuses a run: {first.type}: {first.message}. {_CHECK[to]}") from error
 
 
 def log(values: Mapping[str, Any], step: int) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 from own_meshes import own_mesh
 
 import monarch_nb
-from monarch_nb.exceptions import ActorError, DeviceMeshError, MeshUsageError
+from monarch_nb.exceptions import ActorError, DeviceMeshError, MeshError, MeshUsageError
 from monarch_nb.mesh import Mesh
 
 TRAIN = """
@@ -278,10 +279,52 @@ def test_bad_input_is_named(mesh: Mesh, tmp_path: Path) -> None:
             run.log({"loss": 1.0}, "3")  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port of this machine at which nobody listens: bound, so that nobody else takes it."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
+
+
+def test_a_server_that_does_not_answer_is_told_at_once(mesh: Mesh, closed_port: int) -> None:
+    pytest.importorskip("mlflow", reason="mlflow isn't installed")
+    address = f"http://127.0.0.1:{closed_port}"
+    for _ in range(2):
+        with pytest.raises(
+            MeshError, match=rf"^track: mlflow refuses a run: .*{address} \(.*refused\)\. Check"
+        ):
+            monarch_nb.track(mesh, to="mlflow", folder=address)
+        mesh.run("rank", quiet=True)
+
+
+def test_a_server_of_wandb_that_does_not_answer_is_told_at_once(closed_port: int) -> None:
+    pytest.importorskip("wandb", reason="wandb isn't installed")
+    env = {
+        "WANDB_BASE_URL": f"http://127.0.0.1:{closed_port}",
+        "WANDB_API_KEY": "x" * 40,
+        "WANDB_MODE": "online",
+    }
+    with own_mesh("refused", {"gpus": 1}, env=env) as mesh:
+        with pytest.raises(
+            MeshError, match=r"^track: wandb refuses a run: .*refused\)\. Check WANDB_BASE_URL"
+        ):
+            monarch_nb.track(mesh, to="wandb")
+        mesh.run("rank", quiet=True)
+
+
+def test_a_folder_that_cant_be_written_is_told(mesh: Mesh, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard isn't installed")
+    (tmp_path / "file").touch()
+    with pytest.raises(MeshError, match=r"^track: tensorboard refuses a run: \w+Error: .*folder= says where"):
+        monarch_nb.track(mesh, folder=tmp_path / "file")
+    mesh.run("rank", quiet=True)
+
+
 def test_a_tracker_that_is_not_installed_is_named(mesh: Mesh) -> None:
     for name in ("wandb", "mlflow", "tensorboard"):
         try:
             __import__(name)
         except ImportError:
-            with pytest.raises(DeviceMeshError, match=f"track: {name} isn't installed where the ranks run"):
+            with pytest.raises(MeshUsageError, match=f"track: {name} isn't installed where the ranks run"):
                 monarch_nb.track(mesh, to=name)
