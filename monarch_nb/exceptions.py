@@ -32,6 +32,7 @@ Of lower rooms, which know no meshes:
 
     CannotPickle                (TypeError) a value that can't be sent; defined in `_wire.codec`
     CannotUnpickle              (RuntimeError) an answer that can't be made here; defined in `_wire.codec`
+    SharedMemoryError           (MemoryError) a value too large to be moved; defined in `_wire.segment`
     RankSetError                (ValueError) text that names no ranks; defined in `_shape.rank_set`
 
 Ranks in messages are positions in the mesh (or slice) that was called.
@@ -49,6 +50,7 @@ from monarch_nb._protocol.exits import RankExit
 from monarch_nb._shape.rank_set import RankSetError, name_ranks
 from monarch_nb._tracebacks import ShowsItself
 from monarch_nb._wire.codec import CannotPickle, CannotUnpickle
+from monarch_nb._wire.segment import SharedMemoryError
 
 __all__ = [
     "ActorError",
@@ -73,6 +75,7 @@ __all__ = [
     "ScriptExit",
     "ShapeError",
     "ShardingError",
+    "SharedMemoryError",
     "StaleCode",
     "SupervisionError",
     "TransferTimeout",

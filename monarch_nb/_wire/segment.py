@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
+from monarch_nb._tracebacks import ShowsItself
 from monarch_nb._wire.message import ENTRY, SHM
 
 MIN_BYTES = 1 << 20
@@ -64,6 +65,17 @@ def _promises_are_kept() -> bool:
     return False
 
 
+class SharedMemoryError(ShowsItself, MemoryError):
+    """The machine has no room for a value that is to be moved, or a limit forbids it."""
+
+    @classmethod
+    def of(cls, num_bytes: int, error: OSError | ValueError) -> SharedMemoryError:
+        """Return the error about memory that the system has refused."""
+        reason = getattr(error, "strerror", None) or error
+        advice = "Free memory on that machine, or move less at once"
+        return cls(f"no {num_bytes:,} bytes of shared memory: {reason}. {advice}")
+
+
 class Segment:
     """One memfd of this process, and the receivers that still hold it."""
 
@@ -78,9 +90,7 @@ class Segment:
             self.map = mmap.mmap(self.fd, capacity)
         except (OSError, ValueError) as error:
             os.close(self.fd)
-            raise MemoryError(
-                f"no {capacity:,} bytes of shared memory: {getattr(error, 'strerror', None) or error}"
-            ) from None
+            raise SharedMemoryError.of(capacity, error) from None
         self.inode = os.fstat(self.fd).st_ino
         self.holders: set[int] = set()
         self.since = 0.0
@@ -107,7 +117,7 @@ class SegmentPool:
         """Copy `buffers` into one segment held by `receivers`; return the table entries for the message.
 
         Raises:
-            MemoryError: if there's no memory for them.
+            SharedMemoryError: if there's no memory for them.
         """
         offsets, total = [], 0
         for buffer in buffers:

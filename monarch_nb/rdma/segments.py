@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
-from monarch_nb._wire.segment import reserve
+from monarch_nb._wire.segment import SharedMemoryError, reserve
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.rdma.handle import Shared
 from monarch_nb.rdma.memory import Memory
@@ -48,7 +48,7 @@ def allocate(nbytes: int) -> Segment:
         segment = Segment(fd, max(nbytes, 1))
     except (OSError, ValueError) as error:
         os.close(fd)
-        raise MemoryError(f"no {nbytes:,} bytes of shared memory: {error}") from None
+        raise SharedMemoryError.of(nbytes, error) from None
     if nbytes >= HUGE_BYTES:
         with suppress(OSError):
             segment.madvise(mmap.MADV_HUGEPAGE)

@@ -38,6 +38,19 @@ class Unmade:
     def __getstate__(self): return {'a': 1}
     def __setstate__(self, state): raise RuntimeError('no such state')
 def unmade(x): return Unmade()
+def limit(num_bytes):
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, -1))
+def with_room(do, num_bytes=1 << 22):
+    limit(num_bytes)
+    try:
+        return do()
+    finally:
+        limit(-1)
+def large(x):
+    limit(1 << 22)
+    return bytearray(x)
+big = bytearray(1 << 23)
 def broken():
     yield from (1, 2)
     raise OSError('the disk is gone')
@@ -98,6 +111,20 @@ CASES = {
     ),
     "mesh.push({'foreign': foreign}); mesh.run('found = foreign(1)'); mesh.pull('found')": (
         r"^ERROR CannotUnpickle: pull of found: the answer can't be read here: ModuleNotFoundError: No module"
+    ),
+    "with_room(lambda: mesh.map(len, ['a', big, 'b']).get())": (
+        r"^ERROR SharedMemoryError: len, item 1: no 8,\d+,\d+ bytes of shared memory: File too large\. "
+        r"Free memory on that machine, or move less at once\ncalled from:\n  Cell"
+    ),
+    "with_room(lambda: mesh.push({'big': big}))": (
+        r"^ERROR SharedMemoryError: no 8,\d+,\d+ bytes of shared memory: File too large\. Free memory on that"
+    ),
+    "with_room(lambda: get_ipython().run_line_magic('mesh', 'push big'))": (
+        r"^ERROR SharedMemoryError: %mesh push big: no 8,\d+,\d+ bytes of shared memory: File too"
+    ),
+    "mesh.map(large, [1 << 23]).get()": (
+        r"^ERROR ActorError: large, item 0: failed on rank \d\n"
+        r"rank \d: SharedMemoryError: no 8,\d+,\d+ bytes of shared memory: File too large\. Free memory"
     ),
     "mesh.map(double, 5)": (
         r"MeshUsageError: mesh\.map takes items that can be iterated, not 5, of type int: as in mesh\.map\("

@@ -44,4 +44,5 @@ def test_errors_of_lower_rooms_are_drawn_apart() -> None:
         "CannotPickle",
         "CannotUnpickle",
         "RankSetError",
+        "SharedMemoryError",
     }

@@ -22,6 +22,7 @@ import msgspec
 
 from monarch_nb._rank.task import FunctionMissing, TaskCall
 from monarch_nb._wire import codec
+from monarch_nb._wire.segment import SharedMemoryError
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.proc_mesh import ProcMesh
 from monarch_nb.exceptions import ActorError, DeviceMeshError, MeshEnded, SupervisionError
@@ -244,9 +245,11 @@ def _of_task(error: DeviceMeshError, task: Task, rank: int) -> DeviceMeshError:
 
 def _unsendable(error: Exception, task: Task) -> Exception:
     """Return the error of a task that can't be sent, as one that names the item or the argument."""
+    where = f"{task.function.name}, {task.label}"
+    if isinstance(error, SharedMemoryError):
+        return SharedMemoryError(f"{where}: {error}")
     if not isinstance(error, codec.CannotPickle):
         return error
-    where = f"{task.function.name}, {task.label}"
     values = {**{str(number): value for number, value in enumerate(task.args, 1)}, **task.kwargs}
     is_alone = len(values) == 1
     return codec.name_culprit(
