@@ -10,6 +10,8 @@ from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
 from typing import Any
 
+from monarch_nb._wire import codec
+
 _HOOK = "reducer_override"
 
 
@@ -22,18 +24,15 @@ def load(data: bytes) -> Any:
     """Return the object that a parent, or a child, has sent by value; objects that this process sends go by
     value, too.
     """
-    import cloudpickle
-
     install()
-    return cloudpickle.loads(data)
+    return codec.from_bytes(data)
 
 
 def _reduced(_pickler: object, value: object) -> Any:
     if not isinstance(value, type | FunctionType) or value.__module__ != "__main__" or _is_file():
         return NotImplemented
-    import cloudpickle
-
-    return load, (cloudpickle.dumps(value),)
+    # With the source of its cell: a traceback of the child shows the user's line.
+    return load, (codec.to_bytes(codec.encode(value)),)
 
 
 def _is_file() -> bool:

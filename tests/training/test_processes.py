@@ -137,6 +137,26 @@ def test_what_a_worker_raises_is_shown(mesh: Mesh) -> None:
     mesh.run("pass", quiet=True)
 
 
+BROKEN = """
+class Broken(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+    def __getitem__(self, i):
+        raise ValueError(f"bad item {{i}}")
+next(iter(torch.utils.data.DataLoader(Broken(), num_workers=1, multiprocessing_context={method!r})))
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_a_worker_raises_is_shown_with_the_line_of_its_cell(mesh: Mesh, method: str) -> None:
+    with pytest.raises(CellError) as raised:
+        mesh.run(BROKEN.format(method=method), quiet=True)
+    (failure,) = raised.value.failures
+    workers = failure.traceback.partition("Original Traceback")[2]
+    assert "line 6, in __getitem__" in workers and "dynamic-code" not in workers, workers
+    assert 'raise ValueError(f"bad item {i}")' in workers, workers
+
+
 def test_a_script_spawns_as_a_script_does(mesh: Mesh, tmp_path: Path) -> None:
     script = tmp_path / "spawns.py"
     script.write_text(
