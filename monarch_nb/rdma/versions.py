@@ -149,9 +149,10 @@ class Turn:
         """
         pause_s = _FIRST_PAUSE_S
         first: list[int] | None = None
+        states: list[tuple[int, int]] = []
         while True:
             self._began = time.monotonic()
-            states = _read(self._counters, self._deadline)
+            states = self._look(states, at_least)
             done = [state[_DONE] for state in states]
             if len({number for state in states for number in state}) == 1 and _reaches(done[0], at_least):
                 return done[0]
@@ -162,6 +163,15 @@ class Turn:
                 self._ask()  # versions come, but no moment in which nobody writes
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _look(self, before: Sequence[tuple[int, int]], at_least: int | None) -> list[tuple[int, int]]:
+        """Return how far publishers are. If there's no time left for it, what was seen before is told."""
+        try:
+            return _read(self._counters, self._deadline)
+        except TransferTimeout:
+            if not before:
+                raise
+            raise TransferTimeout(_late(before, at_least)) from None
 
     def still(self, version: int) -> bool:
         """Say whether no publisher has begun another version; if one has, writers are asked to hold still for

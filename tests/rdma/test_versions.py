@@ -144,7 +144,7 @@ def test_it_waits_for_the_next_version(pair: Any) -> None:
     with pytest.raises(ActorError, match="version 9 wasn't there in time: publishers hold 7"):
         reader.load.call_one(source, 9, 3.0).get(60)
     with pytest.raises(TransferTimeout, match="publishers hold 7"):
-        source.wait(8, timeout=0.1)
+        source.wait(8, timeout=1.0)
 
 
 def test_a_step_that_fails_is_no_version(pair: Any) -> None:
@@ -165,10 +165,30 @@ def test_several_publishers_are_at_one_version(pair: Any) -> None:
     trainers.slice(ranks=0).step.call_one().get(60)
     with pytest.raises(TransferTimeout, match="one version that all publishers hold wasn't there in time: "
                        "publishers hold 0, 1"):  # fmt: skip
-        source.wait(timeout=0.1)
+        source.wait(timeout=1.0)  # on a busy machine the first look alone takes a while
     for rank in range(1, procs.sizes["ranks"]):
         trainers.slice(ranks=rank).step.call_one().get(60)
     assert source.wait() == 1
+
+
+def test_a_look_that_gets_no_time_says_what_the_one_before_it_saw(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time may be up within a look, instead of between two."""
+    trainer, _, _ = pair
+    source = trainer.publish.call_one(3).get(60)
+    looks, read = [0], versions._read
+
+    def read_late(counters: Any, deadline: float | None) -> list[tuple[int, int]]:
+        looks[0] += 1
+        if looks[0] > 1:
+            raise TransferTimeout("the read was not over in time")
+        return read(counters, deadline)
+
+    monkeypatch.setattr(versions, "_read", read_late)
+    with pytest.raises(TransferTimeout, match=r"^version 4 wasn't there in time: publishers hold 3$"):
+        source.wait(4, timeout=60.0)
+    assert looks == [2]
 
 
 def test_bad_input_is_named(pair: Any) -> None:
