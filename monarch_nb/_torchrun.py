@@ -10,7 +10,7 @@ _OUT = "Leave it out"
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a flag means nothing here.
+    """The reason why a flag means nothing here, and what to do instead.
 
     Attributes:
         why: the reason.
