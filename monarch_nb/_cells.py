@@ -1,5 +1,5 @@
-"""Cells by the names that a notebook gives them, `Cell In[5]`: their code has file names that are made up,
-and that tracebacks of ranks bring along. And cells that define what all ranks are to have, always.
+"""Names of cells: a notebook's `Cell In[5]` for the made-up file names in the tracebacks of ranks. Also the
+cells whose definitions all ranks get (`%%mesh --always`).
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ def with_names(traceback: str) -> str:
 
 @dataclass(frozen=True)
 class DefinitionCell:
-    """A cell that runs on each rank that comes later: `%%mesh --always`.
+    """A cell whose definitions are for all ranks: it runs first on each rank that is started later (`%%mesh
+    --always`).
 
     Attributes:
-        number: the notebook's number of it, for tracebacks.
+        number: its number in the notebook, for tracebacks.
         n: its number in the journal.
     """
 

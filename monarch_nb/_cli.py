@@ -1,4 +1,4 @@
-"""`monarch-nb`: meshes from a terminal; what `%mesh` does in a notebook."""
+"""The command `monarch-nb`: meshes from a terminal, with the verbs of `%mesh`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _in_words(arguments: argparse.Namespace, text: str) -> str:
 
 
 class CommandParser(Parser):
-    """The notebook's parser in a terminal: it prints what is wrong, and leaves."""
+    """The parser of the notebook's commands as a terminal uses it: it prints an error and exits."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, rest = super().parse_known_args(args, namespace)

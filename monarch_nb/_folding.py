@@ -1,5 +1,5 @@
-"""Messages that differ only in numbers, as one with the values listed: `rank {0-3} broken`, `port {4001,
-4002}`.
+"""Merges messages that differ only in numbers into one with the values listed: `rank {0-3} broken`, `port
+{4001, 4002}`.
 
 Ranks that fail alike rarely say so in the same words: their number is in the message, an address, a port, a
 pid. Such messages are one here. The frames of tracebacks must be equal (a failure in another line is another
@@ -175,12 +175,12 @@ def _capped(entries: list[tuple[str, int]]) -> str:
 
 
 class Alike(msgspec.Struct, frozen=True):
-    """Some items that say the same, but for values.
+    """A group of items whose texts are equal except for values such as numbers.
 
     Attributes:
-        members: their positions among all.
-        ranks: those of all members.
-        texts: theirs, merged.
+        members: positions of its items.
+        ranks: ranks of all its items.
+        texts: their texts, merged.
     """
 
     members: tuple[int, ...]

@@ -24,8 +24,8 @@ _installed = False
 
 
 class ShowsItself:
-    """Mixed into errors that this package raises on purpose: shown with the reader's own frames, in
-    notebooks and scripts.
+    """The mixin of errors that this package raises on purpose: their tracebacks show only the user's own
+    frames, in notebooks and scripts.
     """
 
     _shown_as = ""
@@ -37,25 +37,25 @@ class ShowsItself:
 
 
 class BadValue(ShowsItself, ValueError):
-    """A ValueError of who calls this package, shown with the caller's lines."""
+    """A ValueError caused by the caller's arguments, shown with the caller's lines."""
 
     _shown_as = "ValueError"
 
 
 class BadType(ShowsItself, TypeError):
-    """A TypeError of who calls this package, shown with the caller's lines."""
+    """A TypeError caused by the caller's arguments, shown with the caller's lines."""
 
     _shown_as = "TypeError"
 
 
 class BadIndex(ShowsItself, IndexError):
-    """An IndexError of who calls this package, shown with the caller's lines."""
+    """An IndexError caused by the caller's arguments, shown with the caller's lines."""
 
     _shown_as = "IndexError"
 
 
 class BadKey(ShowsItself, KeyError):
-    """A KeyError of who calls this package, shown with the caller's lines."""
+    """A KeyError caused by the caller's arguments, shown with the caller's lines."""
 
     _shown_as = "KeyError"
 
@@ -64,7 +64,7 @@ class BadKey(ShowsItself, KeyError):
 
 
 class BadName(ShowsItself, AttributeError):
-    """An AttributeError of who calls this package, shown with the caller's lines."""
+    """An AttributeError caused by the caller's code, shown with the caller's lines."""
 
     _shown_as = "AttributeError"
 

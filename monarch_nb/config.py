@@ -19,11 +19,11 @@ __all__ = ["clear_runtime_config", "configure", "configured", "get_global_config
 
 
 class Effective(NamedTuple):
-    """A setting that does something.
+    """A setting that has an effect.
 
     Attributes:
-        field: of this program's preferences.
-        default: what holds if nothing was said.
+        field: field of this program's preferences.
+        default: its value if none was set.
     """
 
     field: str

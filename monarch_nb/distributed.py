@@ -27,10 +27,10 @@ START_S = 120.0
 
 
 class Mesh:
-    """Processes in a grid with named axes, over which tensors are laid out.
+    """A grid of processes with named axes, over which tensors are laid out.
 
-    Where a mesh is active (`with mesh.activate():`) or given, its processes are taken; else so many are
-    started on this machine, and end with this program.
+    Where a mesh is active (`with mesh.activate():`) or given, its processes are used; otherwise processes are
+    started on this machine, which end with this program.
 
     Args:
         shape: size of each axis.

@@ -18,8 +18,8 @@ class ActorState:
     """The state of the actors of one spawn, shared by all handles on them in this process.
 
     Attributes:
-        failure: what the actors have failed of, if some have.
-        dead: on which procs; the others can still be called, by a slice.
+        failure: the failure of the actors, if some have failed.
+        dead: procs on which they have failed; the others can still be called, by a slice.
     """
 
     __slots__ = ("__weakref__", "_reported", "dead", "described", "failure")

@@ -1,5 +1,5 @@
-"""Host processes that this program has started: they outlive it, and if one ends before, somebody must wait
-for it, or its zombie stays.
+"""The host processes that this program has started. They outlive the program; if one ends before, the program
+must reap it, or its zombie stays.
 
 A thread does, for each: it sleeps in the kernel until the process has ended. Then it lets the zombie lie for
 a moment, so that the other programs that are connected can read there how the process has ended. This program

@@ -33,9 +33,11 @@ class Connection(NamedTuple):
     """The content of a controller's connection file: what a program needs to reach the controller.
 
     Attributes:
-        start_time: when the process started, in ticks since boot; None if its version doesn't say so.
-        trouble: why nobody can reach it, though it runs.
-        host: index that programs have there; 0: on the controller's machine. Else `pid` is the relay's.
+        start_time: when the process started, in ticks since boot; None if a process of its version doesn't
+            record that.
+        trouble: why the controller can't be reached, though it runs.
+        host: host index that programs have there; 0: they are on the controller's machine. Otherwise `pid` is
+            the relay's.
     """
 
     name: str

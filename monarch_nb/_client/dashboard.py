@@ -17,11 +17,11 @@ HOST = "127.0.0.1"
 
 
 class Place(msgspec.Struct, frozen=True):
-    """The address of a dashboard, with the process that serves it.
+    """The address of a dashboard page, served by one process.
 
     Attributes:
-        url: the page, without a token.
-        token: what lets its reader in.
+        url: address of the page, without a token.
+        token: secret that gives its reader access.
     """
 
     pid: int

@@ -1,4 +1,5 @@
-"""Receives what the controller sends about something that is watched: a cell, or a stretch of the journal.
+"""The client's end of a watch: receives what the controller sends about a cell, or about a stretch of the
+journal.
 
 A feed is one pending under one ref. Output and events arrive in the reading thread, in order, and go straight
 to the watcher, which must be quick. The thread that waits for the end usually is the reading thread.
@@ -39,7 +40,9 @@ ACK_BYTES = 1 << 20
 
 
 class Watcher(Protocol):
-    """Sees what comes; called in the reading thread."""
+    """The receiver of what a watched cell, or a watched stretch of the journal, produces. Called in the
+    reading thread.
+    """
 
     def text(self, rank: int, stream: str, text: str) -> None:
         """Take text that a rank has written."""
@@ -67,7 +70,7 @@ class Watcher(Protocol):
 
 
 class Feed(Pending):
-    """Receives what is watched until there's no more.
+    """The client's end of one watch: it receives records and events until the watch ends.
 
     Attributes:
         n: number of the cell in the journal, once known.

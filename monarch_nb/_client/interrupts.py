@@ -1,4 +1,4 @@
-"""Passes Ctrl-C on to ranks while they work: it's meant for them, and raises nothing here.
+"""Forwarding of Ctrl-C to ranks while they work: it is meant for them, and raises nothing here.
 
 A KeyboardInterrupt may come between any two bytecodes, in the middle of a send or of a display. So, while a
 cell runs, SIGINT only wakes a background thread, which tells the controller; the waiting thread goes on until
@@ -22,11 +22,12 @@ MAX_PRESSES = 5
 
 
 class Interrupts:
-    """Passes SIGINT on while the `with` block runs; does nothing in other threads than the main one.
+    """A context manager that forwards SIGINT to the ranks while its `with` block runs. It does nothing in
+    threads other than the main one.
 
     Args:
-        press: tells the controller; called in the background reader, once for each Ctrl-C. It may be given
-            later (`pass_to`).
+        press: forwards one interrupt to the controller; called in the background reader, once for each
+            Ctrl-C. It may be set later (`pass_to`).
     """
 
     def __init__(self, reader: Reader, press: Callable[[], None] | None = None) -> None:

@@ -41,7 +41,9 @@ _END_S = 10.0
 
 
 class Keeper:
-    """Holds the claim, owns the controller that nobody has taken yet."""
+    """The keeper process: holder of the claim, and owner of the warm controller until a program takes
+    that.
+    """
 
     def __init__(
         self, claim: Claim, path: str, requirements: Requirements, for_s: float, wait_s: float

@@ -1,4 +1,5 @@
-"""Decide, in a Jupyter kernel, whether an interrupt is meant and whether the kernel is being shut down.
+"""Decides, in a Jupyter kernel, whether an interrupt is meant for the cell, and whether the kernel is being
+shut down.
 
 Whoever shuts a kernel down (Restart, Shut Down, the end of the server: all are
 `KernelManager.shutdown_kernel` of jupyter_client) interrupts it first, so that a busy kernel comes to rest.
@@ -52,7 +53,7 @@ CONFIRMED = signal.SIGURG
 
 
 class KernelShutDown(KeyboardInterrupt):
-    """The kernel is being shut down while it waits for ranks. They go on."""
+    """The error raised in a wait for ranks when the kernel shuts down. The ranks continue."""
 
     def _render_traceback_(self) -> list[str]:
         return f"KernelShutDown: {self}".split("\n")

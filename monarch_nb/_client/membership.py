@@ -1,4 +1,4 @@
-"""Being let into a mesh of somebody else: by an invitation, which `%mesh share` has made.
+"""Joining another user's mesh, by an invitation made with `%mesh share`.
 
 Whoever has it knocks, with a key of their own that stays on their machine; then a relay (`_host/relay`) keeps
 one connection, and programs of this user find the mesh under its name as if it were theirs.
@@ -116,11 +116,11 @@ def _whoami() -> str:
 
 
 class KeyFile(Kept, frozen=True):
-    """The key of this user for one invitation.
+    """The key that this user has for one invitation.
 
     Attributes:
         public, secret: the pair, in Z85.
-        host: index that its programs have in that mesh; 0: nobody has come by it yet.
+        host: index that its programs have in that mesh; 0: nobody has joined with the key yet.
     """
 
     public: str

@@ -1,4 +1,5 @@
-"""In a notebook: what a cell's calls print is shown in that cell, and the calls go into the journal.
+"""The hooks of a session in a notebook: output of a cell's calls is shown in that cell, and the calls are
+entered into the journal.
 
 `pre_run_cell` gives the cell an origin, which its calls carry; output of that origin is written in the cell's
 context, by which ipykernel routes it, also when it comes late. `post_run_cell` waits until what was printed

@@ -1,4 +1,4 @@
-"""Make one error of the failures among a call's answers."""
+"""Turns the failures among a call's answers into one error."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Receives what ranks print outside of cells: output of actors that this program has called, and output that
-belongs to nobody in particular.
+"""Receives the output of ranks outside of cells: output of actors that this program has called, and output
+without an origin.
 
 It's folded by rank set and written where the cell that made the call shows its output. `receive_records` runs
 in the reading thread and must be quick; the writing is done by the background reader.
@@ -44,8 +44,9 @@ _MAX_LATE = 50
 
 
 class OutputHub:
-    """Gives output that nobody has asked for to the program's own. `receive_records` runs in the reading
-    thread."""
+    """The dispatcher of output that no watch has asked for, to this program's own streams. `receive_records`
+    runs in the reading thread.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -157,9 +158,10 @@ def _is_before(one: int, other: int) -> bool:
 
 
 class StandardOutput:
-    """Writes what ranks print to this program's stdout and stderr: folded by rank set, or as it comes.
+    """The writer of what ranks print to this program's stdout and stderr: folded by rank set, or in order of
+    arrival.
 
-    In a notebook, output that a cell's calls have caused goes to that cell, also when it comes late.
+    In a notebook, output that a cell's calls have caused goes to that cell, even if it arrives late.
     """
 
     def __init__(self, transport: Transport) -> None:

@@ -1,4 +1,4 @@
-"""Report failures that no exception brings: folded, and once.
+"""Reports failures that no exception carries to the user, each once, and equal ones together.
 
 Actors that have failed by themselves (`__init__`, a broadcast) go to the program's fault hook: those of one
 mesh that fail within `WINDOW_S` are one failure, and one that was told before, by the hook or by an
@@ -29,7 +29,7 @@ SILENCE_S = 60.0
 
 
 class FailureReports:
-    """The failures of one session that no exception brings, until they're reported.
+    """The reporter of failures that no exception carries to the user. One per session.
 
     `actor_failed` and `dropped` are quick and may be called in any thread; the background reader reports.
     """

@@ -1,4 +1,4 @@
-"""A program's connection to one mesh's controller: requests, and what comes unasked.
+"""A program's connection to one mesh's controller: requests and their answers, and events.
 
 A session owns nothing that matters: the program may end at any time and the mesh goes on, unless it is the
 private mesh of this program, which `this_host()` makes.
@@ -433,7 +433,9 @@ class Session:
 
 
 class HandleEvents:
-    """The handlers of events that concern handles. Ranks have these, too; they learn the rest otherwise."""
+    """The handlers of events about handles. Clients and ranks have them; a rank learns of all other events by
+    other ways.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session

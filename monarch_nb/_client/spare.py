@@ -1,4 +1,4 @@
-"""A host process kept warm before it's asked for.
+"""A host process that is started, and kept warm, before it's needed.
 
 Importing torch takes most of a second. `%load_ext monarch_nb` starts a private host process whose zygote does
 that in the background, so `%mesh start` finds it done. It ends with this program unless a mesh takes it over.

@@ -17,16 +17,16 @@ ChangeT = TypeVar("ChangeT")
 
 
 class StatusFeed(Pending, Generic[ChangeT]):
-    """Receives what a controller tells again and again: a mesh's state, all of it first, then changes; or who
-    stands at a breakpoint.
+    """The client's end of a watch on a state that changes: a mesh's status (all of it first, then changes),
+    or the stops at breakpoints.
 
-    After each one the controller waits for `taken`, and puts together what happens until then. Callbacks run
-    in the reading thread.
+    After each change the controller waits for `taken`, and merges the changes that happen until then.
+    Callbacks run in the reading thread.
 
     Args:
         kind: the type of a change.
-        end: makes the request that ends it, of its number.
-        on_end: called once nothing more comes.
+        end: makes the request that ends the watch of a given number.
+        on_end: called once the watch has ended.
     """
 
     __slots__ = ("_end", "_kind", "_on_change", "error")

@@ -1,5 +1,5 @@
-"""Names ranks that stop at a breakpoint on stderr where no prompt can be shown: in a script, and in a
-notebook without the extension.
+"""Prints notices to stderr about ranks that stop at a breakpoint, where no prompt can be shown: in a script,
+and in a notebook without the extension.
 
 A script's own mesh has no name. So that `monarch-nb debug` finds it, a connection file under the program's
 pid is there from its first stop on until it ends.
@@ -26,8 +26,9 @@ WINDOW_S = 0.2
 
 
 class StopNotices:
-    """Prints the stops at breakpoints of one session's mesh. `stopped` is called in the reading thread,
-    `_print_stops` by the background reader."""
+    """The printer of notices about ranks of one session's mesh that stop at breakpoints. `stopped` is called
+    in the reading thread, `_print_stops` by the background reader.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session

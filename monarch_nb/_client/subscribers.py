@@ -1,4 +1,4 @@
-"""Keep the subscribers of a session's events: methods of handles, which the session doesn't keep alive."""
+"""The subscribers of a session's events: methods of handles, which the session doesn't keep alive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ E = TypeVar("E")
 
 
 class Subscribers(Generic[E]):
-    """Methods of objects that may go at any time, one of each object. Thread-safe.
+    """The subscribers to one kind of event: methods of objects that are held weakly, at most one of each
+    object. Thread-safe.
 
     Example:
         >>> class Handle:

@@ -1,5 +1,5 @@
-"""Waiting for answers in a notebook: if a rank stops at a breakpoint meanwhile, the waiting cell becomes the
-debugger's prompt; if the kernel is shut down, the wait ends, and what is waited for goes on.
+"""Waiting for answers in a notebook. If a rank stops at a breakpoint meanwhile, the waiting cell becomes the
+debugger's prompt; if the kernel is shut down, the wait ends, and the ranks' work continues.
 
 Who can show a prompt sets `on_stop`. In a program that is no notebook, and in other threads than the main
 one, this is a plain wait.
@@ -34,7 +34,9 @@ _main = threading.main_thread().ident
 
 
 class Wakeup(Pending):
-    """A stand-in for an awaited answer: ready when the answer is there, or when something has stopped."""
+    """A substitute for an awaited answer: ready when the answer has arrived, or when a rank has stopped at a
+    breakpoint.
+    """
 
     __slots__ = ("woken",)
 

@@ -1,5 +1,5 @@
-"""Interpreters that are kept warm for the next program of the same environment (`monarch-nb warm`,
-MONARCH_NB_WARM): taking one, and the keepers.
+"""Warm interpreters for the next program of the same environment (`monarch-nb warm`, MONARCH_NB_WARM): how a
+program takes one, and the keepers.
 
 Anything that goes wrong in taking one means that there's none: then a program starts its own, and hears
 what's wrong from that.
@@ -48,9 +48,9 @@ class Kept(NamedTuple):
 
     Attributes:
         pid, start_time: of the keeper.
-        until: when it ends, if no program starts a mesh before; seconds since the epoch.
-        controller: the interpreter's controller, once it is warm.
-        path: the claim.
+        until: when the keeper ends if no program starts a mesh before, in seconds since the epoch.
+        controller: the controller with the warm interpreter; None until it is warm.
+        path: path of the claim file.
     """
 
     pid: int

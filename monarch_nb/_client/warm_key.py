@@ -1,5 +1,5 @@
-"""Determines what two programs must have in common so that an interpreter which was started for one serves
-the other as its own would.
+"""Determines the facts that two programs must have in common so that an interpreter started for one can serve
+the other.
 
 An interpreter takes some things in when it starts and when it imports torch, and never again: these must
 agree. The rest (other environment variables, the working directory, further entries of the module path) a

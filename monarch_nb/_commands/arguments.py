@@ -1,4 +1,4 @@
-"""Arguments that several commands have, and those of commands that take many."""
+"""The arguments shared by several commands, and those of commands that have many."""
 
 from __future__ import annotations
 

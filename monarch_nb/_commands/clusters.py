@@ -1,4 +1,6 @@
-"""Hosts of engines: a mesh on them from what was typed; tables of profiles, requests and hosts."""
+"""Commands about hosts of engines: they start a mesh from typed flags, and show tables of profiles, requests
+and hosts.
+"""
 
 from __future__ import annotations
 
@@ -190,8 +192,8 @@ def script_text(arguments: Namespace, plan: Plan) -> str:
 
 
 class WaitingLine:
-    """One line that is drawn again and again: in a notebook in its place, in a terminal too; elsewhere a
-    new line when it says something new.
+    """A status line that is updated while a command waits: in place in a notebook and in a terminal;
+    elsewhere as a new line for each new text.
     """
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Place(StrEnum):
-    """A place in which commands can be given."""
+    """A place in which commands can be typed or called."""
 
     NOTEBOOK = "%mesh"
     TERMINAL = "monarch-nb"
@@ -31,11 +31,11 @@ class Argument:
     """One argument of a command.
 
     Attributes:
-        flags: how it's typed: flags, or the name of what has none.
-        about: what it does; `%` stands twice.
-        options: what else argparse is told.
-        only: the place where it can be typed; None for both.
-        absent: what it is where it can't be typed.
+        flags: how the argument is typed: its flags, or the name of a positional one.
+        about: help text; `%` is written twice.
+        options: further keyword arguments for argparse.
+        only: the only place where the argument can be typed; None: in both.
+        absent: its value in the other place.
     """
 
     flags: tuple[str, ...]
@@ -88,21 +88,22 @@ def text_of(result: object) -> str:
 
 @dataclass(frozen=True)
 class Command:
-    """One command.
+    """A command on a mesh: a row of the table that magics, terminal, REST and the card read.
 
     Attributes:
-        name: what is typed.
-        about: what it does, one line.
-        more: what its help says besides.
-        arguments: what may be typed after it.
-        places: where it can be asked for.
-        run: does it on a mesh; None where each place has its own way.
-        text: a result as text.
-        is_rich: whether a notebook shows the result itself; else its text.
-        status: the exit status of a terminal's command that has had a result.
-        loss: what it would cost without `--force`; "" if nothing. The user is asked first.
-        observes: whether a terminal's program only looks, and isn't counted as a client.
-        instead: flags that people know of another tool, and what to type here instead.
+        name: the word that is typed.
+        about: what the command does, in one line.
+        more: further help text.
+        arguments: its arguments.
+        places: where the command is offered.
+        run: runs the command on a mesh; None where each place has an implementation of its own.
+        text: returns a result as text.
+        is_rich: whether a notebook displays the result object itself, rather than its text.
+        status: returns a terminal's exit status for a result.
+        loss: returns what the command would destroy without `--force`; "" if nothing. The user is asked
+            first.
+        observes: whether the terminal's program only observes, and isn't counted as a client.
+        instead: flags of other tools that people may type, and what to type here instead.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The parser of commands, and its errors: what is wrong, what was probably meant, what may be typed."""
+"""The parser of commands, and its errors: what is wrong, what was probably meant, what is allowed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _SIZE = re.compile(r"(?<!\S)[A-Za-z_]\w*=\d+(?!\S)")
 
 
 class Helped(Exception):
-    """--help has been asked for; the text is the help."""
+    """The signal that `--help` was typed; its text is the help."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that raises instead of leaving the kernel.
+    """An argparse parser that raises an error instead of exiting the kernel.
 
     Attributes:
-        instead: flags that people know of another tool, and what to type here instead.
+        instead: flags of other tools that people may type, and what to type here instead.
     """
 
     instead: Mapping[str, str] = MappingProxyType({})

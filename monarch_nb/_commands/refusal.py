@@ -1,5 +1,5 @@
 """Turns any failure of a command into one clear error: what was typed, what is wrong with it, what to type.
-Frames of this package tell a reader nothing.
+Frames of this package are left out.
 
 Most errors say so themselves. The rest is what the system has refused (a file that can't be written), and
 what nobody has thought of, which names the place in this package that has raised, so that it can be mended.

@@ -1,5 +1,5 @@
-"""Implements `%mesh start --init-process-group` for a mesh that runs; all else that can be asked of one is in
-`mesh/running`.
+"""Implements `%mesh start --init-process-group` for a mesh that runs already; the other options of such a
+start are handled in `mesh/running`.
 """
 
 from __future__ import annotations

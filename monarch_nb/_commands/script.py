@@ -1,4 +1,4 @@
-"""A script's run, from what was typed."""
+"""Runs a script, given the typed command line."""
 
 from __future__ import annotations
 

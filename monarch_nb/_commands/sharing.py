@@ -1,4 +1,4 @@
-"""Letting others into a mesh, letting them in no more, and who did what."""
+"""Commands that share a mesh: they let other users in, revoke their access, and show who did what."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def _cells(row: KeyRow) -> tuple[str, ...]:
 
 
 class Audit:
-    """The list of who did what with a mesh, oldest first; shows itself as a table.
+    """The audit of a mesh: who did what, oldest first. It displays as a table.
 
     Attributes:
-        rows: each one of them.
+        rows: its rows.
     """
 
     def __init__(self, rows: Sequence[AuditRow]) -> None:

@@ -1,4 +1,4 @@
-"""Starting a mesh from what was typed, in a notebook or a terminal."""
+"""Starts a mesh, given the typed command line, in a notebook or a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The commands: what `%mesh`, `monarch-nb`, REST and the card know. In the order in which help lists them."""
+"""The table of commands of `%mesh`, `monarch-nb`, REST and the card, in the order in which help lists
+them.
+"""
 
 from __future__ import annotations
 

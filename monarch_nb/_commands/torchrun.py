@@ -1,4 +1,4 @@
-"""Flags of torchrun: those that have nothing to say here, or in a notebook are said otherwise."""
+"""Flags of torchrun that have no meaning on a mesh, or have another form in a notebook."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ IN_NOTEBOOKS: Mapping[str, str] = {f"--{name}": why[0].upper() + why[1:] for nam
 
 
 class _Meaningless(argparse.Action):
-    """Refuses a flag of torchrun's that means nothing on a mesh."""
+    """An argparse action that refuses a flag of torchrun's that has no meaning on a mesh."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         flag = self.option_strings[0]

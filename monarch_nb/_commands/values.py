@@ -1,4 +1,6 @@
-"""Readers of the values typed after a command: each checks a value, and raises with what was expected."""
+"""Parsers of the values typed after a command: each checks a value, and raises an error that says what was
+expected.
+"""
 
 from __future__ import annotations
 

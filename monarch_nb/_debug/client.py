@@ -33,11 +33,11 @@ COMMAND_S = 15.0
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of stops to one line of the debugger.
+    """The answers of stopped threads to one line of the debugger.
 
     Attributes:
         texts: by stop.
-        left: stops that haven't come back.
+        left: stops that haven't answered yet.
         ranks: of all that were asked, by stop.
     """
 
@@ -47,7 +47,7 @@ class Answers:
 
 
 class DebugAnswers(Record, frozen=True):
-    """The answers of stops to one line of the debugger: equal answers once."""
+    """The answers of stopped threads to one line of the debugger, equal answers merged."""
 
     answers: list[FoldedAnswer]
     left: tuple[int, ...]
@@ -56,7 +56,9 @@ class DebugAnswers(Record, frozen=True):
 
 
 class MeshDebugger:
-    """The debugger of one mesh. Any number of clients may have one; stops belong to the mesh."""
+    """The debugger of one mesh, as a client uses it. Any number of clients may have one; stops belong to the
+    mesh.
+    """
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh

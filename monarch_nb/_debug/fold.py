@@ -1,4 +1,4 @@
-"""Equal places and equal answers once, with their ranks."""
+"""Merges equal places and equal answers of stops, and names their ranks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def stops_text(stops: list[Stop], lines: int = 2) -> str:
 
 
 class FoldedAnswer(Record, frozen=True):
-    """One distinct answer, and the stops that have given it."""
+    """One distinct answer, with the stops that have given it."""
 
     ids: list[int]
     ranks: str

@@ -32,11 +32,12 @@ QUIET_S = 0.15
 
 
 class Prompt:
-    """A conversation with the stops of a mesh.
+    """A debugging session in a terminal or a cell: it reads lines, sends them to the stops of a mesh, and
+    prints the answers.
 
     Args:
-        read: shows a prompt and returns what is typed; EOFError leaves.
-        write: shows text.
+        read: shows a prompt and returns the typed line; EOFError leaves.
+        write: prints text.
     """
 
     def __init__(self, mesh: Mesh, read: Callable[[str], str], write: Callable[[str], None] = print) -> None:

@@ -1,5 +1,5 @@
-"""Progress bars of many ranks as one: bars that say the same, but for how far they are, become one bar
-from the slowest to the fastest.
+"""Merges progress bars of many ranks: bars that are equal but for their progress become one bar from the
+slowest to the fastest.
 """
 
 from __future__ import annotations

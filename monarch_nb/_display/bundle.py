@@ -1,4 +1,4 @@
-"""The rich output of one rank: a mimebundle, compared, shown as HTML or as text.
+"""The rich output of one rank: a mimebundle that can be compared, and shown as HTML or as text.
 
 A bundle is what IPython's display machinery made on the rank: MIME type to data. The richest type that a
 saved page can hold wins: HTML, SVG, then images. Others (Markdown, LaTeX, JSON, JavaScript, plots of plotly

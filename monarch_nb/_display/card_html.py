@@ -1,5 +1,5 @@
-"""A mesh's state as a picture: self-contained HTML, no script, readable in both themes; what a saved notebook
-keeps.
+"""Renders a mesh's state as static HTML: self-contained, without scripts, readable in both themes; a saved
+notebook keeps it.
 
 Ranks are laid out by their named axes: the innermost one across, the next one down, outer ones as blocks with
 a title.

@@ -1,4 +1,4 @@
-"""A cell's snapshot as HTML: self-contained, no script, the theme's colours.
+"""Renders a cell's snapshot as HTML: self-contained, without scripts, in the theme's colours.
 
 Structure comes from the files in `templates/`. Tabs are radio buttons and CSS; where a front end drops the
 styles (GitHub, untrusted notebooks) the panels stand below each other, each after its ranks, and lines are

@@ -1,4 +1,4 @@
-"""The one display of one cell: what its ranks print, show, return and raise.
+"""The single display of one cell: what its ranks print, show, return and raise.
 
 `CellView` takes events from any thread in any order and renders what it holds at that moment, as text and as
 HTML. It knows nothing of where the events come from or where the rendering goes (`LiveDisplay` does), and
@@ -42,8 +42,8 @@ MAX_NATIVES = 32
 
 
 class Native(msgspec.Struct, frozen=True):
-    """A display that a notebook shows as an output of its own. `key` is the place: which display of a rank,
-    which of those that differ by rank.
+    """A display that a notebook shows as an output of its own. `key` identifies its place: which display of a
+    rank, and which of the versions that differ between ranks.
     """
 
     key: str
@@ -52,7 +52,9 @@ class Native(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """All of a cell at one moment, folded. `key` makes ids in its HTML unique; `prefix`: are ranks named?"""
+    """The folded state of a cell's output at one moment. `key` makes ids in its HTML unique; `prefix`:
+    whether rows name their ranks.
+    """
 
     title: str
     key: str
@@ -66,7 +68,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class CellView:
-    """Collect what the ranks of a cell send; render it.
+    """The collector and renderer of the output of a cell's ranks.
 
     `group` says how lines are shown: "fold", "order" as they come, "rank" by rank, "none" without ranks.
 

@@ -13,10 +13,10 @@ SHOWN_AFTER_S = 2.0
 
 
 class Counted:
-    """One display.
+    """A display of how many of many things are done, below the cell that waits for them.
 
     Args:
-        state: returns how many are done, and how many there are, if that's known.
+        state: returns the number that are done, and their total if it's known.
     """
 
     def __init__(self, state: Callable[[], tuple[int, int | None]]) -> None:

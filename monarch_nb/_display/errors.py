@@ -1,4 +1,4 @@
-"""Errors of many ranks, equal ones once.
+"""Groups errors of many ranks, equal ones together.
 
 When eight ranks run the same cell they mostly fail alike; what a reader wants is each distinct failure with
 the ranks it hit, and which came first in time, because the others are often its consequence (a collective

@@ -1,4 +1,4 @@
-"""Fold what many ranks print into one list of rows, equal lines once.
+"""Folds the output of many ranks into one list of rows, in which equal lines are merged.
 
 Ranks run the same program at different speeds, so their lines are nearly the same sequence, skewed in time.
 `Fold` keeps one ordered list of rows; a row is a line and the set of ranks that printed it. A new line of a
@@ -91,8 +91,8 @@ class _Line:
 
 
 class _Place(msgspec.Struct):
-    """The position of a rank: its last settled row, its floating rows after that, its unfinished line per
-    stream.
+    """The position of one rank in the fold: its last settled row, its floating rows after that, its
+    unfinished line per stream.
     """
 
     bit: int

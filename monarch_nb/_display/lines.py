@@ -1,4 +1,4 @@
-"""Lines of many ranks that are not folded: as they come, or rank by rank (`%%mesh --group
+"""Lines of many ranks that are not folded: in order of arrival, or rank by rank (`%%mesh --group
 order|rank|none`).
 """
 
@@ -11,7 +11,7 @@ from monarch_nb._display.fold import NOTE, Row, last_state, prefix_of
 
 
 class Lines:
-    """Takes what `Fold` takes and shows every line by itself.
+    """The unfolded counterpart of `Fold`: it takes the same input and keeps each line separately.
 
     Args:
         by_rank: all of rank 0's lines first, then those of rank 1, and so on.

@@ -1,4 +1,4 @@
-"""Keep a cell's display up to date while it runs, at most ten times a second.
+"""Keeps a cell's display up to date while the cell runs, at most ten times a second.
 
 The thread that receives events only sets a flag. One thread for all cells looks at the flags ten times a
 second and publishes; a cell that ends before that publishes once, from `finish`. Large displays rest longer,
@@ -41,7 +41,7 @@ LINGER_S = 5.0
 
 
 class View(Protocol):
-    """The interface of views that can be shown: a `CellView`, or a `StackView` of several."""
+    """The interface of views that `LiveDisplay` can show: a `CellView`, or a `StackView` of several."""
 
     @property
     def version(self) -> int: ...
@@ -59,7 +59,9 @@ class View(Protocol):
 
 
 class Publisher(Protocol):
-    """The interface of publishers, which show a view. Calls never overlap; they come from any thread."""
+    """The interface of publishers, which write a view to a front end. Calls never overlap; any thread may
+    make them.
+    """
 
     def publish(self, view: View, *, final: bool) -> int:
         """Show the view as it is now; return how many bytes that took. `final`: the cell has ended;
@@ -68,7 +70,8 @@ class Publisher(Protocol):
 
 
 class NotebookPublisher:
-    """One output of a notebook cell, replaced by each update. For front ends that show HTML.
+    """A publisher to one output of a notebook cell, which each update replaces. For front ends that show
+    HTML.
 
     While the cell runs, the output's metadata say what becomes of it if the kernel should go: our JupyterLab
     extension then writes that into the output, for a kernel that is restarted can't: JupyterLab doesn't
@@ -145,7 +148,9 @@ class NotebookPublisher:
 
 
 class TerminalPublisher:
-    """A text stream: lines once complete, the rest at the end. On a terminal, a progress line below them."""
+    """A publisher to a text stream: it writes lines once they are complete, and the rest at the end. On a
+    terminal, a progress line below them.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stdout if stream is None else stream
@@ -177,7 +182,7 @@ class TerminalPublisher:
 
 
 class LiveDisplay:
-    """Show a view until `finish`. Works as a context manager too.
+    """A display of a view that is kept up to date until `finish`. Works as a context manager too.
 
     With MONARCH_NB_LIVE=0 in the environment it is shown once, at the end: for runners that keep only the
     first version of a display (nbval), or logs that should have one.
@@ -292,7 +297,7 @@ class LiveDisplay:
 
 
 class _Clock:
-    """One thread for all displays: a cell that is over at once shouldn't have to start and wake one.
+    """The one thread that updates all displays: a cell that ends at once needn't start and wake a thread.
 
     It looks every `INTERVAL_S` while there are displays, and for `LINGER_S` afterwards; then it sleeps until
     one is added.

@@ -1,4 +1,4 @@
-"""Several cells in one display, below each other: what was missed while nobody was there."""
+"""Several cells below each other in one display: the cells that a returning user has missed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from monarch_nb._display.progress import CellState
 
 
 class StackView:
-    """Views below each other, shown as one. `LiveDisplay` takes it for a view.
+    """Several views below each other, shown as one. `LiveDisplay` takes it for a view.
 
     Args:
-        shows_empty: whether views are shown that have nothing but a title.
+        shows_empty: whether views that have only a title are shown.
 
     >>> views = [CellView([0], world_size=1, title="first"), CellView([0], world_size=1, title="second")]
     >>> views[0].output(0, "stdout", "hi\\n"); views[1].output(0, "stdout", "ho\\n")

@@ -1,4 +1,4 @@
-"""The style of an output: the rules that its own HTML needs, and no others.
+"""The style sheet of an output: only the rules that its own HTML needs.
 
 Each output brings its style along. A style that only the first output of a notebook had would be lost with
 that output (cleared, run again, deleted), and in front ends that show each output in a page of its own

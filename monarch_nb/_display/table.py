@@ -1,4 +1,4 @@
-"""A table as text and as HTML; nothing in it but strings."""
+"""Renders a table of strings as text and as HTML."""
 
 from __future__ import annotations
 

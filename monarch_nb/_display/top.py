@@ -1,4 +1,6 @@
-"""A mesh's state as a table for terminals, by rich: `monarch-nb status`, `monarch-nb top`, `%mesh top`."""
+"""Renders a mesh's state as a table for terminals, by rich: `monarch-nb status`, `monarch-nb top`, `%mesh
+top`.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ INTERVAL_S = 0.2
 
 
 class Moving(Protocol):
-    """A transfer, as far as it's shown."""
+    """The interface of a transfer whose progress is shown."""
 
     @property
     def num_bytes(self) -> int: ...
@@ -26,11 +26,11 @@ class Moving(Protocol):
 
 
 class TransferBar:
-    """One display, kept up to date by a thread until it's over.
+    """The progress bar of one transfer, updated by a thread until the transfer is over.
 
     Args:
-        transfer: what is shown.
-        began: when it began (`time.monotonic`).
+        transfer: the transfer to show.
+        began: its start time (`time.monotonic`).
     """
 
     def __init__(self, transfer: Moving, began: float) -> None:
@@ -57,7 +57,7 @@ class TransferBar:
 
 
 class Bar(Protocol):
-    """The interface of a display that is shown and kept up to date."""
+    """The interface of a display that `show_until_over` keeps up to date."""
 
     def mimebundle(self) -> dict[str, str]: ...
 

@@ -1,4 +1,4 @@
-"""Cells by their file names: code of a cell has a file that doesn't exist, on ranks
+"""The file names of cells: a cell's code has a file name without a file, on ranks
 `<ipython-input-5-0a1b2c>`.
 """
 

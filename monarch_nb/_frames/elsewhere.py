@@ -1,5 +1,5 @@
-"""Folders of the notebook's that lie elsewhere on this machine: code in them goes by the paths that the
-notebook knows.
+"""Folders of the notebook that have another path on this machine: code in them is displayed with the paths of
+the notebook's machine.
 
 Code of such files is compiled under the notebook's path, so that tracebacks, stacks and breakpoints of all
 machines name the same file; where it's read, its path is turned into that of this machine.

@@ -1,4 +1,4 @@
-"""Finds the owner of a frame's code, by where its file lies.
+"""Finds the owner of a frame's code by the location of its file.
 
 The folders are those of what this process has imported: a user's own file is the user's, whatever its
 folder is called. Text from other machines has file names of other folders; those are known by how they end.

@@ -1,5 +1,5 @@
-"""Computes how many processes this machine has room for, so that a number that was mistyped is refused before
-it has eaten all memory.
+"""Computes how many processes this machine has room for, so that a mistyped number is refused before it
+exhausts the memory.
 
 There are two bounds. What is more than the first is probably a mistake, and must be asked for by force; what
 is more than the second can't be.
@@ -35,7 +35,7 @@ _PIDS = (("pids.max", "pids.current"),)
 
 
 class Bound(NamedTuple):
-    """A number of ranks, and what it comes from."""
+    """An upper bound on the number of ranks, and its reason."""
 
     num: int
     why: str

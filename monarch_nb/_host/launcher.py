@@ -1,4 +1,4 @@
-"""`monarch-nb host --join FILE`: what all engines run on each of their hosts.
+"""The launcher, `monarch-nb host --join FILE`, which all engines run on each of their hosts.
 
 It reads an invitation, makes a key for the host process, knocks at the mesh's addresses one after the other,
 and starts the host process with the place that it's given. Then it waits for the host process' end and passes
@@ -84,7 +84,7 @@ class LauncherError(Exception):
 
 
 class Place(NamedTuple):
-    """A place in a mesh: the answer to a knock, and where it came from."""
+    """A place in a mesh: the answer to a request for admission, and the address that it came from."""
 
     admission: Admission
     address: str

@@ -1,4 +1,4 @@
-"""A host process' sockets to the processes of its machine."""
+"""A host process' sockets to the other processes of its machine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ROUNDS = 16
 
 
 class LocalSockets:
-    """Sends to and receives from the processes of this machine. Owned by the loop's thread.
+    """The sockets of a host process to the other processes of this machine. Owned by the loop's thread.
 
     Args:
-        directory: where they have their sockets.
+        directory: directory of the sockets.
         on_message: called for each message that arrives.
     """
 

@@ -1,4 +1,5 @@
-"""Readiness of ZeroMQ sockets and file descriptors, and timers, in one thread.
+"""The event loop of a host process: readiness of ZeroMQ sockets and file descriptors, and timers, in one
+thread.
 
 A ZeroMQ socket's descriptor is edge-triggered and may fall silent while messages wait, so each round looks at
 every ZeroMQ socket before it blocks. There are three at most; the hundreds of pipes and pidfds of ranks cost
@@ -36,7 +37,9 @@ _events_of: Any = zmq.backend.Socket.get
 
 
 class Loop:
-    """Runs callbacks until `stop`. Everything is called from, and must be called in, the thread of `run`."""
+    """The event loop of a host process: it runs callbacks until `stop`. Everything is called from, and must
+    be called in, the thread of `run`.
+    """
 
     def __init__(self) -> None:
         self._epoll = select.epoll()

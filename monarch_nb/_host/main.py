@@ -1,4 +1,4 @@
-"""Start a host process."""
+"""The main function of a host process."""
 
 from __future__ import annotations
 

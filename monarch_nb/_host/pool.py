@@ -1,4 +1,4 @@
-"""`monarch-nb host --wait DIR`: hosts that wait in a directory for meshes, one mesh after the other.
+"""`monarch-nb host --wait DIR`: hosts that wait in a directory, and serve one mesh after the other.
 
 For who has machines or containers that are up already, and that share a directory: the hosts of
 `docker/compose.yaml`. A host shows itself there as NAME.waiting, a file that it holds locked, so that what a
@@ -156,7 +156,7 @@ def wait(directory: str, host: str) -> int:
 
 
 class _Terminated(BaseException):
-    """Told to end by a signal."""
+    """The exception by which SIGTERM ends the process."""
 
 
 def _end_when_notified() -> None:

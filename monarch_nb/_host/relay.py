@@ -1,4 +1,4 @@
-"""The relay: what programs of this machine speak to when they're in the mesh of somebody else.
+"""The relay: the process to which programs of this machine connect when they use another user's mesh.
 
 It has the socket that a host process has, so programs find no difference; what they send goes over one
 connection to the controller there, with the key that an invitation has let in, and what comes back goes to
@@ -53,7 +53,8 @@ class RelayError(Exception):
 
 
 class Relay:
-    """Passes messages between programs of this machine and another user's mesh. Owned by the loop thread.
+    """The process that forwards messages between programs of this machine and another user's mesh. Owned by
+    the loop thread.
 
     Args:
         config: `host` (the index that programs here have), `directory`, `controller` (address),

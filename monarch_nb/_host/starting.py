@@ -34,10 +34,11 @@ class ZygoteRequest(TypedDict, total=False):
     """A request of a host process to its zygote: JSON with descriptors beside it. It has one field.
 
     Attributes:
-        ranks: to fork: an `OwnSpec` each. Beside it their `SharedSpec`, then two outputs for each.
-        adopt: process groups of ranks that a zygote had forked whose place this one has taken.
-        move: take on what a program has that has taken the controller: `Belongings`, beside it.
-        retire: end; the ranks live on.
+        ranks: ranks to fork: an `OwnSpec` each. Sent along: their `SharedSpec`, then two outputs for each.
+        adopt: process groups of ranks that the previous zygote has forked.
+        move: whether to take on the settings of the program that has taken the controller: `Belongings`, sent
+            along.
+        retire: whether to end; the ranks live on.
     """
 
     ranks: list[Any]
@@ -53,7 +54,7 @@ class ZygoteAnswer(TypedDict, total=False):
         ready: it can fork.
         warm: it has imported everything that ranks need; `modules`: what that is, by directory.
         proc, pid: a rank that was forked.
-        groups: of the ranks that it has forked: its last words, after `retire`.
+        groups: process groups of the ranks that it has forked: its last message, after `retire`.
     """
 
     ready: bool

@@ -1,5 +1,5 @@
-"""Records who did what with a mesh, and what they were refused: in memory, and in a file beside the journal
-that only its user can read.
+"""Records who did what with a mesh, and which requests were refused: in memory, and in a file beside the
+journal that only its user can read.
 
 Both are bounded, whatever somebody does: what the same program does again and again is one row that counts,
 and the oldest rows go.
@@ -32,12 +32,12 @@ _ALIKE_AMONG = 16
 
 
 class Audit:
-    """Keeps the rows of the audit. Owned by the loop thread.
+    """The writer of the audit's rows, in memory and on disk. Owned by the loop thread.
 
     Args:
-        directory: says where the file belongs; that may change when a mesh gets its name. "": nothing is
-            written for now.
-        later: has something called within some milliseconds: writing.
+        directory: returns the directory of the file, which may change when a mesh gets its name. "": nothing
+            is written for now.
+        later: schedules a callback within some milliseconds: the writing.
     """
 
     def __init__(self, directory: Callable[[], str], later: Callable[[Callable[[], None]], None]) -> None:

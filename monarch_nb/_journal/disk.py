@@ -1,6 +1,4 @@
-"""Disks that are full, or can't be written to for another reason: how much room is wanted, and what people
-are told.
-"""
+"""Disks that are full or otherwise not writable: the required free space, and the messages to users."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The journal's entries about what ran on a mesh: cells, calls, commands; one JSON object a line in
-`journal.jsonl`, only ever appended to.
+"""The journal's entries about cells, calls and commands: one JSON object per line of `journal.jsonl`, which
+is only appended to.
 
 An entry begins with one line and ends with another of the same number `n`; later lines add to earlier ones:
 
@@ -35,7 +35,7 @@ _FIELDS = JournalEntry.__struct_fields__
 
 
 class EntryLog:
-    """The entries of a running mesh: in memory and on disk. One process writes.
+    """The journal entries of a running mesh, in memory and on disk. One process writes.
 
     Args:
         directory: where the file is.

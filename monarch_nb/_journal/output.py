@@ -1,4 +1,4 @@
-"""Stores what the ranks printed, in order, in files of bounded size: `output-START.bin`, where START is a
+"""Stores the output of ranks, in order, in files of bounded size: `output-START.bin`, where START is a
 position.
 
 A position is a number of bytes since the journal began, over all files. The oldest file goes when all are
@@ -32,7 +32,7 @@ MARK_BYTES = 1 << 18
 
 
 class Appended(NamedTuple):
-    """A record, its bytes, and whether they're on disk."""
+    """An appended record with its bytes, and whether they're on disk."""
 
     record: Record
     packed: bytes
@@ -50,7 +50,8 @@ class Scan(NamedTuple):
 
 
 class OutputStore:
-    """Appends and reads. One process writes; others may only read files that are there (`read_all`).
+    """The store of printed output, which appends and reads records. One process writes; others may only read
+    files that are there (`read_all`).
 
     Args:
         directory: made with mode 0700 by the first record, if it isn't there.

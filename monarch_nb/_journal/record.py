@@ -1,4 +1,4 @@
-"""One piece of output, as it lies on disk and travels to those who watch.
+"""A piece of output, in the format of the disk and of messages to watchers.
 
     offset  bytes  field
          0      4  number of bytes of data

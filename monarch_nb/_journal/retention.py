@@ -1,6 +1,4 @@
-"""For how long a journal is kept: it says so itself, in a file beside it, so that whoever clears up needs
-no mesh.
-"""
+"""The retention time of a journal, in a file beside it, so that the cleanup needs no running mesh."""
 
 from __future__ import annotations
 

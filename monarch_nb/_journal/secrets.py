@@ -1,5 +1,5 @@
-"""Masks what looks like a secret before it's written to disk: keys and tokens of well-known forms, and values
-that are said to be passwords.
+"""Masks probable secrets before they are written to disk: keys and tokens of well-known forms, and values
+named as passwords.
 
 Each is replaced by as many asterisks, so that what is around it keeps its place. It's a net for mishaps, with
 holes: what mustn't be kept in any case belongs into a cell whose first line has `# nolog`.

@@ -1,4 +1,4 @@
-"""`%mesh VERB` and `%%mesh`: they parse, call one function, and show one thing.
+"""The magics `%mesh VERB` and `%%mesh`: they parse, call one function, and display one result.
 
 mesh_magic  the magics class
 verbs       which function each verb of the table (`_commands`) calls

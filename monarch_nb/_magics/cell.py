@@ -1,4 +1,6 @@
-"""A cell on its way: checked here, run there, watched live, red when it fails."""
+"""`%%mesh`: the cell is checked here, runs on the ranks, is displayed live, and raises an error when it
+fails.
+"""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def _type_of(name: str) -> str:
 
 
 class _Silence(list[SimpleCompletion]):
-    """No offers, which IPython takes for some: it would show the names of files otherwise."""
+    """An empty list of offers that IPython takes for a non-empty one, so that it doesn't offer file names."""
 
     def __len__(self) -> int:
         return 1

@@ -1,4 +1,4 @@
-"""Verbs of the debugger: debug, break; and the prompt in a cell that waits."""
+"""Verbs of the debugger: debug, break; and the debugger's prompt in a waiting cell."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def talk(mesh: Mesh) -> bool:
 
 
 class CellPrompt:
-    """Makes the waiting cell of a notebook the prompt, when ranks stop, or ask for a line."""
+    """The prompt in the waiting cell of a notebook, shown when ranks stop at a breakpoint or ask for a
+    line.
+    """
 
     def __init__(self, state: State) -> None:
         self._state = state

@@ -1,4 +1,4 @@
-"""Verbs about what ran: history, rerun, result."""
+"""Verbs about past cells: history, rerun, result."""
 
 from __future__ import annotations
 

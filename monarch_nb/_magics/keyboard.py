@@ -1,5 +1,4 @@
-"""Questions of ranks in the cell that waits: each by itself, with its rank before it; the answer goes to that
-rank.
+"""Questions of ranks in the waiting cell: one at a time, labelled with the rank, which gets the answer.
 
 A rank that doesn't ask any more (it's dead, or was interrupted) has its question taken back.
 """

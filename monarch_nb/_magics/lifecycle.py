@@ -1,4 +1,4 @@
-"""Verbs about which mesh is in use: start, list, attach, detach, use, status, top, stop."""
+"""Verbs about the mesh in use: start, list, attach, detach, use, status, top, stop."""
 
 from __future__ import annotations
 

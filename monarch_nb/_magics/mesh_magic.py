@@ -1,5 +1,5 @@
-"""The magics class. Every verb has its own parser, so that `%mesh start --help` and a wrong argument both
-explain it.
+"""The magics class. Every verb has its own parser, which explains both `%mesh start --help` and wrong
+arguments.
 """
 
 from __future__ import annotations

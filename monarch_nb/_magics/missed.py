@@ -1,4 +1,4 @@
-"""One display of all that was missed: cells that ended while nobody watched, cells that still run, output of
+"""One display of everything that was missed: cells that ended unwatched, cells that still run, output of
 actors.
 """
 

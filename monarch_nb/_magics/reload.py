@@ -1,6 +1,4 @@
-"""Hot swap: a class that was defined anew takes the place of the old one in living actors; their state
-stays.
-"""
+"""Hot swap: a redefined class replaces the old one in living actors, whose state stays."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ def handles_of(mesh: Any, qualname: str) -> list[Any]:
 
 
 class StaleClasses:
-    """After each cell: says which living actors were made of a class that the cell has defined anew."""
+    """The hook after each cell that names living actors made of a class which the cell has redefined."""
 
     def __init__(self, state: State) -> None:
         self._state = state

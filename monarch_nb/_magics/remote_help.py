@@ -1,4 +1,4 @@
-"""Shift+Tab and `NAME?` on names that the ranks know: what it is there, and where ranks differ.
+"""Shift+Tab and `NAME?` for names that the ranks know: the object on the ranks, and differences between them.
 
 In a cell for the ranks their names come first, in others the kernel's. Asked are the ranks that idle; who is
 busy is named.
@@ -28,8 +28,8 @@ _Rows = Mapping[int, Mapping[str, Any] | None]
 
 
 class RemoteHelp:
-    """Stands in front of the shell's own look-up, and, in a kernel, of the request for it, which has the
-    cell's text.
+    """The help on names that ranks know. It is asked before the shell's own help and, in a kernel, handles
+    the inspection request, which has the cell's text.
     """
 
     def __init__(self, state: State, shell: Any) -> None:

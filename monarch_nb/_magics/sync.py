@@ -1,4 +1,4 @@
-"""The verb sync: new code on the ranks and in this notebook; and what happens by itself before each cell."""
+"""The verb sync: new code on the ranks and in this notebook; and the automatic sync before each cell."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sync(state: State, arguments: Namespace) -> Any:
 
 
 class CodeWatch:
-    """Before each cell of a notebook whose mesh watches code: the notebook's own modules are reloaded,
+    """The hook before each cell of a notebook whose mesh watches code: it reloads the notebook's own modules,
     too.
     """
 

@@ -1,5 +1,5 @@
-"""Offers for the value after a verb or a flag: what the parser knows, what the mesh has, and usual ones where
-any would do.
+"""Completions of the value after a verb or a flag: choices of the parser, names of the mesh, and common
+values where any is allowed.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _LAST_CELLS = 20
 
 
 class Word:
-    """The word at the cursor: which argument it belongs to, and what has been typed of it.
+    """The word at the cursor, with the argument that it belongs to and the part that has been typed.
 
     Args:
-        words: all words after the verb; the last one is the one at the cursor.
+        words: all words after the verb; the last one is at the cursor.
     """
 
     def __init__(self, parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -76,8 +76,8 @@ def _takes_value(action: argparse.Action) -> argparse.Action | None:
 
 
 class Values:
-    """The source of offers for typed values. An offer is a fragment, the end of what was typed that it
-    replaces, and what it may be replaced with.
+    """The source of completions for typed values. A completion is a fragment, the end of the typed text that
+    it replaces, and the replacements.
     """
 
     def __init__(self, state: State, remote: Callable[[], list[str]]) -> None:

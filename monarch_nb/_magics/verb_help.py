@@ -1,4 +1,4 @@
-"""The parsers of verbs, and the verb about verbs: help."""
+"""The parsers of verbs, and the verb help."""
 
 from __future__ import annotations
 

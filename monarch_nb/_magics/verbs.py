@@ -1,4 +1,4 @@
-"""The verbs of `%mesh`: the table's commands, and the notebook's own way of doing some of them."""
+"""The verbs of `%mesh`: the table's commands, and the notebook's own implementations of some of them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Saves a module and its optimiser, and goes on from there: after a heal, in another program, or on another
-number of ranks.
+"""Saves a module and its optimiser, and resumes from the checkpoint: after a heal, in another program, or on
+another number of ranks.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tests with numbers whether a layer computes each row of a batch separately: for layers that DTensor's rules
-can't follow, such as LSTMs and attention that merges batch and sequence.
+"""Tests with random values whether a layer computes each row of a batch separately: for layers that DTensor's
+rules can't follow, such as LSTMs and attention that merges batch and sequence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 class _NoChance(TorchDispatchMode):  # type: ignore[misc]
-    """Dropout keeps everything: what is left doesn't depend on chance."""
+    """The mode in which dropout keeps all values, so that results don't depend on random numbers."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten.native_dropout.default:

@@ -1,4 +1,4 @@
-"""Rules for operations that each rank can do on its own rows, though torch has no sharding rule for them."""
+"""Sharding rules for operations that each rank can do on its own rows, though torch has no rule for them."""
 
 from __future__ import annotations
 

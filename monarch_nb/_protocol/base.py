@@ -1,4 +1,4 @@
-"""The base of what crosses processes: a request, its answer, an event.
+"""The base types of messages: a request, its answer, an event.
 
 Each is a frozen `msgspec.Struct`: fields have types, and what arrives is checked against them. On the wire
 it's msgpack, a map of its fields: no pickle, so that reading a control message never runs code. A value of
@@ -31,15 +31,15 @@ NO_FIELDS: Final = b"\x80"
 
 
 class Malformed(ValueError):
-    """A message whose fields aren't those of its type."""
+    """The error of a message whose fields don't fit its type."""
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Something with named fields inside a message, or an answer."""
+    """The base of a record inside a message, or of an answer."""
 
 
 class _Named(Record, frozen=True):
-    """A message of its own; its class gives the name that stands in its header."""
+    """The base of messages of their own; the class gives the name in the message's header."""
 
     wire_name: ClassVar[str]
 
@@ -49,7 +49,7 @@ class _Named(Record, frozen=True):
 
 
 class Request(_Named, Generic[AnswerT], frozen=True):
-    """Asks a process for something; `AnswerT` is the type of the answer.
+    """The base of requests to another process; `AnswerT` is the type of the answer.
 
     Example:
         >>> class Add(Request[int], frozen=True):
@@ -65,7 +65,7 @@ class Request(_Named, Generic[AnswerT], frozen=True):
 
 
 class Event(_Named, frozen=True):
-    """Tells a process of something that has happened; nobody answers."""
+    """The base of events: messages that tell a process what has happened, and have no answer."""
 
     known: ClassVar[dict[str, type[Event]]] = {}
     """All of them, by their names on the wire, as far as this process has imported them."""

@@ -1,5 +1,4 @@
-"""The names of calls that processes make of each other on their own account: all others are endpoints of the
-user's.
+"""The names of calls that processes make of each other internally: all other names are the user's endpoints.
 
 These are calls and no requests, because they bring values of the user's, or wait for their turn in an actor's
 inbox.

@@ -1,4 +1,4 @@
-"""Breakpoints: which threads of ranks have stopped where, and the commands that they are sent."""
+"""Types about breakpoints: the threads of ranks that are stopped, and the commands sent to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from monarch_nb._protocol.states import StopMode, StopReason, StopState
 
 
 class StopPlace(Record, frozen=True):
-    """The place where a thread stands in the debugger; the fields are those of `Stop`."""
+    """The place where a thread is stopped in the debugger; the fields are those of `Stop`."""
 
     thread: str
     what: str
@@ -24,7 +24,7 @@ class StopPlace(Record, frozen=True):
 
 
 class Stop(Record, frozen=True):
-    """A thread of a rank that stands in the debugger."""
+    """A thread of a rank that is stopped in the debugger."""
 
     id: int
     """Its number in the mesh, as long as it stands there."""

@@ -10,7 +10,7 @@ Stream = Literal["stdout", "stderr"]
 
 
 class LogLine(Record, frozen=True):
-    """A line that a rank has written; `when`: it was complete."""
+    """A line that a rank has written; `when`: the time at which it was complete."""
 
     rank: int
     stream: Stream

@@ -1,6 +1,4 @@
-"""States of hosts, ranks and their processes. Each is its word, which stands in messages, journal and
-JSON.
-"""
+"""The states of hosts, ranks and their processes. Each is a word, used in messages, journal and JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ from enum import StrEnum
 
 
 class _State(StrEnum):
-    """A word; shown as one."""
+    """The base of states: words that are displayed as they are."""
 
     def __repr__(self) -> str:
         return repr(self.value)
@@ -27,7 +25,7 @@ class HostState(_State):
 
 
 class ProcState(_State):
-    """A rank's process, as its host process and the controller know it."""
+    """The state of a rank's process, as its host process and the controller know it."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -38,7 +36,7 @@ class ProcState(_State):
 
 
 class RankState(_State):
-    """A rank, as people see it."""
+    """The state of a rank, as it is displayed."""
 
     STARTING = "starting"
     IDLE = "idle"
@@ -53,7 +51,7 @@ class RankState(_State):
 
 
 class StopState(_State):
-    """A thread that has stood at a breakpoint."""
+    """The state of a thread that has stopped at a breakpoint."""
 
     STOPPED = "stopped"
     RUNNING = "running"
@@ -61,7 +59,7 @@ class StopState(_State):
 
 
 class StopMode(_State):
-    """The kind of lines that a thread takes that stands in the debugger."""
+    """The kind of lines that a stopped thread accepts in the debugger."""
 
     PDB = "pdb"
     PYTHON = "interact"
@@ -80,7 +78,7 @@ class StopReason(_State):
 
 
 class StacksBy(_State):
-    """The way in which the stacks of a rank were had."""
+    """The method by which the stacks of a rank were taken."""
 
     ASKED = "asked"
     """The rank itself has answered."""

@@ -57,13 +57,13 @@ _STEPS = {
 
 
 class Line:
-    """A line for a stop.
+    """A line sent to one stop.
 
     Attributes:
-        key: of the stop. A thread's next stop has another one: a line that comes in the moment in which the
-            program runs on isn't meant for that.
-        n: number of the command, by which the controller knows the answer.
-        text: None interrupts instead: a parked thread doesn't hear of an exception that is raised in it.
+        key: number of the stop. The next stop of a thread has another one, so that a late line can't reach
+            it.
+        n: number of the command, which the answer repeats.
+        text: None interrupts instead: a parked thread doesn't notice an exception raised in it.
     """
 
     __slots__ = ("key", "n", "text")
@@ -75,8 +75,8 @@ class Line:
 
 
 class Debugger:
-    """The stops of this process. `take_line` and `settings` are for the reading thread; the rest runs in
-    the threads that stop.
+    """The debugger of this process, with its stops. `take_line` and `settings` are for the reading thread;
+    the rest runs in the threads that stop.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -195,13 +195,15 @@ class Debugger:
 
 
 class CellParts:
-    """A cell's last expression is run by itself: stepping goes on there from the end of the part before."""
+    """The parts of a cell: the last expression runs separately, and stepping continues there from the end of
+    the part before.
+    """
 
     more_follow = False
 
 
 class MeshPdb(pdb.Pdb):
-    """pdb of one thread."""
+    """The pdb of one thread."""
 
     def __init__(self, debugger: Debugger) -> None:
         self._text = io.StringIO()
@@ -439,7 +441,7 @@ class MeshPdb(pdb.Pdb):
 
 
 class _Lines:
-    """The input that pdb reads its lines from, in place of stdin."""
+    """The input of pdb in place of stdin: lines that arrive in messages."""
 
     def __init__(self, stop: MeshPdb) -> None:
         self._stop = stop

@@ -74,8 +74,8 @@ def fresh_process(env: Mapping[str, str], workdir: str) -> Iterator[ExitFunction
 
 
 class ExitFunctions:
-    """The functions that a program wants called at its end. Libraries' own functions are left to the process'
-    end: libraries stay loaded.
+    """The exit functions that a program has registered. Those of libraries stay registered until the process
+    ends, since libraries stay loaded.
     """
 
     def __init__(self) -> None:

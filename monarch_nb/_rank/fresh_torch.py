@@ -50,7 +50,7 @@ def fresh_torch() -> Iterator[None]:
 
 
 class _Settings(msgspec.Struct, frozen=True):
-    """The settings of torch that a program may have changed."""
+    """The settings of torch that a program may change, as they were before."""
 
     dtype: Any
     device: Any
@@ -92,7 +92,7 @@ def _set_device(torch: Any, device: Any) -> None:
 
 
 class _Groups(msgspec.Struct, frozen=True):
-    """Process groups that are set aside."""
+    """The process groups that are put aside while a program runs."""
 
     default: Any
     tables: dict[str, Any]

@@ -127,7 +127,7 @@ def _frames(ident: int) -> list[FrameType]:
 
 
 class _Place(NamedTuple):
-    """A line of the user's."""
+    """A line of the user's code."""
 
     cell: int | None = None
     file: str = ""

@@ -26,7 +26,7 @@ def patch_imports(patches: Mapping[str, Patch]) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules that are patched when they are imported."""
+    """The import hook that applies patches to modules when they are imported."""
 
     def __init__(self, patches: Mapping[str, Patch]) -> None:
         self._patches = patches

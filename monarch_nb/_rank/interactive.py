@@ -51,7 +51,9 @@ if TYPE_CHECKING:
 
 
 class CellExit:
-    """`quit()` and `exit()` in a cell: as `sys.exit()`, they end the cell, and not the rank."""
+    """The exception of `quit()` and `exit()` in a cell: as `sys.exit()`, it ends the cell, and not the
+    rank.
+    """
 
     def __call__(self, code: object = None) -> None:
         print(
@@ -105,7 +107,7 @@ def _display_id(transient: Any) -> str | None:
 
 
 class Publisher(DisplayPublisher):
-    """Sends what is displayed to whoever watches the cell."""
+    """The display publisher that sends displays to the cell's watchers."""
 
     def publish(self, data: Any, metadata: Any = None, *, transient: Any = None, update: bool = False,
                 **_: Any) -> None:  # fmt: skip
@@ -125,7 +127,7 @@ class Publisher(DisplayPublisher):
 
 
 class Hook(DisplayHook):
-    """Keeps the last value instead of printing it."""
+    """The display hook that keeps the last value instead of printing it."""
 
     def __call__(self, result: Any = None) -> None:
         if result is None or self.quiet():
@@ -143,7 +145,7 @@ class Hook(DisplayHook):
 
 
 class Formatter(DisplayFormatter):
-    """Names what couldn't be shown."""
+    """The display formatter that names values it couldn't display."""
 
     def format(self, obj: Any, include: Any = None, exclude: Any = None) -> tuple[MimeBundle, MimeBundle]:
         errors: list[BaseException] = []
@@ -161,7 +163,7 @@ class Formatter(DisplayFormatter):
 
 
 class CellIPython(InteractiveShell):
-    """IPython without history, files or a terminal."""
+    """An IPython shell without history, files or a terminal."""
 
     pipe: Any = None
     """Where what is displayed goes; set when a rank takes the shell."""
@@ -263,10 +265,10 @@ _ENVIRONMENT = ("HOME", "IPYTHONDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "VIRT
 
 
 class _Prepared(NamedTuple):
-    """A shell that a rank may take up, if its environment is the same.
+    """A shell that was made in advance; a rank may use it if its environment is the same.
 
     Attributes:
-        path: what it has put into `sys.path`.
+        path: entries that it has added to `sys.path`.
     """
 
     shell: CellIPython

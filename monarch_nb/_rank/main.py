@@ -48,7 +48,7 @@ LINGER_S = 0.5
 
 
 class Rank:
-    """This process as a rank of a mesh: its place, its mail, what runs on its main thread, its actors."""
+    """This process as a rank of a mesh: its place, its inbox, the worker of its main thread, its actors."""
 
     def __init__(self, spec: RankSpec, pipe: streams.OutputPipe) -> None:
         self.spec = spec

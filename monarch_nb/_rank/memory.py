@@ -24,7 +24,7 @@ _RESET_PEAK = "5"
 
 
 class MemoryRecording:
-    """Measures the memory of this process before a cell and after it. `report` is there once it has ended.
+    """The measurement of this process' memory before and after a cell. `report` is there once it has ended.
 
     Python's own allocations are traced while the cell runs, which makes it slower; tensors aren't among them:
     theirs are in the resident size, or CUDA's.

@@ -42,7 +42,8 @@ def note_modules() -> None:
 
 
 class Mender:
-    """Looks after what this process needs. Owned by the main thread.
+    """The component that restores the interpreter state that a rank needs, after user code has changed it.
+    Owned by the main thread.
 
     Args:
         on_interrupt: the handler of SIGINT.
@@ -89,8 +90,8 @@ class Mender:
 
 
 class UserHandler:
-    """A signal handler of the user's. In a cell it may raise, as anywhere; between two cells, what it
-    raises is told of and goes no further.
+    """A wrapper of a user's signal handler. In a cell the handler may raise; between two cells, its errors
+    are reported and not raised.
     """
 
     def __init__(

@@ -183,8 +183,8 @@ def recorded() -> dict[str, RecordedOperation]:
 
 
 class _Known:
-    """The flight recorder's last answer, kept for a moment: the recorder writes out all that it holds, some
-    30 ms for 2000 operations, and a look asks several times.
+    """The flight recorder's last answer, cached for a moment: writing out all its entries takes some 30 ms
+    for 2000 operations, and one look asks several times.
     """
 
     when = -1e9

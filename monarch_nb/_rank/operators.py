@@ -51,7 +51,7 @@ def operators(events: Iterable[ChromeEvent]) -> list[Row]:
 
 
 class _Call(msgspec.Struct):
-    """An event, who has called it, and how many it calls."""
+    """An event of a trace, with its caller and the number of its callees."""
 
     name: str
     end: float

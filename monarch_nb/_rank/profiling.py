@@ -27,7 +27,7 @@ _SILENT = "99"
 
 
 class CellRecording:
-    """The profile of one cell: begun when made.
+    """The profile recording of one cell, which starts when it is constructed.
 
     Args:
         n: the cell's number in the journal.

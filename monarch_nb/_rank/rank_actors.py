@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 class RankActors(ActorHost):
-    """The receiver of calls to a rank. All but the main thread's own work is answered in the reading thread,
-    and never waits.
+    """The receiver of calls to a rank. The reading thread answers all but the main thread's own work, and
+    never waits.
     """
 
     def __init__(self, rank: Rank) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Reloader:
-    """The reloader of modules whose files have changed. Cells and calls ask it, each on its own thread."""
+    """The reloader of changed modules. Cells and calls use it, each on its own thread."""
 
     def __init__(self, actors: ActorHost) -> None:
         self._actors = actors

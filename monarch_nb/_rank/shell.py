@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 
 class CellShell:
-    """Runs cells. Owned by the main thread.
+    """The runner of cells in the rank's shell. Owned by the main thread.
 
     Args:
-        restore: called when the user's code is over, first of all.
+        restore: called first when the user's code has ended.
     """
 
     def __init__(self, namespace: Namespace, pipe: OutputPipe, restore: Callable[[], None]) -> None:
@@ -220,8 +220,8 @@ CANCEL_S = 1.0
 
 
 class Diversion:
-    """The handler that is called for an interrupt instead of raising KeyboardInterrupt, while a cell's event
-    loop runs.
+    """The handler that an interrupt calls instead of raising KeyboardInterrupt, while a cell's event loop
+    runs.
     """
 
     handler: Callable[[Any], None] | None = None

@@ -34,9 +34,10 @@ _FIRST_KEPT = 100
 
 
 class OutputPipe:
-    """The pipes to the host process; the lock makes marks and text one.
+    """The pipes to the host process; a lock makes each mark and its text one write.
 
-    Both ends take it that unmarked bytes belong to the cell that was begun last: the host process reads what
+
+    Both ends assume that unmarked bytes belong to the cell that was begun last: the host process reads what
     is there before it sends a cell here. A mark is needed only where something else has been written in
     between.
     """

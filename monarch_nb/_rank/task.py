@@ -16,15 +16,17 @@ _functions: OrderedDict[bytes, Callable[..., Any]] = OrderedDict()
 
 
 class FunctionMissing(LookupError):
-    """A rank was asked for a task whose function it doesn't have: it's new, or has had many others since."""
+    """The error of a rank that lacks a task's function: the rank is new, or has received many others
+    since.
+    """
 
 
 class TaskCall(msgspec.Struct, frozen=True):
-    """Calls a function that a rank keeps.
+    """A callable that calls a function kept on a rank.
 
     Attributes:
-        digest: of the function.
-        function: it, encoded; empty where the rank has it.
+        digest: digest of the function.
+        function: the function, encoded; empty where the rank has it already.
     """
 
     digest: bytes

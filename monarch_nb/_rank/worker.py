@@ -91,7 +91,7 @@ def _place_of(error: BaseException) -> str:
 
 
 class Worker:
-    """The main thread's work. `inbox` is filled by the reading thread.
+    """The worker of the main thread. The reading thread fills `inbox`.
 
     SIGINT reaches user code only: the handler raises while a piece of work runs, and does nothing before and
     after. What an interrupt is meant for is the host process' business: it sends one only to a rank on which

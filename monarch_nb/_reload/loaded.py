@@ -37,12 +37,12 @@ _LIBRARY_FOLDERS = {"site-packages", "dist-packages"}
 
 
 class Loaded(msgspec.Struct):
-    """One module of the user's.
+    """A loaded module of the user's.
 
     Attributes:
-        source: what it was executed from; None for an extension module.
-        status: of the file, from before it was read.
-        read_ns: when that was, by the clock of `time.time_ns`.
+        source: the source that was executed; None for an extension module.
+        status: status of the file before it was read.
+        read_ns: time of the read, by the clock of `time.time_ns`.
     """
 
     name: str
@@ -67,10 +67,10 @@ class Loaded(msgspec.Struct):
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """A loaded module whose file isn't what it was executed from.
+    """A loaded module whose file differs from the executed source.
 
     Attributes:
-        source: what the file holds now; None if it is gone, or can't be read.
+        source: present content of the file; None if it is gone, or can't be read.
     """
 
     loaded: Loaded

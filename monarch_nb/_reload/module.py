@@ -79,7 +79,7 @@ class _Plan(msgspec.Struct, frozen=True):
     """A module, and the changes to apply to it.
 
     Attributes:
-        codes: of the statements that are to be executed.
+        codes: code of the statements to execute.
         whole: the code of the whole module, if some of it now stands on other lines.
     """
 

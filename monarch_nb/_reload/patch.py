@@ -45,7 +45,7 @@ def is_a(value: Any, kind: type[T] | UnionType | tuple[type, ...]) -> TypeGuard[
 
 
 class CannotPatch(Exception):
-    """An object can't take on new code; the message says why."""
+    """The error of an object that can't take on new code; its text says why."""
 
 
 class Same:

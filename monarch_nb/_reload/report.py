@@ -52,7 +52,7 @@ class Change(msgspec.Struct, frozen=True):
     """The change of one name of a module.
 
     Attributes:
-        detail: for `REPLACED`, why.
+        detail: the reason, for `REPLACED`.
     """
 
     kind: ChangeKind
@@ -68,7 +68,7 @@ class ModuleReload(msgspec.Struct, frozen=True):
         path: of its file.
         changes: by name; empty if only comments or layout have changed, or nothing has been done.
         trouble: why the new code isn't in use; "" if it is.
-        error: the traceback of what its new statements have raised; then the module is as before.
+        error: traceback of what its new statements raised; the module is then as before.
     """
 
     name: str
@@ -104,7 +104,7 @@ class ReloadRequest(msgspec.Struct, frozen=True):
 
     Attributes:
         paths: files or folders, absolute; None: whatever has changed.
-        is_dry: only say what would be reloaded.
+        is_dry: whether to only report what would be reloaded.
         elsewhere: folders of the notebook's, and where they lie on the rank's machine.
     """
 
@@ -119,7 +119,7 @@ class RankReload(msgspec.Struct, frozen=True):
     Attributes:
         modules: those whose files had changed.
         num_modules: how many modules of the user's it has loaded.
-        notes: what goes on with old code, one line each.
+        notes: what continues to run old code, one line each.
     """
 
     modules: tuple[ModuleReload, ...]

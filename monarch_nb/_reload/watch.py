@@ -76,7 +76,9 @@ def file_status(path: str) -> FileStatus | None:
 
 
 class Watch:
-    """The directories of files that are looked after. Any thread may add; one at a time asks."""
+    """The watch on directories of loaded modules. Any thread may add directories; one at a time asks for
+    changes.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -51,7 +51,9 @@ ORPHAN_S = 10.0
 
 
 class ActorHost:
-    """The actors of one process. `on_call` and what it calls run in the reading thread and never block."""
+    """The actors of one process, and the receiver of calls to them. `on_call` and what it calls run in the
+    reading thread and never block.
+    """
 
     def __init__(
         self, transport: Transport, on_work: Callable[[Message], Any] | None = None,

@@ -59,7 +59,7 @@ PREDECESSOR_S = 10.0
 
 
 class CallDebugger(Protocol):
-    """The debugger of a process, as those who run calls use it."""
+    """The interface to a process' debugger for code that runs calls."""
 
     in_use: bool
     on_error: bool
@@ -78,13 +78,13 @@ class CallDebugger(Protocol):
 
 
 class FailureNotice(NamedTuple):
-    """A failure that an actor hears of.
+    """The notice to an actor of a failure.
 
     Attributes:
-        failure: what has failed.
-        hook: this actor's `__supervise__`, if it's to be asked.
-        next: whom to tell if that doesn't handle it: proc and actor (0: none).
-        actor_id: what has failed, as they know it.
+        failure: the failure.
+        hook: this actor's `__supervise__`, if it shall be asked.
+        next: who is told if the hook doesn't handle it: proc and actor (0: none).
+        actor_id: id of the failed actor, as the owner knows it.
     """
 
     failure: Failure

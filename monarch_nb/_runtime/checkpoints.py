@@ -33,7 +33,7 @@ KINDS = tuple(CheckpointKind)
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that could not be completed; the last good one is still there."""
+    """The error of a checkpoint that could not be completed; the last good one still exists."""
 
 
 class Checkpoints:

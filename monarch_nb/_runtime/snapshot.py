@@ -20,7 +20,7 @@ SKELETON = "<skeleton>"
 
 
 class TensorAt(NamedTuple):
-    """Stands for a tensor in a skeleton."""
+    """A placeholder for a tensor in a skeleton."""
 
     path: str
 

@@ -19,11 +19,11 @@ from monarch_nb.exceptions import RankFailure, SupervisionError, describe_end, f
 
 
 class MeshFailure(SupervisionError):
-    """Something of a mesh has failed: an actor, or a whole process.
+    """A failure in a mesh, of an actor or of a whole process, as `__supervise__` receives it.
 
     Attributes:
         mesh: name of the actor or proc mesh.
-        failures: what happened, on which ranks.
+        failures: the failures, with their ranks.
         stopped: whether it was stopped on purpose.
     """
 

@@ -27,7 +27,7 @@ MAX_SIZE = 4096
 
 
 class BadBody(ValueError):
-    """A request that can't be understood; the text goes to whoever asked."""
+    """The error of a request that can't be understood; its text goes to the client."""
 
 
 def read_start(body: Body) -> StartRequest:

@@ -18,7 +18,7 @@ SCHEMA = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
 
 
 class InterruptWitness:
-    """Listens to the server's events about kernels until `close`."""
+    """The observer of the server's events about kernels, until `close`."""
 
     def __init__(self, app: ServerApp) -> None:
         self._app = app

@@ -25,7 +25,8 @@ LINGER_S = 5.0
 
 
 class Link:
-    """Connects to one mesh's controller. Owned by the event loop's thread; what may block runs in the pool.
+    """The connection to one mesh's controller. Owned by the event loop's thread; what may block runs in the
+    pool.
 
     Args:
         connection: what the mesh's connection file says.

@@ -22,7 +22,7 @@ SCRAPE_S = 2.0
 
 
 class MeshCollector(Collector):
-    """Asks the controllers of this user's meshes how they are."""
+    """The Prometheus collector, which asks the controllers of this user's meshes for their state."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool

@@ -8,7 +8,7 @@ from monarch_nb.status import FullStatus, MeshStatus, MeshSummary, StatusChange,
 
 
 class Mirror:
-    """Keeps the last state of a mesh. Owned by the event loop's thread."""
+    """The last known state of a mesh. Owned by the event loop's thread."""
 
     def __init__(self) -> None:
         self.rows = Versioned(())

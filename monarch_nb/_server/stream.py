@@ -57,7 +57,7 @@ MAX_MESSAGE_BYTES = 1 << 16
 
 
 class ListWatch(Watch):
-    """The list of meshes."""
+    """A browser's watch on the list of meshes."""
 
     _list: MeshList | None = None
     _sent: list[MeshSummary] | None = None
@@ -90,7 +90,7 @@ class ListWatch(Watch):
 
 
 class StatusWatch(Watch):
-    """A mesh's state."""
+    """A browser's watch on a mesh's state."""
 
     def __init__(self, meshes: Meshes, send: Send, mesh: str) -> None:
         super().__init__(meshes, send)
@@ -134,7 +134,7 @@ class StatusWatch(Watch):
 
 
 class LogsWatch(Watch):
-    """A watch on what ranks print from now on, or from a position."""
+    """A watch on the output of ranks, from now on or from a position."""
 
     def __init__(self, meshes: Meshes, send: Send, asked: WatchLogs) -> None:
         super().__init__(meshes, send)
@@ -201,7 +201,7 @@ class LogsWatch(Watch):
 
 
 class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
-    """A browser's connection."""
+    """The WebSocket handler of a browser's connection."""
 
     auth_resource = "monarch_nb"
 

@@ -42,7 +42,7 @@ class SyncOptions:
         include, exclude: patterns as in a .gitignore; they hold for later syncs, too.
         is_dry: only say what would be sent.
         same_path: make a link at the notebook's path on each host.
-        force: however large the workspace is.
+        force: whether to send a workspace of any size.
     """
 
     include: tuple[str, ...] = ()
@@ -56,8 +56,8 @@ class Copy(msgspec.Struct):
     """A workspace on one host.
 
     Attributes:
-        scan: what it has all of, as far as is known.
-        generation: which host process at that place was asked: another one may run on another machine.
+        scan: the last scan that it has completely, as far as is known.
+        generation: which host process at that place was asked; the next one may run on another machine.
     """
 
     folder: str
@@ -68,7 +68,7 @@ class Copy(msgspec.Struct):
 
 
 class Followed:
-    """One workspace, and its copies by host. Used by one thread at a time."""
+    """One workspace, with its copies by host. Used by one thread at a time."""
 
     def __init__(self, session: Session, workspace: Workspace) -> None:
         self._session = session
@@ -297,7 +297,7 @@ class Followed:
 
 
 class Workspaces:
-    """All workspaces of this program that hosts of one mesh have."""
+    """All workspaces of this program that hosts of one mesh have copies of."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

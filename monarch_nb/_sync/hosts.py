@@ -51,15 +51,15 @@ _LOOK_S = 1.0
 
 
 class HostTrouble(MeshError):
-    """A host couldn't be asked, or couldn't do it; the text says why."""
+    """The error of a host that couldn't be asked, or couldn't carry out a request; its text says why."""
 
 
 class FileMoved(Exception):
-    """A file has changed while it was sent."""
+    """The error of a file that has changed while it was sent."""
 
 
 class HostRequests:
-    """Questions to one host process about one workspace."""
+    """The requests to one host process about one workspace."""
 
     def __init__(self, session: Session, index: int, workspace: Workspace) -> None:
         self.index = index
@@ -153,7 +153,7 @@ def _check_room(hello: Hello, num_bytes: int) -> None:
 
 
 class _Sending:
-    """Contents on their way to a host: some pieces at a time, also of one file after the other."""
+    """The sending of contents to a host: a window of pieces at a time, also across files."""
 
     def __init__(self, requests: HostRequests) -> None:
         self._requests = requests

@@ -72,7 +72,7 @@ class LeftOut(msgspec.Struct, frozen=True):
     """A file or folder that isn't sent.
 
     Attributes:
-        path: below the workspace's folder; of a folder, with a slash at its end.
+        path: path below the workspace's folder; of a folder, with a trailing slash.
         reason: ".gitignore", "secret", "2.1 GB" ...
     """
 
@@ -84,8 +84,8 @@ class Choice(msgspec.Struct, frozen=True):
     """The user's choice of files to include and exclude, as lines of a .gitignore.
 
     Attributes:
-        include: goes along although it's ignored, secret or big.
-        exclude: doesn't.
+        include: patterns of files that are sent although they are ignored, secret or big.
+        exclude: patterns of files that aren't sent.
     """
 
     include: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ class Listing(msgspec.Struct, frozen=True):
 
     Attributes:
         paths: below its folder, sorted.
-        left_out: what doesn't go along; of an ignored folder, the folder.
+        left_out: files that aren't sent; for an ignored folder, the folder.
     """
 
     paths: tuple[str, ...]

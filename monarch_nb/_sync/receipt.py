@@ -12,7 +12,7 @@ from monarch_nb._shape import format_ranks
 
 
 class Part(Protocol):
-    """One thing that a sync has brought to hosts: the workspace, an environment. A frozen dataclass."""
+    """One kind of thing that a sync sends to hosts: the workspace, an environment. A frozen dataclass."""
 
     @property
     def is_done(self) -> bool:
@@ -24,16 +24,17 @@ class Part(Protocol):
 
 @dataclass(frozen=True)
 class SyncReceipt:
-    """The receipt of a `sync`: on hosts part by part, and rank by rank; its text has equal ranks once.
+    """The receipt of a `sync`: what was sent to hosts, part by part, and what each rank reloaded. Its text
+    merges equal ranks.
 
     Attributes:
-        ranks: by rank, what it has reloaded.
+        ranks: what was reloaded, by rank.
         program: what this program has reloaded of its own modules.
-        busy: ranks that hadn't answered when the time was up: they reload as soon as what they run has ended.
-        lost: by rank, why it couldn't be asked.
+        busy: ranks that hadn't answered at the time limit: they reload as soon as what they run has ended.
+        lost: by rank, why the rank couldn't be asked.
         seconds: how long it has taken.
         is_dry: whether nothing was done.
-        parts: what was brought to hosts.
+        parts: what was sent to hosts.
     """
 
     ranks: Mapping[int, RankReload]

@@ -40,7 +40,7 @@ class Scan(msgspec.Struct, frozen=True):
     Attributes:
         manifest: its files.
         id: of the manifest.
-        left_out: what doesn't go along, and why.
+        left_out: files that aren't sent, with reasons.
     """
 
     manifest: Manifest
@@ -54,7 +54,7 @@ class Scan(msgspec.Struct, frozen=True):
 
 
 class Workspace:
-    """A folder of this machine that hosts are to have. Used by one thread at a time.
+    """A folder of this machine that is copied to hosts. Used by one thread at a time.
 
     Args:
         folder: its path.

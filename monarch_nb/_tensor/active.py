@@ -50,9 +50,9 @@ def makes_tensors() -> TorchFunctionMode:
 
 
 class MakesTensors(TorchFunctionMode):  # type: ignore[misc]
-    """Within it, tensors that the user's code makes, or a layer of torch.nn, are of the active mesh. What
-    this package, optimisers and torch itself need stays in this process.
-    """
+    """The dispatch mode of an active mesh: tensors created by the user's code, or by a layer of torch.nn,
+    belong to that mesh. Tensors that this package, optimisers and torch itself create stay in this
+    process."""
 
     def __torch_function__(
         self,
@@ -92,7 +92,7 @@ def _made(func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any], 
 
 
 class _OnTheRanks(TorchDispatchMode):  # type: ignore[misc]
-    """Sends operations that take no tensors to the ranks."""
+    """The dispatch mode that sends operations without tensor arguments to the ranks."""
 
     def __init__(self, grid: Grid) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ STARTED_ANEW = (
 
 
 class Barrier:
-    """Failures of one engine."""
+    """The failure handling of one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -26,11 +26,11 @@ _numbers = itertools.count(1)
 
 
 class Stream:
-    """Work of one order.
+    """A named stream of operations, executed in order.
 
     Args:
-        name: what errors call it.
-        default: whether it's the one that tensors belong to where none is active.
+        name: name in errors.
+        default: whether tensors belong to it where no stream is active.
 
     Example:
         >>> loading = monarch_nb.Stream("loading")           # doctest: +SKIP
@@ -74,7 +74,7 @@ class Stream:
 
 
 class Borrow:
-    """A tensor that another stream uses, until `drop()`, or the end of a `with` block."""
+    """A tensor that another stream uses until `drop()`, or until the end of a `with` block."""
 
     def __init__(self, owner: Tensor, made: Tensor) -> None:
         self._owner, self._made = owner, made

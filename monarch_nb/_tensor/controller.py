@@ -58,7 +58,9 @@ START_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class _Adopted:
-    """A plain tensor that was sent, and as what: good as long as it's unchanged."""
+    """The record of a plain tensor that was sent, and its form then: valid as long as the tensor is
+    unchanged.
+    """
 
     plain: weakref.ref[torch.Tensor]
     version: int
@@ -81,8 +83,8 @@ class Operation:
 
     Attributes:
         func: the operator.
-        args, kwargs: what it's called with.
-        tensors, scalars: what stands in them, in order.
+        args, kwargs: its arguments.
+        tensors, scalars: tensors and scalars among them, in order.
     """
 
     func: Any
@@ -99,11 +101,11 @@ class Operation:
 
 
 class Engine:
-    """Tensors of one mesh of processes.
+    """The controller of the tensors of one mesh of processes.
 
     Args:
-        procs: where values live. Their actors are spawned at once.
-        find_grid: returns the grid of a mesh, also of another engine's.
+        procs: processes that hold the values. Their actors are spawned at once.
+        find_grid: returns the grid of a mesh, which may be another engine's.
     """
 
     def __init__(self, procs: Any, find_grid: Callable[[Any], Grid]) -> None:

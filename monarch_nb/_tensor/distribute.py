@@ -66,7 +66,7 @@ def redistribute(tensor: Tensor, sharding_spec: Sequence[Any]) -> Tensor:
 
 
 class _Redistribute(torch.autograd.Function):  # type: ignore[misc]
-    """The gradient comes back in the layout that the input had."""
+    """The autograd function of a layout change: the gradient gets the input's layout."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, placements: Any) -> Any:

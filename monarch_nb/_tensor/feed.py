@@ -72,7 +72,7 @@ def feed(
 
 
 class _Feed:
-    """The batches that are on their way."""
+    """The batches that are on their way to the ranks."""
 
     def __init__(self, grid: Grid, batches: Iterator[Any], name: str, spec: Any, prefetch: int) -> None:
         self._grid, self._batches, self._name, self._spec = grid, batches, name, spec

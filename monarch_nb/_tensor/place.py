@@ -22,7 +22,7 @@ class Place:
     """A line of the user's, and the layer whose forward made the command.
 
     Attributes:
-        code, line: of the innermost frame of the user's; code is None if there is none.
+        code, line: place of the innermost frame of the user's; code is None if there is none.
         module: path of the layer, as in `model.blocks.3`, or "".
     """
 

@@ -24,13 +24,13 @@ Template = tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]
 
 @dataclass(slots=True)
 class Plan:
-    """The plan of an operation, for when it's called again.
+    """The plan of an operation, kept for later calls.
 
     Attributes:
-        number: what ranks know it by.
-        op: its name.
+        number: number by which ranks know it.
+        op: name of the operation.
         outputs: parts of the result, flat.
-        rebuild: makes the result of those parts; None if there is exactly one, and it's new.
+        rebuild: assembles the result from these parts; None if there is exactly one, and it is new.
         writes: inputs that are changed in place.
         is_random: a seed goes with each command.
     """
@@ -62,8 +62,8 @@ def floats_travel(func: Any) -> bool:
 
 
 class TemplateMaker:
-    """Makes the template of a call: `Hole` for each tensor, `ScalarHole` for each float that travels, in
-    the order of `gather`.
+    """The maker of the template of a call: `Hole` for each tensor, `ScalarHole` for each float sent with the
+    command, in the order of `gather`.
     """
 
     def __init__(self, is_tensor: Callable[[Any], bool], travels: bool) -> None:

@@ -148,12 +148,12 @@ def _size_of_result(tensor: Tensor, sizes: Sequence[int], reduction: str, scatte
 
 @dataclass(frozen=True, slots=True)
 class MeshSliceTensor:
-    """A tensor's values on a part of its mesh. `slice_mesh` makes it.
+    """The values of a tensor on a part of its mesh. `slice_mesh` makes it.
 
     Attributes:
-        tensor: whose.
-        ranks: which have them, the last axis fastest.
-        sizes: of the axes that are left.
+        tensor: the tensor.
+        ranks: ranks of the part, the last axis fastest.
+        sizes: sizes of the remaining axes.
     """
 
     tensor: Tensor

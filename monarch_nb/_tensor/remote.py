@@ -213,10 +213,10 @@ def call_on_shard_and_fetch(
 
 
 class ByPath:
-    """A function that ranks find by its module and name.
+    """A function that ranks look up by its module and name.
 
     Args:
-        path: as in `package.module.name`.
+        path: path as in `package.module.name`.
     """
 
     def __init__(self, path: str) -> None:

@@ -10,12 +10,12 @@ MANY_BYTES = 1 << 20
 
 
 class Slots:
-    """The table of one engine, as the controller knows it.
+    """The controller's view of one engine's table of values.
 
     Attributes:
-        top: how long it is.
-        dropped: slots that aren't used any more, of which ranks weren't told yet.
-        num_bytes: what these have at least.
+        top: length of the table.
+        dropped: slots that are free, but whose ranks haven't been told yet.
+        num_bytes: minimum size of the values in these.
     """
 
     __slots__ = ("_free", "dropped", "num_bytes", "top")
@@ -62,8 +62,8 @@ class Slots:
 
 
 class Handle:
-    """Keeps a slot. An object of its own: a tensor with a `__del__` would be brought back to life by
-    autograd.
+    """The owner of a slot, which keeps the slot in use. It is an object of its own: autograd would resurrect
+    a tensor that has a `__del__`.
     """
 
     __slots__ = ("num_bytes", "seq", "slot", "slots")
@@ -86,7 +86,7 @@ class Handle:
 
 
 class DroppedHandle(Handle):
-    """A handle whose slot was given back by its owner."""
+    """A handle whose owner has given the slot back."""
 
     __slots__ = ()
 

@@ -25,10 +25,10 @@ LATEST_S = 0.002
 
 
 class Stream:
-    """Collects commands, and sends them.
+    """The sender of an engine's commands, which collects them into batches.
 
     Args:
-        worker: the actors that do them.
+        worker: the actors that execute the commands.
         slots: the ranks' tables.
     """
 
@@ -132,7 +132,7 @@ class Stream:
 
 
 class _Clock:
-    """Sends what was left behind by a cell that has ended: nothing is under way for longer than some
+    """The thread that sends the commands a cell has left unsent when it ended: none waits longer than some
     milliseconds.
     """
 

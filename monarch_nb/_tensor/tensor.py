@@ -36,7 +36,7 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
 
     Attributes:
         mesh_meta: its shape and layout.
-        mesh_handle: the place of its values in the ranks' tables.
+        mesh_handle: the slot of its values in the ranks' tables.
 
     Example:
         >>> dt = monarch_nb.distribute(torch.randn(8, 6), mesh, ["data_parallel", None])  # doctest: +SKIP

@@ -12,11 +12,11 @@ from monarch_nb.actor import Actor, Port, current_rank, endpoint
 
 
 class TensorWorker(Actor):
-    """Does the commands of a stream, in order.
+    """The actor on each rank that executes the commands of a stream, in order.
 
     Args:
         name: of the engine.
-        port: where a rank that can't go on reports.
+        port: port for reports of a rank that can't continue.
     """
 
     def __init__(self, name: str, port: Port[Report]) -> None:
@@ -48,7 +48,7 @@ class TensorWorker(Actor):
 
 
 class TensorControl(Actor):
-    """Reaches the worker of the same rank while that is in a command."""
+    """The actor on each rank that reaches the rank's worker while that executes a command."""
 
     def __init__(self, name: str) -> None:
         self._name = name

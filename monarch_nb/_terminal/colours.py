@@ -17,7 +17,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 class Colourless:
-    """A text stream without colours; to what isn't a terminal, without any escape sequence."""
+    """A text stream without colours; if it isn't a terminal, without any escape sequences."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

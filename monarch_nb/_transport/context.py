@@ -14,7 +14,7 @@ class CallContext:
     """The known facts about the message that is being handled.
 
     Attributes:
-        origin: number of the cell that caused this, 0 if none did.
+        origin: number of the cell that caused the message; 0 if none did.
         slot: this rank's position in the slice that the message was sent to.
         extent: that slice's extent, encoded as it came.
         actor: the actor that runs (None: the rank's main thread or a client).

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RemoteArguments(Protocol):
-    """Brings big arguments and results to other machines."""
+    """The interface that moves big arguments and results to other machines."""
 
     def offer(self, transport: Transport, body: Encoded, receivers: Sequence[int], /) -> Encoded:
         """Return a small body for `body`, whose buffers the receivers fetch; `body` itself if it isn't

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 
 class MeshTensors(Protocol):
-    """Tensors of a mesh, as its handles need them."""
+    """The interface to tensors of a mesh that handles need."""
 
     def makes_tensors(self) -> AbstractContextManager[Any]:
         """Let torch's functions make tensors of the active mesh within a block."""

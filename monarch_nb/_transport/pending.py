@@ -38,7 +38,7 @@ answers come straight from it, the event of its end through the host process.
 
 
 class Body:
-    """An encoded value that has arrived; opened when it's read, released when dropped unread."""
+    """An encoded value that has arrived; decoded when it's read, released when it's dropped unread."""
 
     __slots__ = ("_buffers", "_transport", "flags", "payload", "src")
 
@@ -94,8 +94,8 @@ MAX_CALLS_EACH = 100
 
 
 class CallTime:
-    """The times of one call: when it was made, and how long each rank took, from the call to its answer, as
-    the caller sees it.
+    """The timing of one call: when it was made, and how long each rank took, from the call to its answer,
+    measured by the caller.
     """
 
     __slots__ = ("num_failed", "seconds", "totals", "when")
@@ -135,8 +135,9 @@ class CallTimes(CallTime):
 
 
 class Unread(weakref.ref[Any]):
-    """Whoever could ask for the answer of a call that has failed. If it goes without having asked,
-    `on_dropped` of the transport is told."""
+    """The record of a failed call whose answer nobody has read yet. If all possible readers disappear,
+    `on_dropped` of the transport is called.
+    """
 
     __slots__ = ("pending", "what")
 
@@ -164,7 +165,9 @@ said to the user all the same.
 
 
 class Pending:
-    """Base of all that waits. State is changed by the reading thread only, or under the transport's care."""
+    """The base of all objects that wait for messages. The reading thread changes their state, or the
+    transport does under its lock.
+    """
 
     __slots__ = (
         "_callbacks",
@@ -320,7 +323,7 @@ def in_callback() -> bool:
 
 
 class OneReply(Pending):
-    """Waits for a single answer."""
+    """A wait for a single answer."""
 
     __slots__ = ("accepts_end", "body", "end", "slot")
 
@@ -359,7 +362,7 @@ class OneReply(Pending):
 
 
 class Reply(OneReply, Generic[T]):
-    """Waits for the answer to a request."""
+    """A wait for the answer to a request."""
 
     __slots__ = ("is_quiet", "request")
 
@@ -390,7 +393,7 @@ class Reply(OneReply, Generic[T]):
 
 
 class GatherReply(Pending):
-    """Waits for one answer from each slot."""
+    """A wait for one answer from each slot."""
 
     __slots__ = ("bodies", "ends", "failed", "num_left")
 
@@ -441,7 +444,7 @@ class GatherReply(Pending):
 
 
 class Arrivals(Pending):
-    """A stream: the answers one by one, in the order in which they come."""
+    """A stream of answers, one by one, in order of arrival."""
 
     __slots__ = ("_next", "replies")
 
@@ -488,7 +491,7 @@ class Arrivals(Pending):
 
 
 class Mailbox(Pending):
-    """The receiving end of a channel: any number of messages, in order."""
+    """The receiving end of a channel, with any number of messages, in order."""
 
     __slots__ = ("_queue", "_takers", "once")
 

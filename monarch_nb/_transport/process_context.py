@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Whereabouts(TypedDict, total=False):
-    """The place of a process in its mesh: its rank, or "client"; its host's name; its pid."""
+    """The place of a process in its mesh: its rank, or "client"; the name of its host; its pid."""
 
     rank: int | str
     host: str
@@ -30,7 +30,7 @@ class CallPlace(Whereabouts):
 
 
 class RankContext(Protocol):
-    """This process as a rank, as far as it concerns the rooms below `_rank`."""
+    """The interface to this process as a rank, for the rooms below `_rank`."""
 
     @property
     def rank(self) -> int:

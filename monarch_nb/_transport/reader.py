@@ -104,7 +104,9 @@ class Waiter(Protocol):
 
 
 class Reader:
-    """Leader and followers around one `LocalReceiver`. See the module's text for the thread contract."""
+    """The reader of one `LocalReceiver`, with a leader thread and followers. See the module's text for the
+    thread contract.
+    """
 
     def __init__(self, receiver: LocalReceiver, dispatch: Callable[[bytes], Waiter | None]) -> None:
         self._receiver = receiver

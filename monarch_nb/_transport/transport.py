@@ -45,8 +45,8 @@ _INODE = struct.Struct("<Q")
 
 
 class Transport:
-    """Sends and receives for one process. All methods may be called from any thread, unless they say
-    otherwise.
+    """The sender and receiver of messages of one process. All methods may be called from any thread, unless
+    they say otherwise.
 
     Args:
         me: this process' proc id.

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class StallDetector:
-    """Notices that a cell has stood still for too long. Progress is what changes its view: output, a rank
-    that ends.
+    """The detector of a cell that has made no progress for too long. Progress is any change of its view:
+    output, a rank that ends.
 
     Args:
         view: shows the cell; the diagnosis is put below its output.

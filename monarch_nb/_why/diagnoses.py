@@ -63,12 +63,12 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One thing that was found, as `%mesh why` tells it.
+    """A diagnosis, as `%mesh why` displays it.
 
     Attributes:
-        ranks: the odd ones: those that somebody should look at.
-        text: a sentence.
-        next: what to type.
+        ranks: the ranks that deviate from the others, and should be looked at.
+        text: the diagnosis as a sentence.
+        next: the command to type.
     """
 
     kind: Kind
@@ -84,7 +84,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Situation:
-    """All that is known: the ranks by number, and the time."""
+    """The known facts: the ranks by number, and the time."""
 
     ranks: Mapping[int, RankFacts]
     now: float

@@ -28,7 +28,7 @@ WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 
 
 class Card:
-    """The card of one mesh in one kernel; the output that was shown last is kept up to date."""
+    """The card of one mesh in one kernel; only its latest output is updated."""
 
     def __init__(self, mesh: Mesh, shell: Any) -> None:
         self._mesh = weakref.proxy(mesh)

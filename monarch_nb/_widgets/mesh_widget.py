@@ -32,12 +32,12 @@ _SAYS = {"interrupt": "interrupted", "stop": "stopped"}
 
 
 class MeshWidget(anywidget.AnyWidget):
-    """A mesh's card.
+    """The card of a mesh as a widget.
 
     Attributes:
         snapshot: the state, as `MeshStatus.as_dict` gives it.
-        delta: what has changed last (a `StatusDelta`), with a count so that equal changes differ.
-        ended: why there's nothing more to come.
+        delta: the latest change (a `StatusDelta`), with a count so that equal changes differ.
+        ended: why the updates have ended.
     """
 
     _esm = SCRIPT.read_text(encoding="utf-8")

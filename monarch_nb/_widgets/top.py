@@ -26,7 +26,9 @@ def follow(
 
 
 class Watch:
-    """A mesh's state, the newest one each time it's wanted. `stop_showing` may be called from any thread."""
+    """The latest state of a mesh, for a display that polls it. `stop_showing` may be called from any
+    thread.
+    """
 
     def __init__(self, mesh: Mesh) -> None:
         self._new = threading.Event()

@@ -69,7 +69,7 @@ class Total(NamedTuple):
 
 
 class ActivitySlot:
-    """The part of the page in which one thread notes what it does."""
+    """The part of an activity page in which one thread notes its activity."""
 
     __slots__ = ("_at", "_buffer", "_num_changes")
 
@@ -101,7 +101,7 @@ class ActivityPage:
     """The activity page of a process.
 
     Args:
-        path: the file to make it in; without one, or where its disk is full, nobody reads it.
+        path: path of the file; without one, or where its disk is full, no process reads the page.
     """
 
     def __init__(self, path: str = "") -> None:

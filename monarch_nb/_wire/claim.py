@@ -29,7 +29,7 @@ _EMPTY = b"{}"
 
 
 class Claim:
-    """A name that this process has. `acquire` makes one."""
+    """The claim of this process to a name. `acquire` makes one."""
 
     def __init__(self, path: str, fd: int) -> None:
         self._path = path

@@ -45,14 +45,14 @@ _MAX_PLAIN_DEPTH: Final = 4
 
 
 class Encoded(NamedTuple):
-    """A value as bytes, with the buffers that travel beside it."""
+    """An encoded value: its bytes, and the buffers sent beside them."""
 
     payload: bytes
     buffers: Sequence[memoryview] = ()
 
 
 class CannotPickle(ShowsItself, TypeError):
-    """A value that can't be sent, named by the path that leads to the culprit."""
+    """The error of a value that can't be pickled; it names the path to the part that prevents that."""
 
 
 def encode(value: object, what: str = "value") -> Encoded:
@@ -201,7 +201,9 @@ def _make_pickler_class() -> type[Any]:
     import cloudpickle  # 15 ms: only where something needs it
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        """cloudpickle, with tensors as buffers and the sources of what was typed into cells."""
+        """The cloudpickle pickler, with tensors as buffers, and with the sources of functions defined in
+        cells.
+        """
 
         def __init__(self, stream: io.BytesIO, buffers: list[memoryview]) -> None:
             self.sources: dict[str, str] = {}

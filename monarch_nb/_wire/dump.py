@@ -37,8 +37,8 @@ class Header(NamedTuple):
 
 
 class DumpFile:
-    """The rank's side: made once, kept for as long as it lives. Where the disk is full there's none, and
-    py-spy has to do.
+    """The rank's side of a file of stacks: created once, kept open for the rank's life. Where the disk is
+    full there is none, and py-spy is used.
     """
 
     def __init__(self, path: str) -> None:

@@ -23,7 +23,7 @@ Made = TypeVar("Made")
 
 
 class InvitationError(ValueError):
-    """A text that is no invitation, knock or answer; says why."""
+    """The error of a text that isn't a valid invitation, knock or answer; its text gives the reason."""
 
 
 def is_invitation(text: str) -> bool:
@@ -41,12 +41,12 @@ class Invitation:
 
     Attributes:
         wire_version: protocol of the mesh.
-        addresses: of the controller, in the order in which they're tried: tcp://10.0.0.5:29400.
+        addresses: addresses of the controller, in the order in which they are tried: tcp://10.0.0.5:29400.
         controller_key: the controller's public key.
-        guest_public, guest_secret: a pair that may only knock.
+        guest_public, guest_secret: key pair that may only knock.
         places: how many hosts may come.
         scratch: directory for sockets and segments; variables are expanded on each host.
-        role: of the program that it's for: `observer`; empty: it's for hosts.
+        role: role of the invited program: `observer`; empty: the invitation is for hosts.
     """
 
     mesh: str
@@ -113,10 +113,10 @@ class Knock:
     """The message by which a launcher asks for a place in a mesh.
 
     Attributes:
-        public: the key that it has made for the host process.
-        node: what its machine is called.
-        address: by which it has come.
-        place: which place it's for, where the engine counts its hosts; None: any.
+        public: public key that it has made for the host process.
+        node: name of its machine.
+        address: address by which it has come.
+        place: requested place, where the engine numbers its hosts; None: any.
     """
 
     public: str

@@ -39,7 +39,9 @@ def key_of(frame: zmq.Frame) -> str:
 
 
 class Gatekeeper:
-    """Answers ZAP requests: only public keys in `allowed` come in. Owned by the host process' loop thread."""
+    """The ZAP authenticator: it admits only public keys in `allowed`. Owned by the host process' loop
+    thread.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.socket = context.socket(zmq.REP)

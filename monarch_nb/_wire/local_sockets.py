@@ -61,7 +61,8 @@ _numbers = count()
 
 
 class LocalReceiver:
-    """Receives what is sent to one path. `receive` is one thread's at a time; `wake_up` is anybody's.
+    """The receiver of messages sent to one socket path. One thread at a time calls `receive`; any thread may
+    call `wake_up`.
 
     Args:
         path: where to listen; a socket that is left there is replaced.
@@ -175,10 +176,11 @@ class LocalReceiver:
 
 
 class SendQueues:
-    """The senders of a process that the kernel had no room for, or whose receiver wasn't there.
+    """The queues of a process' senders whose messages the kernel had no room for, or whose receiver wasn't
+    there.
 
     Args:
-        call_later: calls back after some seconds, in the thread that calls `run`.
+        call_later: calls back after a number of seconds, in the thread that calls `run`.
     """
 
     def __init__(self, call_later: Callable[[float, Callable[[], None]], None]) -> None:
@@ -249,11 +251,12 @@ class SendQueues:
 
 
 class LocalSender:
-    """Sends to the process that listens at a path, now or later. Any thread may call any method.
+    """The sender to the process that listens at a path; messages are queued when that can't receive yet. Any
+    thread may call any method.
 
     Args:
         path: where the other process listens.
-        queues: sends what can't be sent at once.
+        queues: sends queued messages.
     """
 
     __slots__ = (
@@ -380,7 +383,7 @@ class LocalSender:
 
 
 class Joiner:
-    """Puts frames that came in pieces together again."""
+    """The assembler of frames that arrive in pieces."""
 
     def __init__(self) -> None:
         self._begun: dict[int, tuple[int, dict[int, bytes]]] = {}
@@ -431,4 +434,4 @@ def _unread_bytes(fd: int) -> int:
 
 
 class NotConnectedError(OSError):
-    """Nothing can be sent now: the other process doesn't listen."""
+    """The error of a message that can't be sent now, because the other process doesn't listen."""

@@ -43,7 +43,7 @@ def holds_long_bytes(value: object) -> bool:
 
 
 class Beside:
-    """Stands for long bytes in a message; loaded, it's the bytes themselves."""
+    """A placeholder for long bytes in a message; loading it returns the bytes themselves."""
 
     def __init__(self, value: bytes | bytearray) -> None:
         self.value = value
@@ -53,7 +53,7 @@ class Beside:
 
 
 class Unpickler(pickle.Unpickler):
-    """Reads what a pickler with `Beside` has written."""
+    """The unpickler of messages that contain `Beside`."""
 
     def persistent_load(self, pid: Any) -> Any:
         return pid

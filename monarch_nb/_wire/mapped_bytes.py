@@ -48,7 +48,7 @@ class _Header(ctypes.Structure):
 
 
 class _Lent(NamedTuple):
-    """One object whose data are a mapped segment: its mapping, and a view of what it was made of, which keeps
+    """A `bytes` object whose data are a mapped segment: its mapping, and a view of the source, which keeps
     the segment.
     """
 

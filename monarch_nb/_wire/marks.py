@@ -43,7 +43,7 @@ def display_mark(token: str, origin: int, shown: Shown) -> bytes:
 
 
 class Parser:
-    """Cuts one pipe's bytes into pieces; keeps an incomplete mark until the rest has come."""
+    """The parser of one pipe's bytes into pieces; it keeps an incomplete mark until the rest arrives."""
 
     def __init__(self, token: str, stream: str) -> None:
         self._start = f"\x1b]777;{token};".encode()

@@ -30,9 +30,9 @@ class MeshAddress(NamedTuple):
 
     Attributes:
         mesh_id: drawn by the controller; no other mesh has it.
-        name: what people call the mesh; empty if it's a program's own.
-        machine: where `pid` means what it means there; see `machine_id`.
-        hostname: what people call that machine.
+        name: name of the mesh; empty if it belongs to a single program.
+        machine: machine on which `pid` is valid; see `machine_id`.
+        hostname: hostname of that machine.
         directory: of the controller's sockets.
         pid, start_time: the controller process.
     """

@@ -102,7 +102,7 @@ _new = tuple.__new__  # the class itself takes twice as long
 
 
 class WireError(ValueError):
-    """A frame that is not a message of this version."""
+    """The error of a frame that is not a message of this version."""
 
 
 def pack(
@@ -274,7 +274,7 @@ def _enclosed(frame: bytes, at: int) -> bytes:
 
 
 class Answer(NamedTuple):
-    """One distinct answer to a call, and the slots that gave it."""
+    """One distinct answer to a call, with the slots that gave it."""
 
     flags: int
     slots: tuple[int, ...]

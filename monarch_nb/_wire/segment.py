@@ -38,7 +38,7 @@ BYTES_PER_COPY_THREAD = 8 << 20
 
 
 class SegmentError(RuntimeError):
-    """A segment could not be opened: its owner is gone, or it is another one by now."""
+    """The error of a segment that could not be opened: its owner is gone, or it has been replaced."""
 
 
 def reserve(fd: int, nbytes: int) -> None:
@@ -65,7 +65,7 @@ def _promises_are_kept() -> bool:
 
 
 class Segment:
-    """One memfd of this process, and the receivers that still hold it."""
+    """A memfd of this process, with the receivers that still hold it."""
 
     __slots__ = ("capacity", "fd", "holders", "inode", "key", "map", "since")
 
@@ -239,7 +239,7 @@ _RELEASE_BUFFER = ctypes.pythonapi.PyBuffer_Release
 
 
 class Mapping(mmap.mmap):
-    """A private mapping of somebody's segment; tells the owner when the last view of it is gone."""
+    """A private mapping of another process' segment; it notifies the owner when its last view is gone."""
 
     on_release: Callable[[], None] | None = None  # stays None if the mapping was refused
     place = (0, 0, 0)

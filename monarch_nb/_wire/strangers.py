@@ -25,11 +25,11 @@ Peer = tuple[Any, ...]
 
 
 class Strangers:
-    """Watches the connections of a socket that listens. Make it before the socket binds; owned by the thread
-    that uses the socket.
+    """The watch on the connections of a listening socket. Make it before the socket binds; owned by the
+    thread that uses the socket.
 
     Args:
-        on_gone: told the descriptor of each connection that has ended.
+        on_gone: called with the descriptor of each connection that has ended.
 
     Attributes:
         monitor: call `read_event` whenever it's readable.

@@ -13,7 +13,7 @@ from monarch_nb._workspace.entry import check_path
 
 
 class OpenFolders:
-    """Gives folders below `root`, a descriptor; used in a `with` statement, by one thread."""
+    """A cache of descriptors of folders below `root`; used in a `with` statement, by one thread."""
 
     def __init__(self, root: int) -> None:
         self.root = root

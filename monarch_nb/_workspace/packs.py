@@ -36,7 +36,7 @@ class Packs:
     """The packs of one folder. Used by one thread.
 
     Attributes:
-        slices: where contents lie, by their sha256; None until the folder was looked at.
+        slices: places of contents, by their sha256; None until the folder was read.
     """
 
     path: str

@@ -55,8 +55,8 @@ class Placer:
     """One workspace's copy on this host. Used by one thread; other processes may have the same folder.
 
     Args:
-        name: of the workspace, and so of the folder.
-        host: tells this host process from others that have the same store.
+        name: name of the workspace, and of its folder.
+        host: identifies this host process among others that use the same store.
     """
 
     def __init__(self, store: str, name: str, host: str) -> None:

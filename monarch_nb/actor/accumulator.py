@@ -15,11 +15,11 @@ A = TypeVar("A")
 
 
 class Accumulator(Generic[P, R, A]):
-    """Folds the answers of a call.
+    """A reduction over the answers of a call.
 
     Args:
-        endpoint: what to call.
-        identity: the value to begin with.
+        endpoint: the endpoint to call.
+        identity: the initial value.
         combine: `combine(so_far, answer)`; answers come in rank order.
 
     Example:

@@ -33,7 +33,7 @@ def get_active_mesh() -> Any:
 
 
 class NoMesh:
-    """Stands for this process: within `with no_mesh.activate():` no mesh is active."""
+    """The mesh-like object of this process: within `with no_mesh.activate():` no mesh is active."""
 
     @contextmanager
     def activate(self) -> Iterator[None]:

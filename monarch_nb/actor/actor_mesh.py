@@ -53,7 +53,7 @@ kept.
 
 
 class Actor:
-    """Base of all actors: state in a rank, changed by messages, one at a time.
+    """The base class of all actors: state in a rank, changed by messages, one at a time.
 
     `__supervise__(failure) -> bool` is asked when something the actor owns fails; `__cleanup__(error)` runs
     before it goes.
@@ -415,7 +415,7 @@ def _check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 class NotAnEndpoint:
-    """A plain method of a mesh's class: `as_endpoint` makes an endpoint of it."""
+    """A plain method of an actor mesh's class: `as_endpoint` makes an endpoint of it."""
 
     def __init__(self, mesh: ActorMesh[Any], name: str) -> None:
         self._mesh = mesh

@@ -11,7 +11,7 @@ FINISHED = "FINISHED"
 
 
 class Waiter(Protocol):
-    """Somebody who waits for several futures; `concurrent.futures` has the classes."""
+    """The interface of objects that wait for several futures; `concurrent.futures` has the classes."""
 
     def add_result(self, future: Any) -> None:
         """Take note of a future that has a value."""
@@ -21,11 +21,11 @@ class Waiter(Protocol):
 
 
 class Awaited:
-    """A future's part of such a wait. It's made when somebody waits so, and costs no other call anything.
+    """A future's state for such a wait. It's made only when a thread waits for several futures.
 
     Attributes:
         condition: held while the state changes and while waiters are added.
-        waiters: who is told.
+        waiters: waiters that are notified.
         state: as `concurrent.futures` calls it.
     """
 

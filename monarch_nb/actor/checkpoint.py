@@ -10,7 +10,7 @@ from monarch_nb.actor.endpoint import endpoint
 
 
 class Checkpointed(Actor):
-    """An actor that is saved, in the background, and goes on from where it was when it's healed.
+    """An actor whose state is saved in the background; when it is healed, it continues from the saved state.
 
     A subclass says what its state is by `state_dict` and `load_state_dict`, as torch modules and optimizers
     do: tensors (DTensors, too) in dictionaries and lists, beside numbers and other values that can be
@@ -25,9 +25,9 @@ class Checkpointed(Actor):
         checkpoint_state: "own": each rank has a state of its own; "replicated": all have the same (DDP),
             which is written once and handed over from memory to memory; "sharded": DTensors (FSDP), and all
             else the same: it may be loaded by another number of ranks.
-        checkpoint_keep: how many are kept on disk.
-        checkpoint_dir: where; all ranks must see it. By default beside the mesh's journal, which does for one
-            machine.
+        checkpoint_keep: number of checkpoints that are kept on disk.
+        checkpoint_dir: directory of the checkpoints, which all ranks must see. By default beside the mesh's
+            journal, which is enough for one machine.
 
     Example:
         >>> class Trainer(Checkpointed):                     # doctest: +SKIP

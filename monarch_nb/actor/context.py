@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Instance:
-    """The running actor; in a client or a cell, the root."""
+    """The running actor; in a client or a cell, the root instance."""
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
@@ -151,7 +151,7 @@ def shutdown_context() -> Any:
 
 
 class _Nothing:
-    """The future of having done nothing."""
+    """A future that is already complete, without a value."""
 
     def get(self, timeout: float | None = None) -> None:
         """Return at once."""

@@ -71,8 +71,8 @@ class EndpointOptions:
 
 
 class EndpointProperty(Generic[P, R]):
-    """A method that `@endpoint` has made an endpoint. On an instance it's the method, so actors may call
-    their own.
+    """A method that `@endpoint` has made an endpoint. Accessed on an instance it is the plain method, so that
+    actors may call their own.
     """
 
     def __init__(self, method: Callable[..., Any], options: EndpointOptions) -> None:
@@ -179,9 +179,9 @@ class Callees:
     """The actors that a handle calls, as all endpoints of the handle share them.
 
     Attributes:
-        name, actor_id: theirs.
-        state: whether they live; shared by all handles on one spawn.
-        load: of `choose`; none before the first.
+        name, actor_id: name and id of the actors.
+        state: whether they have failed; shared by all handles on one spawn.
+        load: load of each actor for `choose`; none before the first.
     """
 
     name: str
@@ -197,7 +197,7 @@ class Callees:
 
 
 class Endpoint(Generic[P, R]):
-    """One endpoint of the actors of a mesh: where calls start. Handles with other sizes make others."""
+    """One endpoint of the actors of a mesh, with the ways to call it. Slices of the handle make others."""
 
     __slots__ = (
         "_arity",
@@ -449,7 +449,7 @@ class Endpoint(Generic[P, R]):
 
 
 class Stream(Generic[R]):
-    """The answers of a mesh as they come: iterates over futures; `items()` over `(point, value)`."""
+    """The answers of a mesh as they arrive: iterates over futures; `items()` over `(point, value)`."""
 
     def __init__(self, arrivals: Arrivals, shape: Shape, what: str) -> None:
         self._arrivals = arrivals

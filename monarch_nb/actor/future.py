@@ -260,7 +260,7 @@ def wait_in_loop(
 
 
 class _Heartbeat:
-    """Wakes an event loop five times a second while somebody waits: ipykernel's Ctrl-C only takes effect
+    """The periodic wake-up of an event loop in which somebody waits: ipykernel's Ctrl-C only takes effect
     when the loop turns.
     """
 

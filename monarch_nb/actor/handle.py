@@ -22,12 +22,12 @@ from monarch_nb.actor.placement import Placement
 
 
 class MeshHandle(MeshTrait):
-    """A mesh whose members are somewhere.
+    """The base of handles on meshes.
 
     Args:
-        placement: where.
-        transport: this process' transport in that mesh; without one, it's looked for when it's needed.
-        mesh: where that mesh is; None: it's this process' own.
+        placement: processes of the members.
+        transport: this process' transport in that mesh; without one, it's looked up when it's needed.
+        mesh: address of that mesh; None: this process' own mesh.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 
 class Heals(Protocol):
-    """A mesh of any kind."""
+    """The interface of meshes that can be healed."""
 
     def heal(self) -> Any:
         """Put back what it has lost."""

@@ -45,13 +45,13 @@ CONTROLLER_ENDS_S = 10.0
 
 
 class HostMesh(MeshHandle):
-    """Machines of a mesh, each with a host process.
+    """The machines of a mesh, each with a host process.
 
     Args:
         hosts: index of each host in its mesh.
         shape: how they are laid out; by default a single host has no dimension, several have `hosts`.
-        owned: whether this handle may end the hosts: not one that has come in a message, nor a rank's on its
-            own host.
+        owned: whether this handle may end the hosts. A handle received in a message may not, nor may a rank's
+            handle on its own host.
     """
 
     def __init__(
@@ -335,7 +335,7 @@ def _can_be_told(text: str) -> bool:
 
 
 class _Life(msgspec.Struct):
-    """The state that a handle on hosts shares with the parts that were made of it."""
+    """The state that a handle on hosts shares with its slices."""
 
     owned: bool
     is_shut_down: bool = False
@@ -381,7 +381,7 @@ def _encode_bootstrap(bootstrap: Any) -> bytes | None:
 
 
 class _Async:
-    """An async bootstrap as a plain function."""
+    """An async bootstrap function as a plain one."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.function = function

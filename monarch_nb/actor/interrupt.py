@@ -31,8 +31,8 @@ ABORT_S = 10.0
 
 
 class CallInterrupted(KeyboardInterrupt):
-    """The user has interrupted a call. Says which ranks have ended it, and which hang, where, and what to
-    do.
+    """The error of a call that the user has interrupted. It lists the ranks that have ended the call, and
+    those that hang, with their places and a command to type.
     """
 
     def _render_traceback_(self) -> list[str]:

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class CreatorInstance(msgspec.Struct, frozen=True):
-    """The creator of an actor, as it's described in other processes.
+    """The creator of an actor, as other processes see it.
 
     Attributes:
-        name: as it was spawned; "root" for a program or a cell.
-        class_name: of its class, with the module; None at the root.
+        name: name of its spawn; "root" for a program or a cell.
+        class_name: name of its class, with the module; None at the root.
         rank: its place in the mesh that it was spawned on.
         proc_mesh: that mesh; None at the root.
-        creator: who has spawned it; None at the root.
+        creator: the creator's own creator; None at the root.
     """
 
     name: str

@@ -49,7 +49,7 @@ class Spawned(NamedTuple):
 
 
 class Envoy(Actor):
-    """Does on the machine of our controller what we ask of handles on other meshes."""
+    """The actor on the machine of our controller that uses handles on other meshes for us."""
 
     def __init__(self) -> None:
         self._spawned: dict[int | str, Spawned] = {}
@@ -131,7 +131,7 @@ def ask(handle: Any, path: Sequence[str], args: Any = (), kwargs: Any = None) ->
 
 
 class RelayedEndpoint:
-    """An endpoint of actors of such a mesh, with the adverbs of `Endpoint`."""
+    """An endpoint of actors of a mesh reached through an envoy, with the adverbs of `Endpoint`."""
 
     def __init__(self, mesh: ActorMesh[Any], name: str) -> None:
         self._mesh = mesh

@@ -9,7 +9,7 @@ from monarch_nb.actor.worker_address import parse
 
 
 class ChannelTransport(enum.Enum):
-    """Monarch's ways for messages."""
+    """The transport kinds of Monarch, accepted for compatibility."""
 
     TcpWithLocalhost = "tcp(localhost)"
     TcpWithHostname = "tcp(hostname)"

@@ -21,12 +21,12 @@ MAX_IPC_BYTES = 107
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """One address.
+    """An address of one protocol.
 
     Attributes:
         host: name or number; empty for ipc.
         path: for ipc.
-        fd: descriptor of a socket that listens, if it's one's.
+        fd: descriptor of a listening socket, if the address is one.
     """
 
     host: str = ""

@@ -27,7 +27,7 @@ Ask = Callable[[int, ReloadRequest], "Future[Any]"]
 
 @dataclass(frozen=True)
 class Workspace:
-    """Folders that hosts are to have.
+    """The folders that are copied to hosts.
 
     Attributes:
         dirs: paths of this machine. Of a mapping, the keys: where folders lie on hosts is not for the program

@@ -25,7 +25,9 @@ SETUP_S = 60.0
 
 
 class Lighthouse(Actor):
-    """torchft's lighthouse: where replica groups agree on who takes part in the next step."""
+    """torchft's lighthouse: the server through which replica groups agree on the participants of the next
+    step.
+    """
 
     def __init__(self, min_replicas: int, join_timeout_ms: int) -> None:
         os.environ.setdefault("RUST_LOG", "warn")  # else it writes several lines a step
@@ -49,9 +51,9 @@ class GroupResult:
     """The result of a run on one replica group.
 
     Attributes:
-        values: what the function returned, by the ranks of the group; None if it was given up.
-        num_restarts: how often it was put back.
-        errors: the failures that it was put back after, and the last one, if it was given up.
+        values: return values of the function, by the ranks of the group; None if the group was given up.
+        num_restarts: number of restarts.
+        errors: failures that led to restarts, and the last one, if the group was given up.
     """
 
     values: ValueMesh[Any] | None
@@ -65,9 +67,9 @@ class ReplicaGroups:
     Args:
         mesh: its processes.
         dim: the dimension that counts the groups.
-        min_replicas: how many groups must be there for a step.
-        join_timeout_ms: how long the lighthouse waits for more of them.
-        max_restarts: how often one group is put back.
+        min_replicas: number of groups that a step needs.
+        join_timeout_ms: how long the lighthouse waits for further groups.
+        max_restarts: maximum number of restarts of one group.
 
     Raises:
         ImportError: if torchft isn't installed.

@@ -28,9 +28,9 @@ class Plan:
     """The settings of the mesh that is started on the hosts once they're there.
 
     Attributes:
-        dims: dimensions on each host, and their sizes; None: by what the hosts have.
-        idle_timeout_s: without a client the mesh ends after that, also while it waits for its hosts.
-        guest: public key of the invitation, by which it can be withdrawn.
+        dims: dimensions on each host, and their sizes; None: chosen by the hosts' devices.
+        idle_timeout_s: seconds without a client after which the mesh ends, also while it waits for its hosts.
+        guest: public key of the invitation, by which it can be made void.
     """
 
     dims: tuple[tuple[str, int], ...] | None = None
@@ -48,15 +48,15 @@ class Allocation:
     """The record of a request for hosts to an engine.
 
     Attributes:
-        mesh: name of the mesh that it's for.
-        profile: what the user calls the cluster.
-        id: the engine's own name for it: a job's number. Empty until it has one.
-        parts: what the engine knows of each host, in its own words.
+        mesh: name of the mesh.
+        profile: name of the profile.
+        id: the engine's identifier of the request: a job's number. Empty until it has one.
+        parts: the engine's identifier of each host.
         hosts: indices of the places that were reserved in the mesh.
-        directory: where the launchers write, if that's a directory of this machine.
+        directory: directory of the launchers' logs, if it is on this machine.
         submitted_at: seconds since the epoch.
-        is_up: whether the mesh is there; until then, it waits for its hosts.
-        added: what the engine was asked for later, so that the mesh grows.
+        is_up: whether the mesh has started; until then, it waits for its hosts.
+        added: later requests, by which the mesh grew.
     """
 
     mesh: str

@@ -37,7 +37,7 @@ class JobState:
 
 
 class JobTrait(ABC):
-    """Base of all jobs. Subclasses say how hosts are had and how they are given back."""
+    """The base class of all jobs. Subclasses implement how hosts are obtained and released."""
 
     def __init__(self) -> None:
         self._is_running = False

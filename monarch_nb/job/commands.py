@@ -39,7 +39,7 @@ def rank_variables() -> dict[str, str]:
 
 
 class CommandActor(Actor):
-    """Runs programs in the place of its process."""
+    """The actor that runs programs on its process' host."""
 
     @endpoint
     def run(

@@ -41,7 +41,7 @@ def reserve(session: Session, engine: Engine, asked: Allocation) -> tuple[Alloca
 
 
 class Wait:
-    """Waiting for the hosts of one allocation."""
+    """The wait for the hosts of one allocation."""
 
     def __init__(
         self, session: Session, engine: Engine, asked: Allocation, on_wait: Callable[[str], None]

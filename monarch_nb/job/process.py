@@ -22,7 +22,7 @@ from monarch_nb.job.base import JobState, JobTrait, check_meshes
 
 
 class ProcessJob(JobTrait):
-    """Host processes on this machine.
+    """A job whose hosts are host processes on this machine.
 
     Args:
         meshes: number of hosts by mesh name; each mesh has the dimension `hosts`.

@@ -20,10 +20,10 @@ SYSTEM_FILE = "/etc/monarch_nb/clusters.toml"
 
 @dataclass(frozen=True)
 class Profile:
-    """A cluster by name.
+    """A profile of a cluster: its name and settings.
 
     Attributes:
-        source: the file that has it; empty for an engine without a profile.
+        source: the file that contains it; empty for an engine without a profile.
     """
 
     name: str

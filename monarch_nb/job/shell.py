@@ -27,7 +27,7 @@ GRACE_S = 1.0
 
 
 class ShellActor(Actor):
-    """A shell behind a terminal of its own."""
+    """The actor that runs a shell in a terminal of its own."""
 
     def __init__(self) -> None:
         self._pid = 0

@@ -31,11 +31,11 @@ _STOP_S = 30.0
 
 @dataclass(frozen=True)
 class Command:
-    """The contents of a command line of torchrun, or of plain Python.
+    """The parsed command line of torchrun, or of plain Python.
 
     Attributes:
         script_args: the script, or `-m` and a module, with its arguments.
-        ranks_per_host: how many processes, or `gpu`, `cpu` or `auto`.
+        ranks_per_host: number of processes, or `gpu`, `cpu` or `auto`.
     """
 
     script_args: tuple[str, ...]
@@ -95,7 +95,7 @@ def _num_hosts(nnodes: str) -> int:
 
 
 class SPMDJob(JobTrait):
-    """A command line of torchrun, and the hosts that it runs on.
+    """A job that runs a command line of torchrun on its hosts.
 
     Args:
         command: the words of the command line.

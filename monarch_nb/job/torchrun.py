@@ -79,7 +79,7 @@ class Nodes:
 
 
 class Meeting:
-    """All processes of one launch, at torch's store.
+    """The rendezvous of all processes of one launch, at torch's store.
 
     Raises:
         MeshUsageError: if this program wasn't started by a launcher.
@@ -198,7 +198,7 @@ def _node(environment: Mapping[str, str]) -> str:
 
 
 class _InvitationListener:
-    """A socket that gives the invitation to those whose keys it knows."""
+    """The socket that gives the invitation to processes whose keys it knows."""
 
     def __init__(self, keys: set[str], invitation: Invitation) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -16,7 +16,7 @@ _ASK_S = 10.0
 
 
 class Actors(Mapping[str, Any]):
-    """Living actors of a mesh: a mapping from name to handle, asked from the ranks each time.
+    """The living actors of a mesh: a mapping from name to handle, requested from the ranks at each access.
 
     Example:
         >>> mesh.actors                                   # doctest: +SKIP

@@ -52,12 +52,12 @@ class CellResult:
         n: its number in the journal.
         ranks: the ranks that it ran on.
         bundles: the last expression's value by rank, as a mimebundle.
-        failures: what was raised, by rank.
+        failures: the error of each rank that raised, by rank.
         seconds: run time by rank.
-        unfinished: ranks that were given up, and where each stands.
+        unfinished: ranks that were given up, with the place where each stands.
         stopped: ranks that were interrupted.
-        reason: why it was interrupted, if it was: user, failure, or "timeout SECONDS".
-        messages: what the host process had to report.
+        reason: why it was interrupted: user, failure, or "timeout SECONDS"; empty if it wasn't.
+        messages: messages of the controller.
     """
 
     ranks: tuple[int, ...]
@@ -142,8 +142,8 @@ def _hang(ranks: Mapping[int, Any]) -> str:
 
 
 class CellError(ActorError):
-    """A cell failed on some ranks. A notebook shows it in colours, and without the frames of this package:
-    they'd tell the reader nothing.
+    """The error of a cell that failed on some ranks. A notebook shows it in colours, and without the frames
+    of this package: they'd tell the reader nothing.
     """
 
     def __str__(self) -> str:
@@ -154,8 +154,8 @@ class CellError(ActorError):
 
 
 class CellInterrupted(KeyboardInterrupt):
-    """The user has interrupted a cell. Says which ranks have ended it, and which hang, where, and what to
-    do.
+    """The error of a cell that the user has interrupted. It lists the ranks that have ended it, and those
+    that hang, with their places and a command to type.
     """
 
     def _render_traceback_(self) -> list[str]:
@@ -163,7 +163,7 @@ class CellInterrupted(KeyboardInterrupt):
 
 
 class _Nobody:
-    """Watches nothing."""
+    """A view that shows nothing."""
 
     def text(self, rank: int, stream: str, text: str) -> None: ...
     def display(self, rank: int, shown: Shown) -> None: ...
@@ -174,7 +174,7 @@ class _Nobody:
 
 
 class CellRun:
-    """A cell on its way. `wait` and `get` may be called from any thread, and again.
+    """A run of a cell, as a client sees it. `wait` and `get` may be called from any thread, and again.
 
     Example:
         >>> run = mesh.submit("train()")           # doctest: +SKIP

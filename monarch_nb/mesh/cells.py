@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Cells:
-    """Run cells on the ranks of a mesh: `mesh.run(...)` is `mesh.cells.run(...)`."""
+    """The runner of cells on the ranks of a mesh: `mesh.run(...)` is `mesh.cells.run(...)`."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh

@@ -36,20 +36,20 @@ R = TypeVar("R")
 
 
 class Mesh(ProcMesh):
-    """A named mesh. Everything that a `ProcMesh` can, and cells.
+    """A named mesh: a `ProcMesh` that also runs cells.
 
     Attributes:
-        last_error: what the last cell that failed has raised, with all its failures.
-        last_profile: what the last cell with a profile took.
-        when_stopped: called with the reason once this program stops it.
+        last_error: the error of the last cell that failed, with all its failures.
+        last_profile: the profile of the last cell that was profiled.
+        when_stopped: called with the reason when this program stops the mesh.
         actors: the actors that run on it, by name.
-        cells: what runs cells on it.
-        tasks: what gives many small tasks to whichever rank is free.
+        cells: the runner of cells.
+        tasks: the distribution of many small tasks over the ranks.
         variables: the variables of cells on its ranks.
-        code: what code its ranks run.
-        journal: what ran on it.
-        debugging: what finds out what is wrong with it.
-        life: its state, how long it lives, and what puts back what it has lost.
+        code: the code that its ranks run.
+        journal: the record of what ran on it.
+        debugging: the diagnosis of problems.
+        life: its state, lifetime and healing.
 
     Example:
         >>> mesh = start("dev", {"gpus": 4})          # doctest: +SKIP

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Debugging:
-    """Find out what is wrong with a mesh: `mesh.why()` is `mesh.debugging.why()`."""
+    """The diagnosis of a mesh: `mesh.why()` is `mesh.debugging.why()`."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh

@@ -45,7 +45,7 @@ class EnvironmentItem:
         section: python, packages, variables, code, gpu, torch, limits, or random states.
         name: of the package, the variable, ...
         groups: each distinct value with its ranks, the largest group first.
-        expected: whether it's each rank's own, so that other values elsewhere mean nothing.
+        expected: whether the value is each rank's own, so that different values are no difference.
     """
 
     section: str
@@ -64,9 +64,9 @@ class EnvironmentDifference:
     """A comparison of what ranks run with. True if they differ in something that ought to be equal.
 
     Attributes:
-        ranks: those that were compared.
-        items: all that was compared.
-        shows_all: whether `text` has what is equal, and what is each rank's own, too.
+        ranks: ranks that were compared.
+        items: everything that was compared.
+        shows_all: whether `text` also lists equal items, and items that are each rank's own.
 
     Example:
         >>> mesh.diff_env()                            # doctest: +SKIP

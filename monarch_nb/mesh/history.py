@@ -50,11 +50,11 @@ class Entry:
         kind: start, cell, calls, variables, command, lost or note.
         number: the notebook's number of a cell, as in In[3].
         ended: None while it runs.
-        status: ok, error, interrupted, lost; running; for a cell that was missed by all also "unseen" is
+        status: ok, error, interrupted, lost; running; a cell whose end nobody has seen also has `unseen`
             true.
         seconds: run time of a cell by rank.
         env: id of the environment that the mesh was started with.
-        record: all that is known.
+        record: the complete entry.
     """
 
     n: int
@@ -183,7 +183,7 @@ def _call_line(each: CallRecord) -> str:
 
 
 class Entries(list[Entry]):
-    """Entries; shows itself as lines."""
+    """A list of journal entries, displayed as lines."""
 
     note = ""
 
@@ -203,11 +203,11 @@ class Entries(list[Entry]):
 
 @dataclass(frozen=True)
 class Missed:
-    """The cells and the output that nobody has seen.
+    """The cells and the output that nobody has seen yet.
 
     Attributes:
         cells: entries of cells that have ended unseen, or run with nobody watching.
-        position: from where in the journal on output of actors is unseen; None: all has been seen.
+        position: position in the journal after which output of actors is unseen; None: all has been seen.
     """
 
     cells: tuple[Entry, ...]
@@ -368,7 +368,9 @@ class History:
 
 
 class LogLines:
-    """Collects lines of ranks that match, folded. Fed in the reading thread, drained in another."""
+    """The collector of matching lines of ranks, folded. The reading thread adds lines, another thread drains
+    them.
+    """
 
     def __init__(self, ranks: Sequence[int], grep: str | None) -> None:
         self._fold = Fold(ranks, max_rows=None, prefix=True)

@@ -42,7 +42,7 @@ def check_lease(idle_timeout_s: float) -> float:
 
 
 class Life:
-    """See how a mesh is, put back what it has lost, end it: `mesh.status()` is `mesh.life.status()`."""
+    """The state and lifetime of a mesh, and its healing: `mesh.status()` is `mesh.life.status()`."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh

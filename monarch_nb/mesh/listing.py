@@ -26,10 +26,10 @@ class Row:
     """One row of a list of meshes.
 
     Attributes:
-        state: ok or busy, or what is the trouble.
-        age: since when it runs.
-        owner: who has started it.
-        num_clients: programs that are connected.
+        state: ok or busy, or the trouble.
+        age: seconds since it started.
+        owner: the program that has started it.
+        num_clients: number of connected programs.
     """
 
     name: str

@@ -88,7 +88,7 @@ def _unfinished_before(mesh: Mesh, part: OutputPart, keys: set[Key]) -> set[Key]
 
 
 class LogTail:
-    """Follows what ranks print, from a position on: whole lines only.
+    """A reader that follows the output of ranks from a position on, in complete lines.
 
     Raises:
         MeshUsageError: if `grep` is no regular expression.
@@ -125,13 +125,12 @@ def _read(
 
 
 class Lines:
-    """Puts lines together that come in pieces; of one that was overwritten (by a carriage return), what was
-    there last.
+    """The assembler of lines from pieces. A line overwritten by a carriage return keeps its last text.
 
     Attributes:
-        rests: what has begun and isn't complete, by rank and stream.
-        skip: whose first line is left out: it began earlier.
-        only: whose first line is wanted, and nothing else.
+        rests: incomplete lines, by rank and stream.
+        skip: streams whose first line is left out, because it began earlier.
+        only: streams of which only the first line is wanted.
     """
 
     def __init__(self, pattern: re.Pattern[str] | None) -> None:

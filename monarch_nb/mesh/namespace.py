@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Namespace:
-    """The variables of cells, on the ranks of a mesh: `mesh.push(...)` is `mesh.variables.push(...)`."""
+    """The variables of cells on the ranks of a mesh: `mesh.push(...)` is `mesh.variables.push(...)`."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh

@@ -36,8 +36,8 @@ SPAWN_S = 120.0
 
 
 class MeshQueued(MeshError):
-    """Hosts were asked for, and aren't there yet: the request stays in the engine's queue. The text says
-    how to come back, and how to give up.
+    """The error of hosts that were requested and aren't available yet: the request stays in the engine's
+    queue. The text says how to come back, and how to give up.
     """
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """The options that a caller of `start` has asked for; None: nothing was said about it. The fields are the
-    parameters of `start`.
+    """The options that a caller of `start` has given; None: not given. The fields are the parameters of
+    `start`.
     """
 
     dims: Mapping[str, int] | None = None

@@ -51,9 +51,10 @@ class EnvironmentChoice(msgspec.Struct, frozen=True):
     Attributes:
         verify: whether every file here is read.
         copies: whether hosts that see this program's files get a copy, too.
-        machines: others than the mesh's hosts, which need `sh` and `tar` only: names for ssh, or commands.
+        machines: machines other than the mesh's hosts, which need `sh` and `tar` only: names for ssh, or
+            commands.
         same_path: whether these get a link to it at the environment's own path.
-        watch: whether what is installed or edited from then on goes before the next cell.
+        watch: whether packages installed or edited later are sent before the next cell.
     """
 
     verify: bool = False
@@ -68,9 +69,9 @@ class SyncRequest(msgspec.Struct, frozen=True):
 
     Attributes:
         paths: files or folders.
-        timeout_s: so long a rank that is busy is waited for.
+        timeout_s: seconds to wait for a busy rank.
         reload: whether modules are reloaded, too.
-        environment: how the environment is brought to hosts; None: it isn't.
+        environment: how the environment is sent to hosts; None: it isn't.
     """
 
     paths: tuple[str | os.PathLike[str], ...] = ()

@@ -14,7 +14,7 @@ from monarch_nb.rdma.segments import empty
 
 
 class Placeholder:
-    """Stands where an array was extracted; `index` is its number in the list."""
+    """A placeholder for an extracted array; `index` is its number in the list."""
 
     __slots__ = ("index",)
 

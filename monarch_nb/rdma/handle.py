@@ -53,10 +53,10 @@ class Owner:
 
     Attributes:
         addresses: its proc id in each mesh that it's in.
-        process: this run of it.
+        process: identifies this run of the process.
         pid: on `machine`.
         machine: see `this_machine`.
-        label: what people call it: `rank 3`.
+        label: name for people: `rank 3`.
         host: its host's name.
         table: descriptor and inode of its table of keys, in that process.
     """
@@ -80,8 +80,8 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Memory that others can map: descriptor and inode in the owner's process, and where the region begins
-    in it.
+    """Memory that other processes can map: descriptor and inode in the owner's process, and the offset of the
+    region in it.
     """
 
     fd: int
@@ -94,17 +94,17 @@ class Handle:
     """A registered region, or a part of it.
 
     Attributes:
-        owner: whose memory it is.
+        owner: owner of the memory.
         slot, key: its line in the owner's table of keys.
         address: of the region, in the owner's address space (on its device).
         region_bytes: length of the region.
         layout: where the elements lie, in bytes from `address`.
         dtype: name of the element type, as torch and numpy know it: `float32`.
-        kind: what it was made of.
+        kind: kind of object that it was made from.
         device: `cpu`, or `cuda:0` as the owner counts.
         gpu: the GPU's UUID.
         read_only: whether it may not be written.
-        shared: where others can map it, if they can.
+        shared: where other processes can map it, if they can.
     """
 
     owner: Owner

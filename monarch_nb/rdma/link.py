@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer with something that is done once it has been sent, whether that went well or not."""
+    """An answer with a callback that runs after it has been sent, successfully or not."""
 
     value: object
     afterwards: Callable[[], None]
@@ -91,8 +91,8 @@ def ask_process(
 
 
 class _LateReply(OneReply):
-    """A reply that somebody may wait for, or not; how long it took. Who is interrupted waits no longer,
-    and the other goes on.
+    """A reply that may be waited for, or abandoned, with its duration. An interrupted waiter abandons it, and
+    the request continues.
     """
 
     __slots__ = ("seconds",)
@@ -173,7 +173,7 @@ def _read(reply: OneReply, who: str) -> Any:
 
 
 class MeshLink:
-    """Asks by a mesh's messages: between machines they are encrypted and come from those who are let in.
+    """The link through a mesh's messages: between machines they are encrypted and authenticated.
 
     A rank is in one mesh; a program may be connected to several.
     """
@@ -262,7 +262,7 @@ class MeshLink:
 
 
 class LoopLink:
-    """Asks nobody but this process: a data plane without a mesh."""
+    """The link of a data plane without a mesh: it reaches only this process."""
 
     def __init__(self, label: str = "this process") -> None:
         self.addresses: Addresses = (("", 0),)

@@ -17,7 +17,7 @@ U = TypeVar("U")
 
 
 class LocalFuture(Future[T]):
-    """The answer to something that this process does itself.
+    """A future whose value this process sets itself.
 
     Example:
         >>> future = LocalFuture()

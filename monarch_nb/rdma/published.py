@@ -42,12 +42,13 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Published:
-    """The location of a model's tensors. Travels in messages; `join` puts those of several ranks together.
+    """The location of a published model's tensors, as a handle. Travels in messages; `join` puts those of
+    several ranks together.
 
     Attributes:
         tensors: by name, as in the state dict; nested names are joined by dots.
         values: what isn't a tensor, by name.
-        counters: of each rank that has published it, which version it holds; empty without versions.
+        counters: the version that each publishing rank holds; empty without versions.
 
     Example:
         >>> published = trainer.publish.call().get()         # doctest: +SKIP

@@ -33,7 +33,9 @@ Receiver = tuple[str, int]
 
 
 class RemoteArguments:
-    """The buffers that this process offers to others, and who hasn't fetched them yet. Thread-safe."""
+    """The buffers that this process offers to others, with the receivers that haven't fetched them yet.
+    Thread-safe.
+    """
 
     def __init__(self, plane: DataPlane) -> None:
         self.plane = plane
@@ -97,7 +99,7 @@ def remote_arguments() -> RemoteArguments:
 
 
 class _EndsOf:
-    """Tells of processes of one mesh that have ended."""
+    """The subscription to ends of processes of one mesh."""
 
     def __init__(self, mesh: str, arguments: RemoteArguments) -> None:
         self._mesh, self._arguments = mesh, arguments
@@ -108,7 +110,7 @@ class _EndsOf:
 
 
 class RemoteBody:
-    """Stands for a value in a message: decoding it fetches the buffers, and gives the value."""
+    """A stand-in for a value in a message: decoding it fetches the buffers, and returns the value."""
 
     def __init__(self, payload: bytes, buffer: RDMABuffer, sizes: Sequence[int]) -> None:
         self._contents = (payload, buffer, tuple(sizes))

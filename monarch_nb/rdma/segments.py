@@ -22,7 +22,7 @@ _MADV_POPULATE_WRITE = 23
 
 
 class Segment(mmap.mmap):
-    """A mapped memfd of this process; known by its address until the last array in it is gone."""
+    """A mapped memfd of this process, found by its address until the last array in it is gone."""
 
     fd: int
     address: int

@@ -30,11 +30,11 @@ _TICK_S = 0.0005
 
 
 class TableFull(RuntimeError):
-    """More registrations than the table has lines."""
+    """The error of more registrations than the table has lines."""
 
 
 class Table:
-    """This process' table. Lines that were never used cost no memory."""
+    """The table of this process' registrations. Lines that were never used take no memory."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("monarch_nb-keys", os.MFD_CLOEXEC)

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Totals:
-    """Running totals, counted where transfers are asked for. Thread-safe.
+    """The running totals of transfers, counted where they are requested. Thread-safe.
 
     Args:
-        page: where they're said, too.
+        page: activity page to which they are written.
     """
 
     def __init__(self, page: ActivityPage | None = None) -> None:

@@ -26,12 +26,12 @@ class Receipt:
 
     Attributes:
         op: `read` or `write`.
-        path: by which way: `local`, `shm`, `cuda_ipc`, `verbs`, `tcp`, or one that was added; several are
+        path: name of the path: `local`, `shm`, `cuda_ipc`, `verbs`, `tcp`, or an added one; several are
             joined by `+`.
-        num_bytes: that were moved.
-        seconds: from the call to the last byte.
+        num_bytes: bytes moved.
+        seconds: duration from the call to the last byte.
         why_not: for each better path, why it was not taken.
-        version: of a model that was published with one: which one this is.
+        version: version of a published model.
     """
 
     op: Op
@@ -56,7 +56,7 @@ class Receipt:
 
 
 class Transfer(LocalFuture[Receipt]):
-    """The result of `read_into` and `write_from`: `.get()` it, or `await` it. It has begun already.
+    """The transfer started by `read_into` or `write_from`: `.get()` it, or `await` it.
 
     Example:
         >>> receipt = buffer.read_into(tensor).get()   # doctest: +SKIP

@@ -126,11 +126,12 @@ def _key(counter: RDMABuffer) -> tuple[int, int]:
 
 
 class Turn:
-    """One reader's turn: it looks until it has all of one version, and has writers hold still if that fails.
+    """One reader's attempt to get one version completely; if versions change too quickly, it has writers
+    pause.
 
     Args:
         counters: of all publishers.
-        deadline: when it must be over (`time.monotonic`); None: never.
+        deadline: time limit (`time.monotonic`); None: none.
     """
 
     def __init__(self, counters: Sequence[RDMABuffer], deadline: float | None) -> None:

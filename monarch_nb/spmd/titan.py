@@ -30,7 +30,9 @@ _PEAKS = ("active_bytes.all.peak", "reserved_bytes.all.peak")
 
 
 class CpuDevice(ModuleType):
-    """`torch.cpu`, with what TorchTitan asks of `torch.cuda`: a name, and memory in bytes."""
+    """The module `torch.cpu`, extended by the functions of `torch.cuda` that TorchTitan calls: name and
+    memory of the device.
+    """
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
@@ -67,7 +69,9 @@ class Properties:
 
 
 class _WithoutTriton(ModuleType):
-    """Kernels that can be imported, and say what they need when they are called."""
+    """A replacement for Triton's kernels, which can be imported, and raises an error that names the
+    requirement when called.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -17,17 +17,17 @@ Config = Mapping[str, str | int | float | bool]
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A run, before it has begun.
+    """The specification of a run that hasn't begun yet.
 
     Attributes:
-        to: which tracker.
-        name: of the run.
-        project: what it belongs to (MLflow: the experiment).
-        key: makes it unique; a run of the same key goes on.
-        folder: where it's kept, if the tracker keeps it on this machine; empty: its own default.
-        group: runs of the same one stand together (W&B): the mesh.
-        config: what the user says of it.
-        facts: what the mesh says of itself.
+        to: name of the tracker.
+        name: name of the run.
+        project: project that it belongs to (MLflow: the experiment).
+        key: unique key; a run with the same key is continued.
+        folder: folder of the run, if the tracker keeps it on this machine; empty: its default.
+        group: group of the run (W&B): the mesh.
+        config: the user's configuration.
+        facts: facts about the mesh.
     """
 
     to: str
@@ -46,7 +46,7 @@ class RunSpec:
 
 
 class Backend(Protocol):
-    """A run that has begun."""
+    """The interface of a run that has begun."""
 
     where: str
     """Where people find it."""
@@ -59,7 +59,7 @@ class Backend(Protocol):
 
 
 class TensorBoard:
-    """Event files, written by torch's SummaryWriter."""
+    """A run of TensorBoard: event files, written by torch's SummaryWriter."""
 
     def __init__(self, spec: RunSpec) -> None:
         module = _module("torch.utils.tensorboard", spec.to)
@@ -79,7 +79,7 @@ class TensorBoard:
 
 
 class WandB:
-    """One run of Weights & Biases; offline if WANDB_MODE says so. It prints nothing."""
+    """A run of Weights & Biases; offline if WANDB_MODE says so. It prints nothing."""
 
     def __init__(self, spec: RunSpec) -> None:
         wandb = _module("wandb", spec.to)
@@ -104,7 +104,7 @@ class WandB:
 
 
 class MLflow:
-    """One run of an MLflow experiment."""
+    """A run of an MLflow experiment."""
 
     def __init__(self, spec: RunSpec) -> None:
         tracking = _module("mlflow.tracking", spec.to)

@@ -8,10 +8,10 @@ what only one rank records has its mean, too."""
 
 
 class Means:
-    """Of one run.
+    """The means over ranks of one run's values.
 
     Args:
-        num_ranks: of the mesh; it may get other sizes.
+        num_ranks: number of ranks of the mesh, which may change.
 
     >>> means = Means(2)
     >>> means.add("loss", 0, 0, 1.0), means.add("loss", 1, 0, 3.0)

@@ -34,9 +34,8 @@ _current: TrackedRun | None = None
 
 
 class RunActor(Actor):
-    """Has the run of a tracker. Made again when its rank heals, it goes on with the same run, unless that was
-    finished.
-    """
+    """The actor that holds a run of a tracker. Created again when its rank is healed, it continues the
+    same run, unless that was finished."""
 
     def __init__(self, spec: RunSpec, num_ranks: int) -> None:
         self._name = f"{_NAME} {spec.key}"
@@ -79,11 +78,11 @@ class RunActor(Actor):
 
 
 class TrackedRun:
-    """A run of a tracker. It travels in messages; each rank's `log` goes to the same one. As a context
-    manager it ends with the block; if that raises, as a run that has failed.
+    """A handle on a run of a tracker. It can be sent in messages; each rank's `log` goes to the same run. As
+    a context manager it ends the run with the block, as failed if the block raises.
 
     Attributes:
-        where: a folder, an address, or a name under which people find it.
+        where: folder, address, or name under which the run is found.
 
     Example:
         >>> run = monarch_nb.track(mesh, to="wandb", project="llama")    # doctest: +SKIP

@@ -1,5 +1,5 @@
-"""A host process that has dialled the controller: it does what the controller says for the ranks of its
-machine, and passes messages on.
+"""A host process other than the controller: it executes the controller's requests for the ranks of its
+machine, and forwards messages.
 
 When the controller is gone it ends, with its ranks.
 """
@@ -59,7 +59,7 @@ _HANDSHAKE_MS = 5000
 
 
 class HostAgent(HostProcess):
-    """A host process that has dialled the controller."""
+    """A host process other than the controller, connected to it. Owned by the loop thread."""
 
     def __init__(self, config: HostConfig, zygote: Zygote | None = None) -> None:
         super().__init__(config, zygote)

@@ -1,5 +1,5 @@
-"""Stacks as faulthandler and py-spy write them, turned into what `traceback` would print: outermost frame
-first, with the source line.
+"""Converts stacks written by faulthandler and py-spy into the format of `traceback`: outermost frame first,
+with the source line.
 """
 
 from __future__ import annotations

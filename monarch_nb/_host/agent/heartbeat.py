@@ -1,5 +1,6 @@
-"""Check that the ranks of this machine react: one that is stopped, or whose control thread doesn't answer, is
-unresponsive, not dead."""
+"""Checks that the ranks of this machine respond: a rank that is stopped, or whose control thread doesn't
+answer, is unresponsive, not dead.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +24,12 @@ PING_REF = 1 << 50
 
 
 class Heartbeat:
-    """Asks the ranks of this machine in turn whether they react. Owned by the loop thread.
+    """The check that asks the ranks of this machine in turn whether they respond. Owned by the loop thread.
 
     Args:
         me: proc id of this host process.
         send: sends a frame to a rank of this machine.
-        on_change: called with a rank and what is wrong with it; an empty text if it reacts again.
+        on_change: called with a rank and its trouble; the text is empty if the rank responds again.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Read what a rank prints from its pipe, and cut it into pieces."""
+"""Reads a rank's output from its pipe, and cuts it into pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host process: its sockets, and what it answers.
+"""The host process: its sockets, and its handlers of requests.
 
 What the controller (`controller`) and host agents (`far`) share: ranks of this machine, local sockets,
 messages to and fro.
@@ -53,10 +53,11 @@ PREEMPT_S = 30.0
 
 
 class HostProcess:
-    """State and behaviour that controller and host agents share. Owned by the loop thread.
+    """The state and behaviour that the controller and host agents share: the base of both. Owned by the loop
+    thread.
 
     Args:
-        zygote: the one that was started already, if one was.
+        zygote: the zygote that was started already, if one was.
     """
 
     def __init__(self, config: HostConfig, zygote: Zygote | None = None) -> None:

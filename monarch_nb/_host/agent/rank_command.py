@@ -1,4 +1,4 @@
-"""Builds the command that starts a rank without a fork: a fresh interpreter, or a command of the user's."""
+"""Builds the command that starts a rank without a fork: a fresh interpreter, or the user's command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RankCommand:
     """The command that starts a rank, with its arguments and its environment.
 
     Attributes:
-        is_users: whether the user has chosen the command.
+        is_users: whether the user has given the command.
     """
 
     program: str

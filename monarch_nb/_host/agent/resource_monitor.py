@@ -1,5 +1,5 @@
-"""Monitor what the ranks of this machine are doing and which resources they use: often while somebody
-watches, else hardly at all.
+"""Monitors the activity and resources of this machine's ranks: often while a client watches, rarely
+otherwise.
 
 Three sources: activity pages that ranks write (`_wire/activity_page`), ten times a second; the sampler, once
 a second; and where busy ranks stand, which they are asked once a second. Unwatched, the machine is sampled
@@ -56,12 +56,13 @@ OnChange = Callable[[Rows, MonitoredHost | None], None]
 
 
 class ResourceMonitor:
-    """Reads what ranks do and use, as often as somebody watches. Owned by the loop thread.
+    """The monitor of the activities and resources of this machine's ranks, which samples as often as the
+    state is watched. Owned by the loop thread.
 
     Args:
         me: proc id of this host process.
         send: sends a frame to a rank of this machine.
-        on_change: told what is new: rows by proc, and the machine's, or None.
+        on_change: called with new readings: rows by proc, and the machine's row, or None.
     """
 
     def __init__(

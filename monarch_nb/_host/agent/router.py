@@ -1,4 +1,4 @@
-"""Messages between this machine and others.
+"""Routes messages between this machine and others.
 
 Processes of one machine talk without us. What crosses machines comes through the host processes at both ends:
 buffers are in shared memory on this side and follow as frames on the wire; a fan-out is one message on the
@@ -27,7 +27,7 @@ Send = Callable[[int, bytes], None]
 
 
 class _Gathering:
-    """The answers of this machine to one call, so far."""
+    """The answers of this machine's processes to one call, gathered until all have answered."""
 
     __slots__ = ("answers", "left", "timer")
 
@@ -38,12 +38,12 @@ class _Gathering:
 
 
 class Router:
-    """Passes messages between local processes and the link to other hosts. Owned by the loop thread.
+    """The router of messages between local processes and the link to other hosts. Owned by the loop thread.
 
     Args:
         me: proc id of this host process.
         send_local: sends a frame to a process of this machine.
-        send_remote: sends frames to another host, by its index.
+        send_remote: sends frames to another host, given its index.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Stacks of ranks of this machine that can't be asked: by signal, then by py-spy.
+"""Takes stacks of ranks of this machine that don't answer requests: by a signal, then by py-spy.
 
 A thread of its own does it, one request at a time, for it waits for files and subprocesses; the loop goes on.
 A rank that has no handler for the signal (it's just starting, or the user has taken it) isn't sent any: that
@@ -47,8 +47,8 @@ class _Target(NamedTuple):
 
 
 class StackService:
-    """Takes stacks of ranks that can't be asked. Owned by the loop thread; `take_stacks` may be called while
-    it's at work.
+    """The service that takes stacks of ranks that can't answer a request. Owned by the loop thread;
+    `take_stacks` may be called meanwhile.
 
     Args:
         directory: of the host process.
@@ -139,7 +139,7 @@ class StackService:
 
 
 class _Writing:
-    """A file that a rank writes to just now."""
+    """A file of stacks that a rank is writing at the moment."""
 
     def __init__(self, fd: int, main_ident: int) -> None:
         self._fd = fd

@@ -1,4 +1,5 @@
-"""The ranks of this machine: start them through the zygote, hear of their end from the kernel, stop them.
+"""Supervises the ranks of this machine: starts them through the zygote, learns of their end from the kernel,
+stops them.
 
 A rank's end is a pidfd that becomes readable, not a time-out. The rank is a session of its own, so what it
 started goes with it.
@@ -46,7 +47,7 @@ _LAST_LINES = 20
 
 @dataclass
 class Rank:
-    """One rank of this machine, as the host process sees it."""
+    """A rank of this machine, as its host process knows it."""
 
     proc: int
     rank: int
@@ -69,7 +70,7 @@ class Rank:
 
 
 class Supervisor:
-    """Starts, watches and stops ranks. Owned by the loop thread."""
+    """The supervisor that starts, watches and stops the ranks of this machine. Owned by the loop thread."""
 
     def __init__(
         self,

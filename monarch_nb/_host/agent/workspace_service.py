@@ -1,5 +1,5 @@
-"""Files of a notebook's workspace on this machine: what is here is compared and put in place by a thread of
-its own, so that the loop goes on meanwhile.
+"""The files of a notebook's workspace on this machine. A thread of its own compares them and puts them in
+place, so that the loop isn't blocked.
 
 A transfer is a few requests of a client: hello (who are you, what have you got), pieces of what is missing,
 then all of it is put in place. Or a single one, edit, if little has changed since.
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 
 class WorkspaceService:
-    """Answers requests about workspaces. Requests are taken by the loop's thread, and done by one other, in
-    turn.
+    """The service that handles requests about workspaces. The loop's thread receives requests; one other
+    thread handles them, in order.
     """
 
     def __init__(self, process: HostProcess) -> None:

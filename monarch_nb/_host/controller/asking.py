@@ -1,4 +1,4 @@
-"""Questions of the controller to ranks: one message each, answers gathered, with a bound on the wait."""
+"""Requests of the controller to ranks: one message each, answers gathered, with a bound on the wait."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Question:
 
 
 class Asking:
-    """Questions under way. Owned by the loop thread.
+    """The requests to ranks that the controller waits for. Owned by the loop thread.
 
     Args:
         send: sends a frame to a rank, on this machine or another.

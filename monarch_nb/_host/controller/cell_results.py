@@ -1,5 +1,5 @@
 """A cell's result on one rank, as the journal keeps it: JSON, made by the rank (`_rank`), or here for a rank
-that can't any more.
+that has died.
 """
 
 from __future__ import annotations

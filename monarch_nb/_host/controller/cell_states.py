@@ -63,7 +63,7 @@ GRACE_S = 2.0
 
 
 class RankFacts(Protocol):
-    """The facts about ranks that the states of cells ask for."""
+    """The interface to the facts about ranks that the states of cells need."""
 
     def end_of(self, proc: int) -> RankExit | None:
         """Return how a rank has ended; None if it hasn't."""
@@ -80,17 +80,17 @@ class RankFacts(Protocol):
 
 @dataclass
 class Cell:
-    """A cell that runs or waits.
+    """The state of a cell that runs or waits.
 
     Attributes:
         procs: proc by rank.
-        waiting: ranks on which it hasn't begun.
-        running: ranks on which it runs.
-        began: since when, by rank.
-        ended: status by rank.
-        fresh: ranks that have ended well since those who watch were told last, and their run times.
-        waits: for what it waits, as long as it hasn't begun on all ranks.
-        over: whether it has ended everywhere; process groups may still be made anew then.
+        waiting: ranks on which the cell hasn't begun.
+        running: ranks on which the cell runs.
+        began: start time by rank.
+        ended: final status by rank.
+        fresh: ranks that have ended well since the watchers were last told, with their run times.
+        waits: what the cell waits for, until it has begun on all ranks.
+        over: whether the cell has ended on all ranks; process groups may still be created again then.
     """
 
     n: int
@@ -145,10 +145,10 @@ class Cell:
 
 
 class CellStates:
-    """The cells of a mesh that aren't over.
+    """The state machine of all cells of a mesh that aren't over.
 
     Args:
-        ranks: tells about ranks.
+        ranks: facts about ranks.
         clock: returns the time of day in seconds.
     """
 

@@ -1,4 +1,4 @@
-"""Cells: the controller runs them, so that they and what they print outlive whoever typed them.
+"""Runs cells in the controller, so that they and their output outlive the program that has submitted them.
 
 What a cell prints, and how it ends on each rank, goes into the journal; who watches reads it from there
 (`watch`). What happens to cells, and what follows from it, is decided in `cell_states`; here events are
@@ -110,7 +110,7 @@ class Parts(Protocol):
 
 @dataclass
 class _Running:
-    """The data of a cell that isn't over, besides its state: what ranks are sent, and who watches."""
+    """The data of a running cell besides its state: what ranks are sent, and its watchers."""
 
     frame: bytes
     when_over: WhenOver
@@ -123,7 +123,7 @@ class _Running:
 
 
 class _Facts:
-    """The facts about ranks that the states of cells ask for, as the controller knows them."""
+    """The controller's facts about ranks, as the states of cells need them."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller
@@ -140,7 +140,9 @@ class _Facts:
 
 
 class Cells:
-    """Hands events to the states of cells, and does what follows. Owned by the loop thread."""
+    """The service that runs cells: it feeds events to the states of cells and carries out the effects. Owned
+    by the loop thread.
+    """
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

@@ -1,4 +1,4 @@
-"""Synchronises ranks that save together, and keeps track of the checkpoints that count.
+"""Synchronises ranks that save together, and keeps track of complete checkpoints.
 
 Members give a value for each phase and get all of them back; when one of them dies, the others hear at once.
 A checkpoint is written beside its place and gets its name when all have written: what has a name is whole.
@@ -66,7 +66,7 @@ class _Gathering:
 
 @dataclass
 class _Failure:
-    """A checkpoint that won't be: why, and who hasn't been told yet."""
+    """A checkpoint that can't be completed: the reason, and the members that haven't been told yet."""
 
     reason: str
     left: set[int]
@@ -74,7 +74,7 @@ class _Failure:
 
 @dataclass
 class Saved:
-    """A checkpoint on disk: after how many calls, and where."""
+    """A checkpoint on disk: the number of calls before it, and its path."""
 
     version: int
     path: str
@@ -84,7 +84,9 @@ _TAKEN = "this host is about to be taken away: states are saved"
 
 
 class CheckpointService:
-    """Lets members that save together meet, and knows which checkpoints count. Owned by the loop thread."""
+    """The service that synchronises members saving a checkpoint together, and records which checkpoints are
+    complete. Owned by the loop thread.
+    """
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

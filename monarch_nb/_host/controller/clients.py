@@ -1,4 +1,4 @@
-"""Keep the list of programs that use a mesh: who comes, who goes."""
+"""Keeps the list of programs that use a mesh, as they connect and leave."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ class Parts(Sends, Protocol):
 
 
 class ClientService:
-    """Lets programs in, notices that they have gone, tells all of them things. Owned by the loop thread."""
+    """The service that admits programs, detects that they have gone, and broadcasts events to them. Owned by
+    the loop thread.
+    """
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

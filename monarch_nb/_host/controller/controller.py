@@ -1,5 +1,5 @@
-"""The controller: the first host process of a mesh. It's made of services, each of which is in charge of
-something; what clients ask comes to them by its name.
+"""The controller: the first host process of a mesh. It is composed of services; requests of clients are
+dispatched to them by name.
 
 - `clients`: programs that use the mesh. `mesh_name`: the claim to its name. `lease`: whose it is, how long it
   lives. `handover`: how a program takes one that was kept warm. `names`: what goes by which name.
@@ -75,11 +75,12 @@ from monarch_nb._wire.process import process_trouble
 
 
 class ControllerProcess(HostProcess):
-    """The services, and what they have in common: sending, and the end. Owned by the loop thread.
+    """The controller process: its services, and what they share: sending, and the end of the mesh. Owned by
+    the loop thread.
 
     Attributes:
-        name: what its user calls the mesh; empty if it's a process's own.
-        environment_id, versions: what it runs with, once it has a name.
+        name: the mesh's name; empty for the mesh of a single program.
+        environment_id, versions: the environment that the mesh runs with, once it has a name.
     """
 
     def __init__(self, config: HostConfig, zygote: Zygote | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Serve the debugger: who stands at a breakpoint, and which command goes to whom.
+"""Serves the debugger: tracks threads stopped at breakpoints, and forwards commands to them.
 
 Ranks tell of their stops; clients send lines to some of them and get the answers together. Stops belong to
 the mesh, not to a client: several clients may talk to one, and when the last one that could has been gone for
@@ -74,7 +74,7 @@ class Parts(SendsFrames, Protocol):
 
 @dataclass
 class Stop:
-    """A thread that stands somewhere.
+    """A thread that is stopped in the debugger.
 
     Attributes:
         id: its number in the mesh.
@@ -92,7 +92,7 @@ class Stop:
 
 @dataclass
 class Command:
-    """A line on its way to some stops."""
+    """A debugger command on its way to some stops."""
 
     n: int
     client: int
@@ -103,7 +103,7 @@ class Command:
 
 @dataclass(frozen=True)
 class DebugWatch:
-    """A client that is told, under `ref`, of the stops of a group whenever they change."""
+    """A client's watch, under `ref`, on the stops of a group; it is sent each change."""
 
     client: int
     ref: int
@@ -111,7 +111,9 @@ class DebugWatch:
 
 
 class DebugService:
-    """Knows the threads that stand at breakpoints, and passes lines to them. Owned by the loop thread."""
+    """The service that tracks threads stopped at breakpoints, and forwards debugger commands to them. Owned
+    by the loop thread.
+    """
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

@@ -1,5 +1,5 @@
-"""Cells that define what all ranks of the mesh have, also those that are started later (`%%mesh --always`):
-ranks that were healed, restarted or added run them before anything else.
+"""Keeps cells whose definitions all ranks of the mesh have, also ranks that are started later (`%%mesh
+--always`): ranks that were healed, restarted or added run them first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ CELL_S = 60.0
 
 
 class Definitions:
-    """Keeps the cells that every new rank of a group runs first. Owned by the loop thread."""
+    """The service that keeps the cells which every new rank of a group runs first. Owned by the loop
+    thread.
+    """
 
     def __init__(self, registry: Registry, cells: Cells) -> None:
         self._registry, self._runs = registry, cells

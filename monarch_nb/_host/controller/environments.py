@@ -33,7 +33,7 @@ SWITCH_S = 120.0
 
 @dataclass
 class _Switch:
-    """A request that is answered when all hosts have said how it went."""
+    """A request to switch environments, answered when all hosts have reported."""
 
     src: int
     ref: int
@@ -42,7 +42,9 @@ class _Switch:
 
 
 class EnvironmentService:
-    """Knows the environment of each host, and has hosts switch to others. Owned by the loop thread."""
+    """The service that records the environment of each host, and tells hosts to switch. Owned by the loop
+    thread.
+    """
 
     def __init__(self, hosts: HostService, status: StatusPublisher, loop: Loop, sends: Sends) -> None:
         self._hosts, self._status, self._loop, self._sends = hosts, status, loop, sends

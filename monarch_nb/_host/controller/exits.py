@@ -1,4 +1,5 @@
-"""A rank's exit: which parts of the controller hear of it, in which order, and why in that order.
+"""A rank's exit: which services of the controller are told of it, in which order, and the reasons for that
+order.
 
 `subscribers` is the one list. A part hears of each exit once, in the loop's thread. What one part raises goes
 into the log, and those behind it hear of the exit nevertheless: else one mistake would leave a cell running
@@ -19,12 +20,12 @@ from monarch_nb._protocol.exits import RankExit
 
 
 class Exited(Struct, frozen=True):
-    """A rank's process has ended.
+    """The event that a rank's process has ended.
 
     Attributes:
-        end: how, with what the registry knows of it.
+        end: how it ended, with the registry's facts.
         again: whether another process takes its place at once.
-        entry: the rank in the registry, if it's there.
+        entry: the rank's entry in the registry, if there is one.
     """
 
     end: RankExit
@@ -38,14 +39,14 @@ class Exited(Struct, frozen=True):
 
 
 class Subscriber(NamedTuple):
-    """A part that hears of exits."""
+    """A service that is told of exits of ranks."""
 
     name: str
     hear: Callable[[Exited], None]
 
 
 class Forgets(Protocol):
-    """Keeps something for processes."""
+    """The interface of services that hold data for processes, and drop it when a process ends."""
 
     def forget(self, proc: int) -> None:
         """Drop what is kept for one that has ended."""
@@ -53,7 +54,7 @@ class Forgets(Protocol):
 
 
 class HearsOfProcs(Protocol):
-    """Keeps something for ranks, by proc id."""
+    """The interface of services that hold data for ranks by proc id."""
 
     def proc_has_ended(self, proc: int) -> None:
         """Take note of the end of a rank."""
@@ -61,7 +62,7 @@ class HearsOfProcs(Protocol):
 
 
 class HearsOfExits(Protocol):
-    """Does something about exits."""
+    """The interface of services that act on exits."""
 
     def rank_exited(self, exited: Exited) -> None:
         """Tell all parts that a rank has ended."""
@@ -69,7 +70,7 @@ class HearsOfExits(Protocol):
 
 
 class Ranks(Protocol):
-    """Knows the processes of ranks, and starts them again."""
+    """The interface to the service that starts the processes of ranks."""
 
     def note_exit(self, exited: Exited) -> None:
         """Enter an exit into the registry, and tell other processes of it."""
@@ -81,7 +82,7 @@ class Ranks(Protocol):
 
 
 class Parts(Protocol):
-    """The parts of a controller that hear of exits."""
+    """The services of a controller that are told of exits."""
 
     @property
     def router(self) -> Forgets:

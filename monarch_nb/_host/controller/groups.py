@@ -1,4 +1,4 @@
-"""Makes the ranks' default process group anew, after an abort or with ranks that have been replaced."""
+"""Creates the ranks' default process group again, after an abort or with ranks that have been replaced."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ADVICE = f"{_BROKEN}{{}}: on all ranks, dist.destroy_process_group() and dist.i
 
 
 class KnowsBusy(Protocol):
-    """Knows what runs on ranks."""
+    """The interface to the work that runs on ranks."""
 
     def busy(self, ranks: Mapping[int, int]) -> str:
         """Return which of some ranks can't do anything just now, as a rank set; empty if all can."""

@@ -1,5 +1,5 @@
-"""A controller that was started for whoever comes first: it gives itself to one program, and belongs to that
-as if the program had started it.
+"""Hands a controller that was started without an owner over to the first program that takes it; from then on
+it belongs to that program as if started by it.
 
 It listens at a socket in its private directory (SOCK_SEQPACKET). Its keeper (`_client/keeper`) connects first
 and hears of it: that it's warm, that it was taken. A program sends what it has and a new interpreter would
@@ -51,7 +51,7 @@ class Parts(Protocol):
 
 
 class Belongings(NamedTuple):
-    """The belongings of a program, which it hands over to the controller that it takes.
+    """The settings of a program that it hands over to the controller it takes.
 
     Attributes:
         environ: its environment.
@@ -80,8 +80,8 @@ def read_facts(directory: str) -> WarmFacts:
 
 
 class Handover:
-    """Gives the controller to the first program that takes it. Owned by the loop thread. Does nothing in a
-    controller that belongs to whoever has started it.
+    """The service that gives a warm controller to the first program that takes it. Owned by the loop thread.
+    It does nothing in a controller that belongs to whoever has started it.
     """
 
     def __init__(self, controller: Parts) -> None:

@@ -1,4 +1,4 @@
-"""Decides what is done about losses, and when: pure. `healing` waits, and does it.
+"""Decides the action on losses, and its time: pure. `healing` waits, and carries the action out.
 
 One thing at a time is done to a group (`Turns`). After a loss a policy may heal or shrink the group by itself
 (`Losses`): ranks that die together are healed together, and each further heal within the policy's window
@@ -25,7 +25,7 @@ to the maximum.
 
 
 class Turns(Generic[T]):
-    """The queues, one per group, of what is done or waits to be done to the group: one after the other.
+    """The queues of work on groups, one queue per group: each piece of work waits for the one before.
 
     Example:
         >>> turns = Turns[str]()
@@ -59,7 +59,7 @@ class Turns(Generic[T]):
 
 
 class Losses:
-    """Groups whose policy is about to be followed."""
+    """The groups with lost ranks whose failure policy is due."""
 
     def __init__(self) -> None:
         self._due: set[str] = set()

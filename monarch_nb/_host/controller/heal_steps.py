@@ -1,4 +1,4 @@
-"""Plans the steps of a heal, one after the other: pure. `healing` carries the steps out.
+"""Plans the steps of a heal, in order: pure. `healing` carries the steps out.
 
 `heal_steps` reads the registry, yields what is to be done next (an effect), is sent what came of it, and
 returns the report. It sends nothing, waits for nothing and looks at no clock, so a unit test can let any step
@@ -24,42 +24,46 @@ START_S = 60.0
 
 @dataclass(frozen=True)
 class AwaitTaken:
-    """Wait for hosts that are being taken away: their ranks save what they hold, and then are lost."""
+    """The step: wait for hosts that are being taken away; their ranks save their states and then are lost."""
 
     group: str
 
 
 @dataclass(frozen=True)
 class RestartRanks:
-    """Kill ranks that live and start them anew."""
+    """The step: kill ranks that live, and start them again."""
 
     procs: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class StartRanks:
-    """Start ranks again that have ended, each at its place."""
+    """The step: start ranks that have ended, each in its place."""
 
     procs: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class ReplaceHost:
-    """Have another host process take a lost one's place; answered with the problem, if there's one."""
+    """The step: let another host process take a lost one's place; answered with the problem, if there is
+    one.
+    """
 
     index: int
 
 
 @dataclass(frozen=True)
 class Settle:
-    """Wait until ranks or hosts are up or have ended, for `START_S` at most."""
+    """The step: wait until ranks or hosts are up or have ended, for `START_S` at most."""
 
     who: frozenset[int]
 
 
 @dataclass(frozen=True)
 class RemakeGroup:
-    """Make the process group of ranks (numbers to procs) anew; answered with what to tell people."""
+    """The step: create the process group of ranks (numbers to procs) again; answered with a message for
+    people.
+    """
 
     ranks: Mapping[int, int]
     if_torn: bool
@@ -67,7 +71,7 @@ class RemakeGroup:
 
 @dataclass(frozen=True)
 class RunDefinitions:
-    """Run on new ranks the cells that are to run always."""
+    """The step: run on new ranks the cells that are to run on every rank."""
 
     group: str
     ranks: Mapping[int, int]
@@ -76,7 +80,7 @@ class RunDefinitions:
 
 @dataclass(frozen=True)
 class MakeActors:
-    """Make the actors again that belong on some procs and aren't there."""
+    """The step: create again the actors that belong on some procs and are missing there."""
 
     procs: frozenset[int]
     report: Report = field(compare=False)
@@ -84,14 +88,16 @@ class MakeActors:
 
 @dataclass(frozen=True)
 class FindBusy:
-    """Ask ranks (numbers to procs) who still runs a function; answered with their numbers."""
+    """The step: ask ranks (numbers to procs) which of them still run a function; answered with their
+    numbers.
+    """
 
     ranks: Mapping[int, int]
 
 
 @dataclass(frozen=True)
 class TellHealed:
-    """Have handles on actors that were made again work again, everywhere."""
+    """The step: make handles on actors that were created again usable in all programs."""
 
     group: str
     actor_ids: tuple[int, ...]

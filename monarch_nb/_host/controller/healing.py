@@ -1,5 +1,5 @@
-"""Heal a mesh when ranks are lost: release their peers, notify the owners, and put everything back
-in its place.
+"""Heals a mesh that has lost ranks: releases their peers from collectives, notifies owners, and restores
+ranks and actors.
 
 A rank that is made again keeps its proc id, so every handle on it works again; what it held is made again
 from the spawn specs of its actors and what they have saved. One heal of a group runs at a time.
@@ -83,7 +83,7 @@ class Parts(reshaping.Parts, Protocol):
 
 
 class _Turn(NamedTuple):
-    """A heal or a resize of a group, which `client` (0: nobody) has asked for."""
+    """A heal or a resize of a group under way, requested by `client` (0: nobody)."""
 
     group: str
     begin: Callable[[], Workflow[Report]]
@@ -92,7 +92,7 @@ class _Turn(NamedTuple):
 
 
 class Healing:
-    """Losses and heals of a mesh. Owned by the loop thread."""
+    """The service that handles losses and heals of a mesh. Owned by the loop thread."""
 
     def __init__(self, controller: Parts, specs: SpawnSpecs) -> None:
         self._controller = controller

@@ -1,4 +1,4 @@
-"""The machines of a mesh: who joins, who leaves, and what is sent to which."""
+"""Keeps the machines of a mesh, as they join and leave, and routes messages to them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Parts(link.Parts, Protocol):
 
 @dataclass
 class _Departure:
-    """A request that is answered once hosts have gone; who is `left` hasn't."""
+    """A request to remove hosts, answered once they have gone; `left`: those that haven't gone yet."""
 
     src: int
     ref: int
@@ -57,10 +57,10 @@ class _Departure:
 
 
 class HostService:
-    """Keeps the hosts of a mesh: who joins, who leaves. Owned by the loop thread.
+    """The service that keeps the hosts of a mesh, as they join and leave. Owned by the loop thread.
 
     Attributes:
-        link: the way to other hosts.
+        link: the link to other hosts.
     """
 
     def __init__(self, controller: Parts) -> None:

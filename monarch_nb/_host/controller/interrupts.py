@@ -1,4 +1,4 @@
-"""Asks ranks to stop what they do: cells, functions on main threads, collectives that actors hang in."""
+"""Interrupts the work of ranks: cells, functions on main threads, collectives in which actors hang."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _ABORT_S = 1.0
 
 
 class InterruptService:
-    """Passes interrupts on to ranks. Owned by the loop thread. How a cell is made to end is decided by
-    `escalation`."""
+    """The service that forwards interrupts to ranks. Owned by the loop thread. How a cell is made to end is
+    decided by `escalation`.
+    """
 
     def __init__(
         self, registry: Registry, cells: Cells, ranks: RankService, journal: JournalService, asking: Asking,

@@ -1,4 +1,4 @@
-"""Lets hosts of an engine in by an invitation.
+"""Admits hosts of an engine by an invitation.
 
 The invitation has a key that opens nothing but a knock. A knock names the key that the host has made for
 itself; if there's a place, that key is let in, and the host process dials with it. An invitation ends when
@@ -45,7 +45,7 @@ class Parts(Protocol):
 
 @dataclass
 class _Open:
-    """An invitation that still lets hosts in."""
+    """An invitation that still admits hosts."""
 
     hosts: list[int]
     addresses: tuple[str, ...]
@@ -53,7 +53,9 @@ class _Open:
 
 
 class Invitations:
-    """The invitations of this mesh, and the hosts that come by them. Owned by the loop thread."""
+    """The service that keeps the invitations of this mesh and the hosts admitted by them. Owned by the loop
+    thread.
+    """
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

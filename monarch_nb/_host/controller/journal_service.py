@@ -1,4 +1,5 @@
-"""The journal of a mesh: what was printed, what was done by whom, and what nobody has seen yet.
+"""The journal of a mesh: the output of ranks, the actions of programs, and which of these nobody has seen
+yet.
 
 When its disk is full, or can't be written to for another reason, the mesh goes on without: programs are told,
 once, and told again when it's kept again.
@@ -69,12 +70,12 @@ class Parts(Protocol):
 
 
 class JournalService:
-    """Keeps the journal, or says why it can't. Owned by the loop thread.
+    """The service that keeps the journal, or knows why it can't. Owned by the loop thread.
 
     Attributes:
-        store: what was printed.
-        entries: what was done.
-        trouble: why nothing is kept just now; empty if all is.
+        store: the output of ranks.
+        entries: the entries about what ran.
+        trouble: why nothing is written at present; empty if everything is.
     """
 
     def __init__(self, controller: Parts) -> None:

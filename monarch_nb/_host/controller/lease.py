@@ -1,5 +1,5 @@
-"""Manages the lease of a mesh: whose it is and how long it lives. It belongs to a process, which it ends
-with, or to its user, under a name and for as long as somebody comes.
+"""Manages the owner and the lease of a mesh: it belongs to a process, with which it ends, or to its user,
+under a name and as long as programs use it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Parts(SendsFrames, Protocol):
 
 
 class Lease:
-    """Ends the mesh with its owner, or when its lease is over. Owned by the loop thread."""
+    """The service that ends the mesh with its owner, or when its lease expires. Owned by the loop thread."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

@@ -1,4 +1,4 @@
-"""Decides when a mesh ends by its lease: pure. `lease` looks at the clock, waits, and ends the mesh."""
+"""Decides when a mesh ends by its lease: pure. `lease` provides the time, waits, and ends the mesh."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MIN_LOOK_S = 0.05
 
 
 class LeaseState:
-    """The lease of a mesh: for how long nobody has been there, and for how long nobody may be.
+    """The state of a mesh's lease: how long the mesh has been unused, and how long it may be.
 
     All times are those of one monotonic clock, in seconds.
 
     Attributes:
-        idle_timeout_s: how long a mesh lives without client and running cell; None: it has no lease.
+        idle_timeout_s: seconds that a mesh lives without a client and a running cell; None: it has no lease.
 
     Example:
         >>> lease = LeaseState(60.0, now=0.0)

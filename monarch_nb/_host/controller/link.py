@@ -1,4 +1,4 @@
-"""The controller's link to other hosts: who may dial in, what goes there, and who hasn't been heard of.
+"""The controller's link to other hosts: admission, messages, and detection of hosts that are silent.
 
 A host that is given up isn't let in again: its ranks count as dead, and another may have its place. A place
 has a generation, which is part of the identity that a host process dials in with. The identity is only a
@@ -83,10 +83,11 @@ def _speaks_for_itself(parts: Sequence[Any], index: int) -> bool:
 
 
 class HostLink:
-    """ROUTER to the DEALERs of other hosts, over tcp with CURVE. Owned by the loop thread.
+    """The controller's side of the connections to other hosts: a ROUTER to their DEALERs, over tcp with
+    CURVE. Owned by the loop thread.
 
     Args:
-        on_lost: told of a host that is given up.
+        on_lost: called with a host that is given up.
     """
 
     def __init__(self, controller: Parts, on_lost: Callable[[Host], None]) -> None:

@@ -1,4 +1,4 @@
-"""Members: programs of other users, let in by a key with a role.
+"""Members of a mesh: programs of other users, admitted by a key with a role.
 
 A member dials the port that hosts dial, with a key of its own that an invitation has let in; `_host/relay`
 does so on their side. It counts as a host whose index no host has, so messages to its programs find their way
@@ -96,7 +96,7 @@ class Parts(Sends, Protocol):
 
 @dataclass
 class Member:
-    """A key that lets somebody in, and who has come with it."""
+    """A member: the key by which a user is admitted, and the programs connected with it."""
 
     key: str
     role: Role
@@ -115,7 +115,7 @@ class Member:
 
 
 class Members:
-    """Lets programs of other users in, and checks what each may ask. Owned by the loop thread."""
+    """The service that admits programs of other users and checks their requests. Owned by the loop thread."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

@@ -1,5 +1,4 @@
-"""The name that a mesh goes by: the claim to it, and the connection file by which programs find this
-controller."""
+"""The name of a mesh: the claim to it, and the connection file by which programs find this controller."""
 
 from __future__ import annotations
 
@@ -51,8 +50,8 @@ def write_connection(path: str, content: ConnectionNote) -> None:
 
 
 class MeshName:
-    """Holds the right to a name, and the connection file. Owned by the loop thread. The claim is held until
-    this process has ended: by itself, or by whatever kills it."""
+    """The service that holds the claim to the mesh's name, and the connection file. Owned by the loop
+    thread. The claim is held until this process has ended, for any reason."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

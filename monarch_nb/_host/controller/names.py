@@ -1,4 +1,4 @@
-"""Keep which value of a mesh goes by which name."""
+"""Keeps values of a mesh by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from monarch_nb._protocol.registry import Sender, handles
 
 
 class NameService:
-    """Keeps values by their names. Owned by the loop thread."""
+    """The service that keeps values by name. Owned by the loop thread."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry

@@ -1,4 +1,4 @@
-"""Stops what actors of a process have spawned elsewhere, once that process has ended without stopping it.
+"""Stops the spawned actors and ranks of a process' actors, once that process has ended without stopping them.
 
 An actor that is stopped ends what it has spawned before it goes, so what is left here was owned by one that
 had no time for it. What is stopped ends its own children first, as always. If the owner is made anew, it
@@ -27,7 +27,7 @@ GRACE_S = 3.0
 
 
 class StopsRanks(Protocol):
-    """Can end ranks."""
+    """The interface to the service that stops ranks."""
 
     def stop(self, procs: Sequence[int], grace_s: float) -> None:
         """Stop ranks; their actors clean up meanwhile."""
@@ -35,7 +35,8 @@ class StopsRanks(Protocol):
 
 
 class Orphans:
-    """Stops what the actors of dead processes owned. Owned by the loop thread.
+    """The service that stops the spawned ranks and actors of processes that have died. Owned by the loop
+    thread.
 
     Args:
         send: sends a frame to a rank.

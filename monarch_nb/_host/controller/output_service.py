@@ -1,4 +1,4 @@
-"""Put what ranks print into the journal, and send it to those who watch."""
+"""Writes the output of ranks into the journal, and sends it to its watchers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Parts(SendsFrames, Protocol):
 
 
 class OutputService:
-    """Puts output into the journal and sends it to watchers. Owned by the loop thread."""
+    """The service that writes output into the journal and sends it to watchers. Owned by the loop thread."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

@@ -1,5 +1,4 @@
-"""Passes on what ranks ask whoever sits at the keyboard (`input`, `getpass`) to the client that their cell,
-or their call, belongs to.
+"""Forwards questions of ranks (`input`, `getpass`) to the client that their cell or call belongs to.
 
 A rank asks by a request, which is answered when somebody has typed. Only one client is asked: one that
 watches the cell, or that made the call. When it leaves, or says that nobody can type there, the rank is told
@@ -34,13 +33,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """A rank waits for a line.
+    """A question of a rank that waits for a typed line.
 
     Attributes:
         id: its number in the mesh.
-        ref: under which the rank waits.
-        client: who is asked.
-        hidden: whether what is typed isn't shown.
+        ref: the number under which the rank waits.
+        client: the client that is asked.
+        hidden: whether the typed line isn't shown.
     """
 
     id: int
@@ -52,7 +51,9 @@ class Question:
 
 
 class QuestionService:
-    """Keeps the questions of ranks until somebody has answered or refused them. Owned by the loop thread."""
+    """The service that keeps questions of ranks until a client has answered or refused them. Owned by the
+    loop thread.
+    """
 
     def __init__(self, registry: Registry, cells: Cells, sends: Sends) -> None:
         self._registry, self._cells, self._sends = registry, cells, sends

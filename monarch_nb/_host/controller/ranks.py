@@ -1,4 +1,4 @@
-"""The lives of ranks: how they're started, stopped, started again, and what is done when one has ended."""
+"""The life cycle of ranks: how they are started, stopped and restarted, and the actions after an exit."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ class Parts(SendsFrames, Protocol):
 
 
 class RankService:
-    """Has hosts start and stop ranks, and tells other services of their ends. Owned by the loop thread."""
+    """The service that has hosts start and stop ranks, and publishes the exits of ranks. Owned by the loop
+    thread.
+    """
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

@@ -1,4 +1,4 @@
-"""The controller's registry: which hosts, procs and clients there are, and what goes by which name.
+"""The controller's registry: the hosts, processes and clients of the mesh, and its groups by name.
 
 Pure data; the controller and its services read and write it in the loop's thread.
 """
@@ -71,13 +71,13 @@ class Proc:
 
 @dataclass
 class Policy:
-    """The policy of a group: what is done when one of its ranks dies.
+    """The failure policy of a group: the action when one of its ranks dies.
 
     Attributes:
         on_failure: stop (nothing: calls raise until somebody heals it), heal, shrink, or call: a program
             decides.
         max_restarts: heals within `window_s`; beyond that it's "stop".
-        heals: when it was healed.
+        heals: times of the last heals.
     """
 
     on_failure: OnFailure = OnFailure.STOP
@@ -146,8 +146,8 @@ class Client:
 
 @dataclass
 class Waiting:
-    """A request that is answered once its procs (or hosts) are up; or something of our own, then `done` is
-    called.
+    """A request that is answered once its procs (or hosts) are up; or a callback of the controller itself,
+    `done`.
     """
 
     src: int

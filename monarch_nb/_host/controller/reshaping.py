@@ -1,4 +1,5 @@
-"""Meshes that grow and shrink: ranks come and go, those that stay get new numbers, handles learn of it.
+"""Grows and shrinks meshes: ranks are added and removed, remaining ranks are renumbered, handles are
+notified.
 
 A rank keeps its process, its memory and its proc id; only its number changes, which is its place in the
 extent, row by row.
@@ -55,8 +56,9 @@ class Parts(SendsFrames, Protocol):
 
 
 class Reshaping:
-    """Gives groups other sizes. Owned by the loop thread; its workflows run one at a time, like heals (see
-    `Healing`)."""
+    """The service that changes the sizes of groups. Owned by the loop thread; its workflows run one at a
+    time, like heals (see `Healing`).
+    """
 
     def __init__(self, controller: Parts, client: int = 0) -> None:
         self._controller = controller

@@ -1,5 +1,6 @@
-"""Controllers: named singletons of a mesh. The registry says in which process each lives; who asks first
-spawns it there."""
+"""Controllers in Monarch's sense: named singletons of a mesh. The registry records in which process each
+lives; the first program that asks for one spawns it there.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SingletonService:
-    """Says in which process each named singleton lives. Owned by the loop thread.
+    """The service that records in which process each named singleton lives. Owned by the loop thread.
 
     A controller lives in the program that uses the mesh: the one that asks, or, if a rank asks, the one that
     has been there longest. Without a program, and if whoever asks wants it to outlive programs, it's in a

@@ -1,5 +1,6 @@
-"""Keeps what each spawn was called with, on the controller's disk, so that actors can be made again. An entry
-goes when its actors are stopped."""
+"""Keeps the arguments of each spawn on the controller's disk, so that actors can be created again. An entry
+is deleted when its actors are stopped.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ MAX_IN_MEMORY_BYTES = 64 << 20
 
 @dataclass
 class SpawnSpec:
-    """One spawn.
+    """The specification of one spawn, from which its actors can be created again.
 
     Attributes:
         actor_id: its actors' id.
@@ -23,8 +24,9 @@ class SpawnSpec:
         procs: all its procs, by slot.
         context: the extent it was spawned on, encoded.
         creator: proc and actor (0: none) that own it.
-        size_bytes: of the arguments and the class.
-        kept: whether they are kept; too large ones aren't, nor what neither the disk nor we have room for.
+        size_bytes: size of the arguments and the class.
+        kept: whether the arguments are kept; too large ones aren't, nor those for which disk and memory have
+            no room.
         checkpointed: "own", "replicated" or "sharded" if its state is saved, else empty.
     """
 

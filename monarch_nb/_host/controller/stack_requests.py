@@ -1,5 +1,5 @@
-"""Look at ranks: where they stand, and what they wait for. Who can't answer is looked at from outside, by its
-host process.
+"""Inspects ranks: where they are, and what they wait for. The host process inspects ranks that don't answer
+from outside.
 
 Ranks are asked first; their control thread answers within milliseconds, unless something holds the
 interpreter's lock. Those that don't are left to the services of their hosts (`stack_service`).
@@ -57,7 +57,7 @@ class Parts(Sends, Protocol):
 
 
 class _Take:
-    """Stacks that services have been asked for."""
+    """A request for stacks, with the services that have been asked."""
 
     def __init__(self, hosts: set[int], done: Callable[[Found], None]) -> None:
         self.left = len(hosts)
@@ -66,7 +66,7 @@ class _Take:
 
 
 class StackRequests:
-    """Collects the stacks of ranks, and what they wait for. Owned by the loop thread."""
+    """The service that collects the stacks of ranks, and what they wait for. Owned by the loop thread."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

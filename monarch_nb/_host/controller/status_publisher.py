@@ -1,4 +1,4 @@
-"""Publish the state of a mesh, row by row, to those who watch it.
+"""Publishes the state of a mesh to its watchers, row by row.
 
 Rows are rebuilt when something touches them, and only while somebody watches. Each has the number of the
 change that it had last; a watch is sent the rows that have changed since it was last sent any, twenty times a
@@ -76,11 +76,11 @@ class Parts(SendsFrames, Protocol):
 
 @dataclass
 class StatusWatch:
-    """A client that is told of the state of a group, and what it knows of it.
+    """A client's watch on the state of a group, with the state that it has been sent.
 
     Attributes:
-        seen: number of the last change that it was sent; -1: nothing yet.
-        ready: whether it has taken what it was sent.
+        seen: number of the last change that it was sent; -1: none yet.
+        ready: whether the client has acknowledged what it was sent.
     """
 
     client: int
@@ -91,7 +91,9 @@ class StatusWatch:
 
 
 class StatusPublisher:
-    """Sends the state of the mesh to those who watch it, then what changes. Owned by the loop thread."""
+    """The service that sends the state of the mesh to its watchers, then the changes. Owned by the loop
+    thread.
+    """
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

@@ -1,4 +1,6 @@
-"""The end of hosts' time: programs are told before, states are saved, and at the end no cell is taken."""
+"""Handles the time limit of hosts: programs are warned, states are saved, and finally no cells are
+accepted.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Parts(Protocol):
 
 
 class TimeLimit:
-    """Tells programs before their hosts' time is over, and has states saved. Owned by the loop thread."""
+    """The service that warns programs before their hosts' time is over, and has states saved. Owned by the
+    loop thread.
+    """
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller

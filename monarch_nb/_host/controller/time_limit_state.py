@@ -1,4 +1,4 @@
-"""Computes when hosts are taken away, and which steps are due before: pure. `time_limit` looks at the clock,
+"""Computes when hosts are taken away, and which steps are due before: pure. `time_limit` provides the time,
 and takes the steps.
 """
 
@@ -16,7 +16,7 @@ OVER_S = 180.0
 
 
 class Step(StrEnum):
-    """A step that is taken before the time limit."""
+    """A step to be taken before the time limit."""
 
     TELL = "tell"
     SAVE = "save"
@@ -27,8 +27,8 @@ class TimeLimitState:
     Times are seconds since the epoch.
 
     Attributes:
-        ends_at: None: that isn't limited, or not known.
-        notice_s: how long before the limit it's told, and states are saved; None: never.
+        ends_at: the time limit; None: none, or not known.
+        notice_s: seconds before the limit at which programs are told and states are saved; None: never.
 
     Example:
         >>> limit = TimeLimitState()

@@ -1,4 +1,4 @@
-"""Answer requests once ranks or hosts are up, or have ended."""
+"""Answers requests once their ranks or hosts are up, or have ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class WaitingService:
-    """Answers requests that wait once ranks or hosts are up, or have ended. Owned by the loop thread."""
+    """The service that holds requests until ranks or hosts are up, or have ended. Owned by the loop
+    thread.
+    """
 
     def __init__(self, registry: Registry, hosts: HostService, sends: Sends) -> None:
         self._registry, self._hosts, self._sends = registry, hosts, sends

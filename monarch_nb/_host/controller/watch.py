@@ -1,4 +1,4 @@
-"""Send output to one who watches it: a cell's display, a notebook's own calls, `logs --follow`.
+"""Sends output to a watcher: a cell's display, a notebook's own calls, `logs --follow`.
 
 The journal on disk is the one source. A watch that keeps up gets each piece as it is written; one that is
 more than `WINDOW_BYTES` ahead of what its client has taken is left to read on from disk later. So a slow or
@@ -29,14 +29,14 @@ Wanted = Callable[[Record], bool]
 
 
 class Watch:
-    """One client's view of some of the output. Owned by the loop thread.
+    """One client's watch on part of the output. Owned by the loop thread.
 
     Args:
-        client: proc id of who watches.
-        ref: under which it waits; 0: its own calls' output.
-        wanted: which records; sees them without their data.
-        position: where in the journal to begin; None: from now on.
-        until: where to end; None: at `tell` with `last`.
+        client: proc id of the watching client.
+        ref: number under which the client waits; 0: output of its own calls.
+        wanted: predicate that selects records, which it sees without their data.
+        position: where in the journal to begin; None: with what is printed from now on.
+        until: where to end; None: when `tell` is called with `last`.
     """
 
     def __init__(
@@ -242,8 +242,9 @@ def _note(text: str) -> bytes:
 
 
 class Watches:
-    """All watches of a controller: those of cells by number, for each record is offered to few of them; and
-    the others."""
+    """All watches of a controller: those of cells by number, so that each record is offered to few; and the
+    others.
+    """
 
     def __init__(self) -> None:
         self._of_cells: dict[int, list[Watch]] = {}

@@ -1,6 +1,4 @@
-"""Steps that wait for answers, written one below the other: a generator yields what to wait for and is
-sent what came.
-"""
+"""Sequential workflows with waits: a generator yields what to wait for, and is sent the result."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def _body(plan: Definition, call: str) -> list[str]:
 
 
 class _Source:
-    """Python text of arguments; constants go into the function's namespace."""
+    """The Python source of arguments under construction; constants go into the function's namespace."""
 
     def __init__(self, plan: Definition, names: dict[str, Any]) -> None:
         self._plan = plan

@@ -63,12 +63,12 @@ executors: dict[str, Executor] = {}
 
 
 class Halted(Exception):
-    """The controller has asked this rank to stop: another one has failed."""
+    """The error raised when the controller asks this rank to stop, because another one has failed."""
 
 
 class Executor:
-    """One engine's table on this rank. `run`, `fetch` and so on are called by one thread; `halt` and
-    `decisions` are for others.
+    """The executor of one engine's commands on this rank, with the table of values. `run`, `fetch` and so on
+    are called by one thread; `halt` and `decisions` are for others.
 
     Args:
         name: of the engine.

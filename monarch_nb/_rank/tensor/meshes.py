@@ -49,7 +49,7 @@ def machine() -> tuple[str, str, int]:
 
 
 class OwnMesh(DeviceMesh):  # type: ignore[misc]
-    """A device mesh that doesn't ask the default process group who it is.
+    """A device mesh that knows its rank without the default process group.
 
     It's equal to itself only: DTensor keeps what it has worked out by mesh, and would take the process groups
     of one that is gone.
@@ -104,7 +104,7 @@ class Meshes:
     Args:
         name: of the engine, unique in this process.
         rank: of this process among all of the engine's.
-        check: called while others are waited for; raises if that's in vain.
+        check: called during waits; raises if waiting is futile.
     """
 
     def __init__(self, name: str, rank: int, check: Callable[[], None]) -> None:

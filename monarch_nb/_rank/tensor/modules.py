@@ -30,10 +30,10 @@ Grids = Mapping[int, OwnMesh]
 
 
 class Ran:
-    """One forward: what came out, with its history.
+    """The record of one forward: its outputs with their autograd history.
 
     Attributes:
-        number: of this forward, counted for each module.
+        number: number of this forward, counted for each module.
         outputs: tensors of the result, flat.
         inputs: tensors that it was called with and whose gradients are wanted, each with its layout.
     """
@@ -48,7 +48,7 @@ class OnRank:
     """A module of the mesh on this rank.
 
     Args:
-        spec: how it's made. Its module is used up.
+        spec: how to make it. The spec's module is consumed.
         mesh: over which batches and, with fully_shard, parameters are split.
         values: of its parameters, in the order of `named_parameters`, laid out as they shall be.
     """
@@ -302,8 +302,8 @@ def _materialize(module: nn.Module) -> None:
 
 
 class _Whole:
-    """A layer that looks across the batch: every rank runs it on the whole batch and keeps its rows of what
-    comes out.
+    """A wrapper of a layer that mixes rows of the batch: every rank runs it on the whole batch and keeps its
+    own rows of the result.
 
     Each rank's gradient is that of its rows, so sums over ranks are those of one process.
     """

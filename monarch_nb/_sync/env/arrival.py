@@ -47,7 +47,7 @@ _BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Order:
-    """An order of the notebook's machine.
+    """The order from the notebook's machine to receive an environment.
 
     Attributes:
         manifest_bytes, part_bytes: lengths of the texts that follow.
@@ -66,7 +66,7 @@ class Order:
 
 
 class Incomplete(EnvironmentSyncError):
-    """The other side has ended."""
+    """The error raised when the other side has ended before all data arrived."""
 
 
 def main(own: str) -> None:

@@ -26,9 +26,9 @@ class Content(NamedTuple):
     """The content of a file as it is sent.
 
     Attributes:
-        size: bytes that go.
-        is_template: whether they're a template.
-        sha256: of what goes.
+        size: bytes that are sent.
+        is_template: whether the content is a template.
+        sha256: digest of the sent bytes.
     """
 
     size: int
@@ -45,7 +45,8 @@ class _Row(NamedTuple):
 
 
 class HashCache:
-    """Contents by inode and treatment. A cache that can't be read or written is empty, and is left alone.
+    """A cache of contents by inode and treatment. A cache that can't be read or written is empty, and is left
+    alone.
 
     Args:
         path: of the database; made, with its directory, if it isn't there.

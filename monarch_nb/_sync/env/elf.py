@@ -23,7 +23,7 @@ _SEGMENT, _DYNAMIC = struct.Struct("<IIQQQQQQ"), struct.Struct("<qQ")
 
 
 class ElfError(EnvironmentSyncError):
-    """A file that begins as an ELF file isn't one all the way."""
+    """The error of a file that begins as an ELF file but isn't a valid one."""
 
 
 class SearchPath(NamedTuple):

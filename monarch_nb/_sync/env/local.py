@@ -47,7 +47,7 @@ def export(root: str, scanned: Scanned, modules: Sequence[str] = ()) -> Prefix:
 
 
 class FileChanged(EnvironmentSyncError):
-    """A file isn't what it was when the environment was looked at."""
+    """The error of a file that has changed since the environment was scanned."""
 
 
 def changed(file: str) -> FileChanged:

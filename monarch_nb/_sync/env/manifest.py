@@ -48,7 +48,7 @@ _Read = TypeVar("_Read", "Part", "Manifest")
 
 
 class ManifestError(EnvironmentSyncError):
-    """A manifest is malformed, or would lead out of its prefix."""
+    """The error of a manifest that is malformed, or would lead out of its prefix."""
 
 
 class Entry(NamedTuple):
@@ -103,7 +103,7 @@ class PartName(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """An environment: facts that a host is checked against, and parts.
+    """An environment: facts that a host is checked against, and its parts.
 
     Example:
         >>> Manifest({"python": "3.11.7"}, ()).id[:8]

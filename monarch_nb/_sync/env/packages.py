@@ -37,7 +37,7 @@ class PackageDigest(NamedTuple):
 
 @dataclass(frozen=True)
 class PackageDifference:
-    """A package that isn't the same everywhere.
+    """A package that differs between hosts.
 
     Attributes:
         name: of the package.

@@ -33,13 +33,13 @@ _SHA256_BYTES = 32
 
 
 class Claim(NamedTuple):
-    """The claim of an installer about a file.
+    """The record of an installer about a file.
 
     Attributes:
         sha256: 64 hexadecimal digits.
         size: in bytes; -1 if it isn't said.
         until_ns, linked_until_ns: how new the file may be, by its number of links (one; more).
-        placeholder: what stood in the package where the prefix is now; "" if nothing did.
+        placeholder: placeholder in the package for the prefix; "" if there was none.
         is_text: whether that is a text file.
     """
 

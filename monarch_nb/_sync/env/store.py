@@ -41,11 +41,11 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class WrongContent(EnvironmentSyncError):
-    """Content isn't what its name says."""
+    """The error of content that doesn't match its name."""
 
 
 class StoreFull(EnvironmentSyncError):
-    """There's no room for an environment."""
+    """The error of a store without room for an environment."""
 
 
 def default_store() -> str:
@@ -60,7 +60,7 @@ def default_store() -> str:
 
 
 class Store:
-    """The store of one host, made if it isn't there.
+    """The environment store of one host, created if it doesn't exist.
 
     Args:
         root: its absolute directory.

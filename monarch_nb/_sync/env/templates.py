@@ -32,7 +32,7 @@ _SHEBANG = re.compile(rb"#!([^\n]*)\n?")
 
 
 class TemplateError(EnvironmentSyncError):
-    """A file can't be made for another prefix."""
+    """The error of a file that can't be adapted to another prefix."""
 
 
 def cut_text(content: bytes, roots: Mapping[str, str]) -> bytes | None:

@@ -29,7 +29,7 @@ _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]*@")
 
 
 class Source(NamedTuple):
-    """A file here, and what becomes of it.
+    """A file of this machine, and how it is prepared for sending.
 
     Attributes:
         file: its path.
@@ -57,7 +57,7 @@ class Treated(NamedTuple):
 
 @dataclass(frozen=True)
 class Treater:
-    """Reads files as they go.
+    """The reader of files, which applies their treatment.
 
     Attributes:
         roots: by layer, its directory here.

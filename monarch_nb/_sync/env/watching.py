@@ -18,7 +18,7 @@ _BYTE_CODE = (".pyc", "__pycache__")
 
 
 class EnvironmentWatch:
-    """The layers of an environment, looked after. Used by one thread at a time.
+    """The watch on the layers of an environment. Used by one thread at a time.
 
     Attributes:
         num_folders: that are looked after.

@@ -19,7 +19,9 @@ from monarch_nb.job.spec import HostRange, HostSpec
 
 
 class EngineError(MeshError):
-    """An engine couldn't do what it was asked for; the text says what it said, and what to type."""
+    """The error of an engine that couldn't carry out a request; its text has the engine's message, and a
+    command to type.
+    """
 
 
 class State(StrEnum):
@@ -36,8 +38,8 @@ class Capabilities:
     """The capabilities of an engine.
 
     Attributes:
-        queue: a request may wait, for minutes or days, and goes on if nobody looks.
-        names: hosts are known by name before they're had.
+        queue: whether a request may wait for minutes or days, independently of the program.
+        names: whether the hosts' names are known before they are requested.
     """
 
     queue: bool = False
@@ -46,7 +48,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Usable:
-    """The usability of an engine here; if it can't be used, why, and what to type."""
+    """The usability of an engine here; if it can't be used, the reason, and what to type."""
 
     why_not: str = ""
 
@@ -59,10 +61,10 @@ class Look:
     """The present state of an allocation, as the engine says.
 
     Attributes:
-        reason: why it waits, or how it ended, in the engine's own word.
-        trouble: what will keep it from ever starting, with the cure; empty if nothing.
+        reason: why it waits, or how it ended, in the engine's own words.
+        trouble: what will keep it from ever starting, with the remedy; empty if nothing.
         starts_at, ends_at: seconds since the epoch, as estimated; None if unknown.
-        nodes: what it has.
+        nodes: its nodes.
     """
 
     state: State
@@ -74,8 +76,8 @@ class Look:
 
 
 class Engine(ABC):
-    """Base of all engines. Methods are called in the client, and may take seconds; all but `usable` raise
-    `EngineError`.
+    """The base class of all engines. Methods are called in the client, and may take seconds; all but `usable`
+    raise `EngineError`.
     """
 
     name: ClassVar[str]

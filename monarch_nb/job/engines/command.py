@@ -52,7 +52,7 @@ of a job. Tested with answers in the form of the manuals, never by a real schedu
 
 
 class Command(Engine):
-    """Hosts by the commands of a profile."""
+    """The engine that runs the commands of a profile."""
 
     name = "command"
     can = Capabilities(queue=True)
@@ -176,7 +176,7 @@ class Command(Engine):
 
 
 class _Each(NamedHosts):
-    """A command for each host."""
+    """The variant of the engine with a command for each host."""
 
     name = "command"
 

@@ -20,7 +20,7 @@ DIRECTORY = "/run/monarch_nb"
 
 
 class Compose(Engine):
-    """Hosts that wait in a directory."""
+    """The engine of hosts that wait in a shared directory."""
 
     name = "compose"
     can = Capabilities(names=True)

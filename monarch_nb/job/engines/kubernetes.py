@@ -41,7 +41,7 @@ _STUCK = {
 
 
 class Kubernetes(Engine):
-    """Hosts by Kubernetes."""
+    """The engine of Kubernetes."""
 
     name = "kubernetes"
     can = Capabilities(queue=True)

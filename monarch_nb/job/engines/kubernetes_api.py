@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Api:
-    """An API server, as a user and in a namespace.
+    """A client of an API server, for one user and one namespace.
 
     Raises:
         EngineError: if there's no kubeconfig, if it isn't one, or if it has no such context.

@@ -29,7 +29,7 @@ def num_nodes() -> int:
 
 
 class OwnAllocation(Slurm):
-    """Nodes of the Slurm job that this program runs in."""
+    """The engine of the Slurm job that this program runs in: its hosts are the job's nodes."""
 
     name = "auto"
     can = Capabilities()

@@ -35,7 +35,7 @@ class Kept:
 
 
 class Ray(Engine):
-    """Hosts by Ray."""
+    """The engine of Ray."""
 
     name = "ray"
     can = Capabilities(queue=True)

@@ -25,7 +25,9 @@ ASK_S = 10.0
 
 
 class Host:
-    """A launcher on one node; it's told to end when this worker does, however that happens."""
+    """The Ray actor that runs a launcher on one node; the launcher is told to end when this worker ends, for
+    any reason.
+    """
 
     def start(self, script: str, invitation: str) -> str:
         """Start the launcher; return the node's address."""
@@ -65,7 +67,7 @@ class Host:
 
 
 class MeshHosts:
-    """The hosts of one mesh."""
+    """The Ray actor that holds the hosts of one mesh."""
 
     def __init__(self, num: int, bundle: dict[str, float], script: str, invitation: str) -> None:
         self.nodes: dict[int, str] = {}

@@ -60,7 +60,7 @@ class _Partition:
 
 
 class Slurm(Engine):
-    """Jobs of Slurm. `own` is any flag of sbatch."""
+    """The engine of Slurm. `own` is any flag of sbatch."""
 
     name = "slurm"
     can = Capabilities(queue=True)

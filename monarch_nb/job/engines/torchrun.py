@@ -20,7 +20,7 @@ def use(meeting: Meeting) -> None:
 
 
 class Torchrun(Engine):
-    """Hosts that torchrun has started, together with this program."""
+    """The engine of hosts that torchrun has started, together with this program."""
 
     name = "torchrun"
     can = Capabilities()

@@ -37,8 +37,8 @@ class Survey:
         prefix: of this environment, if it's there already.
         unknown: ids of parts that the host has never heard of.
         is_shared: whether the host sees the notebook's own files.
-        refusal: why the environment can't run there; "" if nothing speaks against it.
-        warnings: what won't work though it runs.
+        refusal: why the environment can't run there; "" if it can.
+        warnings: restrictions of the environment there.
     """
 
     hostname: str
@@ -56,8 +56,8 @@ class Lack:
 
     Attributes:
         sizes: by content, its size in bytes.
-        found_bytes: that it had outside its store, and that were copied from there.
-        refusal: why there's no room for it; "" if there is.
+        found_bytes: bytes that were found on the host outside its store, and copied from there.
+        refusal: why the host has no room for it; "" if it has.
     """
 
     sizes: Mapping[str, int]
@@ -70,7 +70,7 @@ class Taken:
     """The result of fetching a pack to a host.
 
     Attributes:
-        wrong: contents that weren't what their names say.
+        wrong: contents that don't match their names.
         problem: why it couldn't be fetched; "" if it could.
     """
 
@@ -79,7 +79,7 @@ class Taken:
 
 
 class SyncAgent(Actor):
-    """Works on a host's store for the program that has spawned it."""
+    """The actor that works on a host's store for the program that has spawned it."""
 
     def __init__(self) -> None:
         self._store: Store | None = None

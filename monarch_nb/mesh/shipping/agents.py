@@ -23,7 +23,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass
 class Agents:
-    """Agents by host, and what has become of them."""
+    """The agents by host, with the hosts whose agent is lost."""
 
     by_host: dict[int, SyncAgent]
     trust: Trust[int] = field(default_factory=Trust)

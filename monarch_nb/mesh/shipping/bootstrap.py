@@ -60,14 +60,14 @@ class Arrived:
     """The outcome of sending an environment to a machine.
 
     Attributes:
-        machine: as it was named.
+        machine: name of the machine, as the user gave it.
         prefix, python: where the environment is, and its interpreter; "" if it isn't there.
         was_there: whether it was there already.
-        sent_bytes: of content that came over the channel, and of an interpreter to receive it.
-        seconds: that it took.
-        problem: why it isn't there; "" if it is.
-        warnings: what won't work though it runs.
-        link: path of the link to it; "" if none was asked for.
+        sent_bytes: bytes sent over the channel: content, and an interpreter to receive it.
+        seconds: duration.
+        problem: why the environment isn't there; "" if it is.
+        warnings: restrictions of the environment there.
+        link: path of the link to it; "" if none was requested.
     """
 
     machine: str
@@ -83,11 +83,11 @@ class Arrived:
 
 @dataclass(frozen=True)
 class ArrivedPart:
-    """The notebook's environment on machines that a mesh hasn't yet: a part of the receipt of a sync.
+    """The part of a sync's receipt about machines that don't belong to the mesh yet.
 
     Attributes:
         id: of the environment; 64 hexadecimal digits.
-        num_packages, num_bytes: that it consists of.
+        num_packages, num_bytes: size of the environment.
         machines: in the order in which they were named.
         is_dry: whether nothing was done.
     """
@@ -166,7 +166,7 @@ def place_on(
 
 
 class _Sending:
-    """Sends the environment to one machine."""
+    """The sending of the environment to one machine."""
 
     def __init__(
         self,
@@ -288,7 +288,7 @@ class _Sending:
 
 
 class _Counted(io.RawIOBase):
-    """Counts what goes through a channel."""
+    """The byte counter of a channel."""
 
     def __init__(self, channel: Channel, sending: _Sending) -> None:
         self._channel = channel

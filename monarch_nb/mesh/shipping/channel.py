@@ -53,7 +53,8 @@ def shell_command(machine: str, script: str) -> list[str]:
 
 
 class Channel:
-    """A script that runs on a machine: what it's sent, and the lines that it answers. One thread uses it.
+    """A script that runs on another machine, with its input and the lines that it answers. One thread uses
+    it.
 
     Raises:
         EnvironmentSyncError: if the command can't be started.

@@ -21,13 +21,14 @@ _COLUMNS = ("package", "where", "version")
 
 @dataclass(frozen=True)
 class HostsDifference:
-    """Packages that hosts have otherwise than this program. True if there are any, or a host couldn't say.
+    """The packages that differ between hosts and this program. True if there are any, or a host couldn't
+    answer.
 
     Attributes:
-        hosts: those that were asked.
-        packages: what differs; who has what is "here", or the index of a host.
-        num_packages: that this program's environment has.
-        problems: why hosts couldn't say what they have, by their indices.
+        hosts: hosts that were asked.
+        packages: packages that differ; the sides are "here", or the index of a host.
+        num_packages: number of packages in this program's environment.
+        problems: why hosts couldn't answer, by their indices.
 
     Example:
         >>> mesh.diff_hosts()                            # doctest: +SKIP

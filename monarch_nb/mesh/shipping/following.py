@@ -18,9 +18,11 @@ from monarch_nb.mesh.shipping.sending import with_scan
 
 
 class FollowedEnvironment:
-    """An environment that hosts are to have as it is. Used by one thread at a time.
+    """An environment of this program that hosts have a copy of, kept up to date. Used by one thread at a
+    time.
 
-    Watches it from now on: made before it's sent for the first time, so that no change is lost.
+    It watches the environment from its construction on, which precedes the first sending, so that no change
+    is lost.
 
     Args:
         copies: whether hosts that see this program's files get a copy, too.

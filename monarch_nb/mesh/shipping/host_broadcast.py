@@ -21,11 +21,11 @@ Host = TypeVar("Host", bound=Hashable)
 
 @dataclass
 class Trust(Generic[Host]):
-    """The record of failures of hosts, over all packs. Changed under its lock.
+    """The record of hosts' failures, over all packs. Changed under its lock.
 
     Attributes:
-        lost: by host, why it was left out.
-        strikes: how often what a host had wasn't right.
+        lost: why a host was left out, by host.
+        strikes: how often a host's content was wrong.
     """
 
     lost: dict[Host, str] = field(default_factory=dict)
@@ -52,7 +52,9 @@ class Trust(Generic[Host]):
 
 
 class Refused(Exception):
-    """A pack from the notebook's machine itself isn't right: a file has changed since it was looked at."""
+    """The error of a pack on the notebook's machine that is wrong: a file has changed since it was
+    scanned.
+    """
 
     def __init__(self, wrong: tuple[str, ...]) -> None:
         super().__init__(wrong)

@@ -18,8 +18,8 @@ BEHIND_BYTES = 2 * PACK_BYTES
 
 
 class Progress:
-    """The progress of sending hosts what they lack. Changed by the threads that send, read by the one that
-    shows it.
+    """The progress of sending contents to hosts. Changed by the sending threads, read by the thread that
+    displays it.
 
     Example:
         >>> progress = Progress()

@@ -24,7 +24,7 @@ class _Partial:
 
 
 class Receiver:
-    """Puts packs into a store.
+    """The receiver that puts packs into a store.
 
     Args:
         executable: by content, whether it's needed as an executable file, as a plain one, or both.

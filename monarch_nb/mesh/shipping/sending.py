@@ -170,7 +170,7 @@ def _send(agents: Agents, scanned: Scanned, lacks: Mapping[int, Lack], progress:
 
 
 class _Sender:
-    """Reads packs and has them broadcast, `SLOTS` at once."""
+    """The sender that reads packs and has them broadcast, `SLOTS` at a time."""
 
     def __init__(self, agents: Agents, scanned: Scanned, progress: Progress) -> None:
         self._agents = agents

@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class MeshExecutor(Executor):
-    """Runs functions on the main threads of ranks, one at a time on each.
+    """An executor that runs functions on the main threads of ranks, one at a time on each.
 
     What a function raises is raised by `result()` as it was, caused by an `ActorError` that says on which
     rank and where.

@@ -42,12 +42,12 @@ class Report:
     """The report of `%mesh doctor`: probes, measurements and advice.
 
     Attributes:
-        name: the mesh's.
+        name: name of the mesh.
         hosts: the host's index, by rank.
-        probes: what each rank has.
-        measurements: what each path gives between chosen ranks; empty if nothing was measured.
-        advice: what to change first.
-        silent: ranks that said nothing, and why.
+        probes: findings on each rank.
+        measurements: measurements of each path between chosen ranks; empty if nothing was measured.
+        advice: advice, the most important first.
+        silent: ranks that didn't answer, and why.
         size_bytes: how much was read at a time; 0 if nothing was measured.
     """
 

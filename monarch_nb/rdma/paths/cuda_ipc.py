@@ -44,13 +44,13 @@ class SharedStorage(Record, frozen=True):
 
 
 class ShareStorage(Question[SharedStorage], frozen=True):
-    """Asks for what opens a region's GPU memory."""
+    """The request for the data that opens a region's GPU memory."""
 
     to = NAME
 
 
 class CudaIpcPath(Path):
-    """Opens GPU memory of another process of this machine, and copies on the GPU."""
+    """The path that opens GPU memory of another process of this machine, and copies on the GPU."""
 
     name = NAME
     reaches_gpus = True

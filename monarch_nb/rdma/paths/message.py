@@ -24,14 +24,14 @@ NAME = "message"
 
 
 class ReadBytes(Question[bytes], frozen=True):
-    """Asks for parts of a region, one after the other: where each begins, and its length in bytes."""
+    """The request for parts of a region, one after the other: the offset of each, and its length in bytes."""
 
     to = NAME
     parts: list[tuple[int, int]]
 
 
 class WriteBytes(Question[Done], frozen=True):
-    """Writes `data` into parts of a region, one after the other."""
+    """The request to write `data` into parts of a region, one after the other."""
 
     to = NAME
     parts: list[tuple[int, int]]
@@ -39,7 +39,7 @@ class WriteBytes(Question[Done], frozen=True):
 
 
 class MessagePath(Path):
-    """Moves bytes in the messages of the mesh."""
+    """The path that moves bytes in the messages of the mesh."""
 
     name = NAME
     encrypts = True

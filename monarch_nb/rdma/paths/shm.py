@@ -71,7 +71,7 @@ _WRITEV = _vm_call("process_vm_writev")
 
 
 class Peer:
-    """Another process of this machine: its table of keys, and whether it lives."""
+    """Another process of this machine, with its table of keys, and whether it lives."""
 
     def __init__(self, handle: Handle) -> None:
         owner = handle.owner
@@ -106,11 +106,11 @@ MAPPED = 0
 
 
 class Lane(NamedTuple):
-    """Copies that are done in the same way: pieces with addresses for offsets.
+    """A group of copies that are done in the same way: pieces with addresses for offsets.
 
     Attributes:
         pid: the other process, or `MAPPED`.
-        jobs: what they're for.
+        jobs: transfers that they belong to.
     """
 
     op: Op
@@ -125,7 +125,7 @@ class Lane(NamedTuple):
 
 
 class ShmPath(Path):
-    """Copies between CPU memory of two processes of this machine."""
+    """The path that copies between CPU memory of two processes of this machine."""
 
     name = "shm"
     fuses = True

@@ -34,8 +34,7 @@ def _weights() -> Any:
 
 
 class Sum:
-    """The checksum of a chunk, summed up block by block while each is in the cache; what the blocks come to
-    is put together at the end.
+    """The checksum of a chunk, computed block by block while each is in the cache, and combined at the end.
 
     What is done for each block is kept short: after a block's worth of copying, Python's own memory is out of
     the cache.

@@ -18,7 +18,9 @@ TICK_S = 0.1
 
 
 class Unreachable(OSError):
-    """None of the addresses led to who was meant; the text says for each why."""
+    """The error raised when none of the addresses led to the intended process; its text gives the reason for
+    each.
+    """
 
 
 def dial(

@@ -37,7 +37,7 @@ STALL_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of a transfer, moved by one request: stretches of the owner's region, and of memory here."""
+    """A part of a transfer, moved by one request: stretches of the owner's region, and of local memory."""
 
     there: Sequence[wire.Stretch]
     here: Sequence[wire.Stretch]
@@ -82,7 +82,7 @@ def chunks(pieces: Sequence[Piece], chunk_bytes: int) -> list[Chunk]:
 
 
 class Exchange:
-    """Moves the bytes of one job."""
+    """The mover of one job's bytes."""
 
     def __init__(
         self, job: Job, peer: Peer, pool: ThreadPoolExecutor, num_streams: int, is_closed: Callable[[], bool]

@@ -26,7 +26,9 @@ OnConnection = Callable[[Connection], None]
 
 
 class Listener:
-    """Listens, lazily, and accepts those who know a secret. One thread, however many come."""
+    """The listener for tcp connections, opened at first need, which accepts processes that know a secret. It
+    has one thread for any number of connections.
+    """
 
     def __init__(self) -> None:
         self._expected: dict[int, tuple[bytes, OnConnection]] = {}

@@ -40,7 +40,7 @@ FORGET_S = 600.0
 
 
 class TcpPath(Path):
-    """Moves bytes over TCP streams: the way that is always there."""
+    """The path that moves bytes over TCP streams, which is always available."""
 
     name = NAME
 

@@ -31,7 +31,9 @@ QUICK_S = 0.5e-3
 
 
 class Stream:
-    """A connection on which this process asks. One thread uses it at a time; any may cut it."""
+    """A connection on which this process sends requests. One thread uses it at a time; any thread may cut
+    it.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self.sock = connection.sock
@@ -67,7 +69,7 @@ class Stream:
 
 
 class Peer:
-    """One process that owns buffers, as this one reaches it. Thread-safe."""
+    """Another process that owns buffers, with this process' streams to it. Thread-safe."""
 
     def __init__(self, path: TcpPath) -> None:
         self._path = path
@@ -215,8 +217,8 @@ class Peer:
 
 
 class _Caller:
-    """The connections of one who calls back: by each of our addresses that was reached. The one that they
-    name is kept.
+    """The connections of one process that calls back: by each of our addresses that was reached. The
+    connection that the process names is kept.
     """
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ DROP_S = 1.0
 
 
 class Refused(Exception):
-    """A request that isn't done."""
+    """The error of a request that is refused."""
 
     def __init__(self, status: int, text: str = "") -> None:
         super().__init__(text)
@@ -73,7 +73,7 @@ class Uses:
 
 
 class Server:
-    """All streams on which others ask this process."""
+    """The server of all streams on which other processes send requests to this one."""
 
     def __init__(self, plane: DataPlane) -> None:
         self.plane = plane
@@ -118,7 +118,7 @@ class Server:
 
 
 class Serving:
-    """One stream, and the thread that serves it."""
+    """One stream, with the thread that serves it."""
 
     def __init__(self, server: Server, connection: Connection) -> None:
         self._server = server

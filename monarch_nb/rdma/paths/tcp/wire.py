@@ -55,11 +55,11 @@ _MORE = int(socket.MSG_NOSIGNAL | socket.MSG_MORE)
 
 
 class Broken(ConnectionError):
-    """The connection ended, or what comes over it makes no sense."""
+    """The error of a connection that ended, or on which invalid data arrived."""
 
 
 class Corrupt(Exception):
-    """Bytes changed on their way."""
+    """The error of bytes that changed on their way."""
 
 
 # --- requests and answers
@@ -67,7 +67,7 @@ class Corrupt(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A chunk that is wanted or brought.
+    """A request to read or write a chunk.
 
     Attributes:
         op: OP_READ or OP_WRITE.

@@ -35,8 +35,8 @@ DRAIN_S = 1.0
 
 
 class Channel:
-    """A completion channel, with its file descriptor, which pyverbs doesn't tell. Without the descriptor one
-    polls now and then.
+    """A completion channel, with its file descriptor, which pyverbs doesn't expose. Without the descriptor
+    one polls now and then.
     """
 
     _making = threading.Lock()
@@ -76,9 +76,9 @@ class Work:
 
     Attributes:
         is_read: READ or WRITE.
-        there, rkey: where at the owner.
+        there, rkey: address at the owner, and the remote key.
         parts: address and length of each stretch here.
-        lkey: their key.
+        lkey: local key of these.
         counts: whether its bytes are some of those that were asked for.
     """
 
@@ -91,11 +91,13 @@ class Work:
 
 
 class Connection:
-    """The end that asks: posts work requests and waits for them. Its owner is the one thread that took it.
+    """The requesting end of a connection: it posts work requests and waits for them. Its owner is the one
+    thread that took it.
 
     Attributes:
-        num_posted, posted_bytes: what is under way.
-        num_polls, num_sleeps: so often completions were looked for, and waited for without a processor.
+        num_posted, posted_bytes: requests and bytes under way.
+        num_polls, num_sleeps: how often completions were polled for, and how often the thread slept until
+            one.
     """
 
     def __init__(self, nic: Nic) -> None:

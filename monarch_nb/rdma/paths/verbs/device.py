@@ -173,7 +173,9 @@ def _cpus(listed: str) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The last look at the machine's ports: for which settings, and until when it is believed."""
+    """The cached result of the last look at the machine's ports: the settings that it is valid for, and until
+    when.
+    """
 
     ports: tuple[Port, ...] = ()
     why: str = ""

@@ -28,7 +28,7 @@ _lock = threading.RLock()
 
 
 class LibraryMissing(Exception):
-    """pyverbs can't be used; the text says what to do."""
+    """The error raised when pyverbs can't be used; its text gives a remedy."""
 
 
 def distribution_folders() -> list[str]:
@@ -42,8 +42,8 @@ def distribution_folders() -> list[str]:
 
 
 class Constants:
-    """libibverbs' constants by name: `constants.IBV_QPT_RC`. Plain in the module, or in enum classes of
-    it.
+    """The constants of libibverbs by name: `constants.IBV_QPT_RC`. Depending on the version they are in the
+    module itself, or in its enum classes.
     """
 
     def __init__(self, module: Any) -> None:

@@ -33,7 +33,7 @@ class Anchor:
     """The identity of the allocation that memory belongs to.
 
     Attributes:
-        token: equal for memory of the same allocation, as long as that `holds`.
+        token: equal for memory of the same allocation, while `holds` is true.
         holds: whether it hasn't been freed.
     """
 

@@ -26,8 +26,8 @@ MAX_UNDER_WAY_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The way to reach a buffer: the owner's port, the buffer's key, and what is added to its addresses for
-    that NIC.
+    """The access to a buffer: the owner's port, the buffer's key, and the offset that is added to its
+    addresses for that NIC.
     """
 
     port: str
@@ -37,14 +37,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """Registered memory of ours: where offset 0 is for the NIC, and its key."""
+    """Registered local memory: the NIC's address of offset 0, and its key."""
 
     address: int
     lkey: int
 
 
 class Mover:
-    """Runs one job. Raises `CompletionError` if a request failed."""
+    """The mover of one job's bytes. Raises `CompletionError` if a request failed."""
 
     def __init__(
         self,

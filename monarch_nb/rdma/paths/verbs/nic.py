@@ -24,7 +24,7 @@ class Registration:
     """Memory that the NIC may reach.
 
     Attributes:
-        lkey, rkey: its keys here and for others.
+        lkey, rkey: its local and its remote key.
         shift: what is added to an address for the NIC: 0, except for dma-bufs.
     """
 
@@ -40,7 +40,7 @@ class Registration:
 
 
 class Nic:
-    """One port, opened: a context, a protection domain and its limits.
+    """An opened port: a context, a protection domain and its limits.
 
     Raises:
         VerbsError: if it can't be opened.

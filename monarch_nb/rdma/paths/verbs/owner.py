@@ -41,7 +41,7 @@ def port_for(memory: Memory, ports: list[Port], like: str = "") -> Port:
 
 
 class OwnerSide:
-    """Answers other processes. Thread-safe."""
+    """The owner's side of the path, which answers requests of other processes. Thread-safe."""
 
     def __init__(self, plane: DataPlane, nics: Nics) -> None:
         self._plane = plane

@@ -61,7 +61,7 @@ MAX_AVOIDED = 1024
 
 
 class VerbsPath(Path):
-    """Has NICs read and write the memory of another machine."""
+    """The path by which NICs read and write the memory of another machine."""
 
     name = "verbs"
 

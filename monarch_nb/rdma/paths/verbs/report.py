@@ -40,7 +40,7 @@ class PortReport(Record, frozen=True):
 
     Attributes:
         name, port: of the device, and the port's number on it.
-        gid: the address that would be used; empty if it has none.
+        gid: the address that is used; empty if there is none.
         gids: all addresses.
         mtu: bytes, of the network device beneath; 0 if not known.
         gbit_per_s: 0 if not known.

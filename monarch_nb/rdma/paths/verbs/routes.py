@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Ask(Protocol):
-    """Asks the owner of a job's buffer."""
+    """The interface that asks the owner of a job's buffer."""
 
     def __call__(self, job: Job, timeout_s: float, question: Question[T | Refused], /) -> T:
         """Return the answer.
@@ -35,7 +35,7 @@ class Ask(Protocol):
 
 
 class Route:
-    """A connection and what it leads to: the owner's table, its address and key."""
+    """A connection with its destination: the owner's table, its address and key."""
 
     def __init__(
         self, connection: Connection, process: int, port: str, number: int, table: tuple[int, int]
