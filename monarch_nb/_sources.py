@@ -1,4 +1,4 @@
-"""Source files, of which tracebacks show lines.
+"""Finds source files for the lines that tracebacks show.
 
 Code may go by the name of any file, and `linecache` reads what it's told: /dev/zero without end, a pipe that
 nobody writes to for ever. So what isn't a file of bearable size isn't read, neither by ranks nor by host

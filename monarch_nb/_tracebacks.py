@@ -1,5 +1,5 @@
-"""Filters tracebacks for people: their own frames, and those of libraries; not this package's, which say
-nothing about their program.
+"""Filters tracebacks for users: frames of their own code and of libraries stay; those of this package, which
+say nothing about the user's program, are removed.
 
 `MONARCH_NB_TRACEBACKS=full` shows all: for faults of this package.
 """

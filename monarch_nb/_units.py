@@ -1,4 +1,4 @@
-"""Sizes, rates, times and shares as people read and write them. Sizes go by 1024: KiB, MiB, GiB."""
+"""Parses and formats sizes, rates, times and shares. Units of size are powers of 1024: KiB, MiB, GiB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings by Monarch's names: `configure(process_exit_timeout="10s")`, for this program's meshes.
+"""Settings of this program's meshes, under Monarch's names: `configure(process_exit_timeout="10s")`.
 
 Those that have something to set here are in `EFFECTIVE`. The others are accepted, so that a program runs as
 it is, and say what there is instead.

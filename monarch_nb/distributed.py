@@ -1,4 +1,4 @@
-"""A mesh of processes as the place where tensors are: the single-tensor view.
+"""A mesh of processes that holds tensors: the single-tensor view.
 
 Example:
     >>> from monarch_nb.distributed import Mesh               # doctest: +SKIP

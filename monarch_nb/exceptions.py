@@ -1,4 +1,4 @@
-"""Every error of this package.
+"""All errors of this package.
 
     MeshError
      ├── DeviceMeshError        what was done on a mesh has failed: what a recovery loop catches

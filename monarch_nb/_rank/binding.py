@@ -1,5 +1,5 @@
-"""Binds a rank to CPUs and memory: what `numactl` and `taskset` do, done by the rank itself before it
-has threads.
+"""Binds a rank to CPUs and memory, as `numactl` and `taskset` do; the rank does it itself before it has
+threads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds out what a thread is blocked on, from its frames: a lock, a queue, input, a socket, a call of an
+"""Determines from a thread's frames what blocks the thread: a lock, a queue, input, a socket, a call of an
 actor.
 
 Known functions of the standard library, torch and this package are found by module and name. What blocks in

@@ -1,5 +1,5 @@
-"""Makes a fresh interpreter a rank: `python -m monarch_nb._rank.bootstrap`, started by a host process, which
-has put the rest into the environment.
+"""Turns a fresh interpreter into a rank: `python -m monarch_nb._rank.bootstrap`, started by a host process,
+which passes the specification through the environment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Breakpoints that are set from outside, while code runs.
+"""Breakpoints set by other processes while code runs.
 
 A thread is traced only if it does so itself. The main thread is told by a signal, whose handler runs in it,
 also in the middle of a cell; an actor's thread looks before each call.

@@ -1,4 +1,5 @@
-"""Encodes what a rank shows so that it can always be sent: a mimebundle is the user's, and may hold anything.
+"""Encodes what a rank displays so that it can always be sent: a mimebundle is the user's, and may hold any
+values.
 
 What can't be shown is left out, and named in the bundle's text.
 """

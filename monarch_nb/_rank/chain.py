@@ -1,4 +1,4 @@
-"""Shorten chains of errors: IPython takes 40 ms for each cause, and nobody reads the hundredth."""
+"""Shortens long chains of errors: IPython takes 40 ms for each cause, and nobody reads the hundredth."""
 
 from __future__ import annotations
 

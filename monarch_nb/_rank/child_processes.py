@@ -1,6 +1,6 @@
-"""Processes that user code starts by `multiprocessing`: those that are spawned know nothing of the cells of
-their rank, whose `__main__` has no file that they could import. So what cells define goes to them by value,
-and comes back so.
+"""Processes that user code starts by `multiprocessing`. Spawned processes know no cells of their rank, whose
+`__main__` has no file that they could import. So definitions of cells are sent to them by value, and come
+back the same way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Aborts collectives that would never end, from another thread, and makes the process group anew.
+"""Aborts collectives that would never end, from another thread, and creates the process group again.
 
 NCCL's backend can be aborted. Gloo's can't: a rank that waits in C for a peer that won't come would wait for
 half an hour. So its connections are shut down under it, whereupon it raises. They're found by the one thing

@@ -1,4 +1,4 @@
-"""`!command` in a cell: a subprocess that writes where the rank writes, and that an interrupt ends."""
+"""`!command` in a cell: a subprocess whose output is the rank's, and that an interrupt ends."""
 
 from __future__ import annotations
 

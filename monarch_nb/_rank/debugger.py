@@ -1,4 +1,4 @@
-"""pdb on a rank: whatever thread stops waits for lines that come by message, and answers with text.
+"""pdb on a rank: a thread that stops waits for lines sent in messages, and answers with text.
 
 A *stop* is one thread that stands at a breakpoint. It tells the controller where it stands, and then reads
 lines from an inbox as it would read mail, so it may read the process' socket itself while it waits. What pdb

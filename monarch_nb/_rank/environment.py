@@ -1,5 +1,5 @@
-"""Describes what this rank runs with, in words that are equal on ranks that run alike: versions, variables,
-code, settings, random states, limits.
+"""Describes the environment of this rank, in words that are equal on equal ranks: versions, variables, code,
+settings, random states, limits.
 """
 
 from __future__ import annotations

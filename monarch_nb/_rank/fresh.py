@@ -1,5 +1,5 @@
-"""Makes a warm process look like a fresh one to a program, and puts away afterwards what the program has left
-behind.
+"""Makes a warm process look like a fresh one to a program, and removes afterwards the state that the program
+has left.
 """
 
 from __future__ import annotations

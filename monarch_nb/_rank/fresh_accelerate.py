@@ -1,5 +1,6 @@
-"""accelerate as in a fresh process: it keeps in its classes how many processes there are, and which it is.
-Those of a run before would hold, and no process group would be made. transformers' Trainer uses it, too.
+"""Resets accelerate to the state of a fresh process: its classes keep the number of processes and the own
+index. Those of an earlier run would persist, and no process group would be made. transformers' Trainer uses
+it, too.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""torch as in a fresh process: no process group, random numbers of its own, no defaults set. Does nothing
-where torch isn't imported yet.
+"""Resets torch to the state of a fresh process: no process group, new random numbers, no changed defaults.
+Does nothing where torch isn't imported yet.
 
 Process groups of the cells are set aside, not ended: a mesh that was started with `--init-process-group` has
 its own again afterwards.

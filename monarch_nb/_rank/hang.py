@@ -1,5 +1,5 @@
-"""Collects what the threads of this rank that run user code wait for: the facts from which `monarch_nb._why`
-finds out which rank is the odd one.
+"""Collects what this rank's user threads wait for: the facts from which `monarch_nb._why` determines the rank
+that causes a hang.
 
 Found by looking at frames when asked, in the reading thread, so it costs nothing when nobody asks: no
 collective is patched or recorded. A rank whose interpreter's lock is held can't answer; its host process

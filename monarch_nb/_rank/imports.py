@@ -1,4 +1,4 @@
-"""Modules of others that are changed when they are imported, or now if they have been."""
+"""Patches modules of other packages when they are imported, or at once if they are imported already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""IPython without history, files or a terminal: what cells of a rank run in, and what shows their values.
+"""IPython without history, files or a terminal: the shell in which a rank's cells run, and its displays of
+values.
 
 To make one takes 50 ms and touches thousands of pages, so the zygote makes one that all its forks inherit
 (`prepare`); what a rank then does (`_take_up`) takes some 3. Until then nothing of it can be seen in a rank:

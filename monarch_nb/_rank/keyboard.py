@@ -1,4 +1,4 @@
-"""`input()` and `getpass()` on a rank: whoever waits for the cell is asked, in the notebook."""
+"""`input()` and `getpass()` on a rank: the user who waits for the cell is asked, in the notebook."""
 
 from __future__ import annotations
 

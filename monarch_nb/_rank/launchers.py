@@ -1,4 +1,4 @@
-"""Launchers of frameworks on a rank: the rank is one of the processes that the launcher would start.
+"""Launchers of frameworks on a rank: the rank acts as one of the processes that the launcher would start.
 
 - accelerate's `notebook_launcher` and `debug_launcher` refuse, and say what to type.
 - accelerate, and so transformers and TRL, takes all ranks where there are only CPUs, too. By itself it would

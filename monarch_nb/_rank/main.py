@@ -1,4 +1,4 @@
-"""Runs a rank, from fork to end."""
+"""The main function of a rank, from fork to exit."""
 
 from __future__ import annotations
 

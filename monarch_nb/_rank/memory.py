@@ -1,5 +1,5 @@
-"""Measures what a cell does to this rank's memory: resident and proportional size, Python's allocations by
-line, CUDA's by their history.
+"""Measures the effect of a cell on this rank's memory: resident and proportional size, Python's allocations
+by line, CUDA's by their history.
 """
 
 from __future__ import annotations

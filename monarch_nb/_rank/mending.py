@@ -1,5 +1,5 @@
-"""Puts back what a rank itself needs of the interpreter, where user code has taken it away: after each piece
-of work, and with a word about it.
+"""Restores interpreter state that a rank needs and user code has changed: after each piece of work, with a
+notice.
 
 A cell may close descriptors, delete builtins, empty `sys.modules` or ignore signals. That is its own affair
 until it ends; the next one, and the answer to this one, need these things.

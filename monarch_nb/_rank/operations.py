@@ -1,4 +1,5 @@
-"""Operations of `torch.distributed`: which one a thread is in, and how far each process group has come.
+"""Operations of `torch.distributed`: the operation that a thread is in, and the number that each process
+group has entered.
 
 Nothing is recorded on the way in. A thread that waits stands in a frame of `distributed_c10d`, whose
 arguments say the rest; the group itself counts its operations; and torch's flight recorder (nccl's, and

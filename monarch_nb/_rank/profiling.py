@@ -1,5 +1,5 @@
-"""Profiles a cell on this rank: torch.profiler around it, and its memory. Kept for the client to fetch, until
-the next one.
+"""Profiles a cell on this rank: torch.profiler around the cell, and its memory. The result is kept for the
+client to fetch, until the next one.
 
 Begun before the cell can be interrupted and ended after, on the main thread: an interrupted cell has its
 profile, too.

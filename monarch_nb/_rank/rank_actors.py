@@ -1,5 +1,5 @@
-"""The actors of a rank, and what a rank is asked besides: what it waits for, where it stands, to stop at a
-line.
+"""The actors of a rank, and the rank's answers to other requests: what it waits for, where it is, a
+breakpoint.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The user's modules on this rank: whether their files have changed is seen before a cell runs, and before
-a call if they're watched.
+"""The user's modules on this rank: changed files are detected before a cell runs, and before a call if the
+files are watched.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Starts and joins the store where ranks meet to make a process group: the first of them has started it, at
-whatever port was free. Nobody can take that away meanwhile.
+"""Starts and joins the store where ranks meet to create a process group. The first rank starts it, on a free
+port, and holds that port from then on.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A script as a program of its own in a rank that lives on: run as `python` would run it, after torchrun has
-set the environment.
+"""Runs a script as a program of its own in a rank that lives on: as `python` would run it, with torchrun's
+environment.
 
 The rank is warm: what the script imports of libraries is there already. All else is as in a fresh process
 (`fresh`): `__main__`, argv, environment, modules of the user's, process groups, random state; afterwards it

@@ -1,5 +1,5 @@
-"""Runs cells in a rank's IPython shell: one per rank, taken up at the first cell, namespace kept until
-the rank ends.
+"""Runs cells in a rank's IPython shell: one per rank, created with the first cell, whose namespace is kept
+until the rank ends.
 """
 
 from __future__ import annotations

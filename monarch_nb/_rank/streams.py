@@ -1,4 +1,4 @@
-"""stdout and stderr of a rank: text goes to the pipe on descriptor 1, marked with its cell.
+"""stdout and stderr of a rank: text is written to the pipe on descriptor 1, with marks that name its cell.
 
 Both Python streams use one pipe, so their order is kept. What C code or a subprocess writes to descriptors 1
 and 2 belongs to the cell that runs. Lines leave at once, so a crash finds them written.

@@ -1,4 +1,4 @@
-"""One task of a map, on a rank: its function comes once and is kept, its arguments come each time."""
+"""Runs one task of a map on a rank: its function is sent once and kept, its arguments are sent each time."""
 
 from __future__ import annotations
 

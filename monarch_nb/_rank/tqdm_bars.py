@@ -1,4 +1,4 @@
-"""tqdm on a rank: its bars go to the cell as bars, by name, instead of as text that moves a cursor.
+"""tqdm on a rank: its bars are sent to the cell as bars, with names, instead of text that moves a cursor.
 
 All of `tqdm`, `tqdm.auto` and `tqdm.notebook` become the plain class, whose `display` is sent; so nested bars
 don't write over each other, other ranks' bars join them (`_display.bars`), and no widget is needed. A bar

@@ -1,5 +1,5 @@
-"""A rank's trace, made fit to lie in one file with those of the others: process ids, flow ids and clocks that
-don't collide.
+"""Prepares a rank's trace to be merged with those of other ranks: unique process ids and flow ids, and a
+common clock.
 
 torch writes times in microseconds since a moment of its own (`baseTimeNanoseconds`, Unix time). All ranks are
 told one moment, that at which the cell was sent, and count from there: the clocks agree as well as the

@@ -1,5 +1,5 @@
-"""Describes a rank's variables in a few words each, and computes fingerprints by which ranks can be
-compared without moving the data.
+"""Describes a rank's variables in a few words each, and computes fingerprints with which ranks are compared
+without moving the data.
 """
 
 from __future__ import annotations

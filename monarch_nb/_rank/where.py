@@ -1,4 +1,4 @@
-"""Finds out where user code of this rank stands just now: its line, and the collective that it's in.
+"""Determines where user code of this rank is at present: its line, and its collective.
 
 Found by looking at frames when asked, so it costs nothing when nobody asks. Runs in the reading thread; a
 rank whose interpreter's lock is held doesn't answer, and what its activity page says has to do.

@@ -1,5 +1,5 @@
-"""Does the work of a rank's main thread: cells, functions, variables. Signals, CUDA and plots work here as
-users expect.
+"""Executes the work of a rank's main thread: cells, functions, variables. Signals, CUDA and plots work here
+as users expect.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A warm interpreter that forks ranks: torch is imported, CUDA is untouched, nothing has started a thread.
+"""The zygote: a warm interpreter that forks ranks. It has imported torch, hasn't touched CUDA, and has
+started no thread.
 
 It stays single-threaded and free of event loops, or its forks would inherit locks that
 nobody will ever release. A rank is forked twice: the intermediate child ends at once, so the rank is adopted

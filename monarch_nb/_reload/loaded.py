@@ -1,5 +1,5 @@
-"""Notes what each module of the user's was executed from, while it is imported; and finds which of their
-files have changed since.
+"""Records the source from which each of the user's modules was executed, at its import, and finds the modules
+whose files have changed since.
 
 A module is the user's if its file lies in no library: not with Python's own modules, not in site-packages,
 and not in this package.

@@ -1,4 +1,4 @@
-"""Reloads modules: what their new statements say takes effect, and nothing has changed if one raises.
+"""Reloads modules: their new statements take effect, and nothing has changed if one raises.
 
 Only statements that weren't there before are executed, in the module's own namespace: a table that was
 filled, a model that was loaded stay. Then functions and classes that were defined anew give their code to the

@@ -1,5 +1,5 @@
-"""New code for functions and classes that live: the old objects stay, so instances, imports by name, bound
-methods and pickles hold.
+"""Gives new code to living functions and classes: the old objects stay, so that instances, imports by name,
+bound methods and pickles remain valid.
 
 A class gets the attributes of its new definition, and loses those that the definition no longer names. What
 the definition says as before, and isn't a function, stays as it is now: a counter of a class goes on

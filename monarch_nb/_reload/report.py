@@ -1,6 +1,4 @@
-"""Types that describe a reload: what was asked for, and what was done, as data that goes from ranks to
-whoever asked.
-"""
+"""Types that describe a reload: the request, and the result, sent from ranks to the asking program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds out when a file of a loaded module may have changed.
+"""Detects that a file of a loaded module may have changed.
 
 inotify queues an event before the write or the rename returns to the editor, so what is read from it right
 before a cell misses no save. It sees what happens in a directory, not that the directory's path leads

@@ -1,4 +1,4 @@
-"""Failures as processes have described them, made into those that people see."""
+"""Turns the failures that processes have described into the form that users see."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A process that user code has forked off ends where it comes back from that code: else it would answer in
-the rank's place, and take its messages.
+"""Ends a process that user code has forked, when it returns from that code: otherwise it would answer in the
+rank's place, and take its messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The mail of one thread: an actor's, or the main thread's."""
+"""The inbox of one thread: an actor's, or the main thread's."""
 
 from __future__ import annotations
 

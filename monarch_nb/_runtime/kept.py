@@ -1,4 +1,4 @@
-"""Keeps in this process the results of endpoints that were called with `rref`."""
+"""Keeps the results of endpoints called with `rref` in this process."""
 
 from __future__ import annotations
 

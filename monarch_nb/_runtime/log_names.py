@@ -1,4 +1,5 @@
-"""Puts an actor's name into what it logs: `[actor=<root>.<module.Trainer trainer{'gpus': 3/8}>] loss is nan`.
+"""Adds an actor's name to its log messages: `[actor=<root>.<module.Trainer trainer{'gpus': 3/8}>] loss is
+nan`.
 
 By the record factory, so that a record has the name once, whichever handlers and formatters there are.
 """

@@ -1,4 +1,4 @@
-"""A state dict as tensors by path, and the rest as a skeleton: what is copied, saved and put back.
+"""A state dict as tensors by path, and a skeleton of the rest, which can be copied, saved and restored.
 
 torch.distributed.checkpoint makes strings of a dictionary's keys, and optimizers count their parameters by
 ints; so the structure is kept apart from the tensors, and comes back as it was.

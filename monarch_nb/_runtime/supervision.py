@@ -1,4 +1,4 @@
-"""Describes failures that nobody waited for, and calls the hook for those that reach the root.
+"""Describes failures that no caller waited for, and calls the hook for those that reach the root.
 
 In a client, a failure never interrupts the program: the mesh is marked, the next use of it raises, and
 `unhandled_fault_hook` is called with the failure; the default writes it to stderr.

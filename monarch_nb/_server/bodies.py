@@ -1,4 +1,4 @@
-"""Reads and checks what comes in requests: each reader says in a sentence what was expected."""
+"""Reads and checks the bodies of requests: each reader says in a sentence what was expected."""
 
 from __future__ import annotations
 

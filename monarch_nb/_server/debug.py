@@ -1,5 +1,5 @@
-"""The debugger over REST and the stream: who stands where, and lines to them. A line runs code on ranks,
-so it takes the right to write.
+"""The debugger over REST and the stream: the stopped threads, and lines sent to them. A line runs code on
+ranks, so it requires the right to write.
 """
 
 from __future__ import annotations

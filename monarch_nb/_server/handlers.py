@@ -1,5 +1,5 @@
-"""REST: each handler reads what it's given, calls one function, and answers. See
-`labextension/src/protocol.ts` for what goes to and fro.
+"""The REST handlers: each reads its request, calls one function, and answers. `labextension/src/protocol.ts`
+describes the messages.
 """
 
 from __future__ import annotations

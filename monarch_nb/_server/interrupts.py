@@ -1,4 +1,4 @@
-"""Tell kernels which interrupts are meant.
+"""Tells kernels which interrupts are meant for their cells.
 
 A kernel that is shut down is interrupted first, and can't tell such an interrupt from the stop button's
 (`monarch_nb._client.kernel`). The server can: of an interrupt that somebody has asked for it tells in an

@@ -1,4 +1,4 @@
-"""The connection to one mesh's controller, as somebody who only looks on: it doesn't keep the mesh alive."""
+"""The connection to one mesh's controller as an observer: it doesn't keep the mesh alive."""
 
 from __future__ import annotations
 

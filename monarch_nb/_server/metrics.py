@@ -1,5 +1,5 @@
-"""Shows meshes on Jupyter's own `/metrics`, for Prometheus. Controllers are asked when Prometheus asks, never
-before.
+"""Exports meshes on Jupyter's own `/metrics`, for Prometheus. Controllers are asked only when Prometheus
+asks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A mesh's state as this server last heard of it, for any number of readers, each at its own speed."""
+"""A copy of a mesh's latest state in this server, for any number of readers, each at its own speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The panel as a page of its own: `monarch_nb/dashboard`, below a Jupyter server or the one of `monarch-nb
+"""The panel as a web page: `monarch_nb/dashboard`, on a Jupyter server or the server of `monarch-nb
 dashboard`.
 
 The page and its script are the same for both; what it shows comes by the same REST and WebSocket as

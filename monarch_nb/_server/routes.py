@@ -1,4 +1,4 @@
-"""The table of addresses and the handlers that answer there."""
+"""The table of addresses and their handlers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serves the one WebSocket: sends a page what it watches, as it changes.
+"""Serves the WebSocket: sends a page the changes of what it watches.
 
 For each watch at most one message is under way: the next one is sent when the browser has said `taken`. Until
 then changes are put together (state, list) or stay where they are, in the journal (logs). So a slow browser

@@ -1,4 +1,4 @@
-"""Something that one browser watches: at most one message of it is under way."""
+"""A browser's watch on one object: at most one message of it is under way."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The workspaces of this program on the hosts of one mesh: what each host has, and whether that's what the
-files hold now.
+"""The workspaces of this program on the hosts of one mesh: which version each host has, and whether it is
+current.
 """
 
 from __future__ import annotations

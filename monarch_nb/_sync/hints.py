@@ -1,5 +1,5 @@
-"""Suggests commands when a rank lacks what is here: a module of the workspace, or a file at the notebook's
-path.
+"""Suggests commands when a rank lacks a file of this machine: a module of the workspace, or a file at the
+notebook's path.
 """
 
 from __future__ import annotations

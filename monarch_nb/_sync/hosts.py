@@ -1,4 +1,6 @@
-"""A workspace on its way to one host: what is lacking there is asked, sent in pieces, and put in place."""
+"""Sends a workspace to one host: asks for the missing contents, sends them in pieces, and has them put in
+place.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Selects the files of a folder that belong to a workspace: what git knows and doesn't ignore, and what
-`.meshignore` says; never secrets, environments, or big files.
+"""Selects the files of a folder that belong to a workspace: those that git knows and doesn't ignore, and
+those that `.meshignore` names; never secrets, environments, or big files.
 
 Without git, `.gitignore` files are followed by `pathspec`. What is left out is told.
 """

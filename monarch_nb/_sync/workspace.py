@@ -1,4 +1,4 @@
-"""The notebook's workspace: a folder, what of it goes along, and what its files hold."""
+"""The notebook's workspace: a folder, the selection of its files, and their contents."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tensors that are made where a mesh is active: `with procs.activate(): torch.rand(3, 4)`. Each rank has a
-value of its own.
+"""Tensors created while a mesh is active: `with procs.activate(): torch.rand(3, 4)`. Each rank has a value of
+its own.
 """
 
 from __future__ import annotations

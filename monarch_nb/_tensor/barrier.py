@@ -1,5 +1,5 @@
-"""Settles failures: ranks that can't go on report, and wait until it's known whether all have failed at the
-same command.
+"""Handles failures: ranks that can't continue report, and wait until it's known whether all have failed at
+the same command.
 
 If all have, they are together still, and go on with the next one. If only some did, the others may wait for
 them in a collective, for good: they are stopped, meet anew, and go on behind the last command that anyone has

@@ -1,4 +1,4 @@
-"""Batches out of what data comes from: arrays, tables, queries, iterators. Memory is shared, not copied."""
+"""Makes batches from a data source: arrays, tables, queries, iterators. Memory is shared, not copied."""
 
 from __future__ import annotations
 

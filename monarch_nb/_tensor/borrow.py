@@ -1,4 +1,4 @@
-"""Streams: names for work that goes its own way, and the borrowing of tensors between them.
+"""Streams, which name independent sequences of work, and the borrowing of tensors between them.
 
 A tensor belongs to the stream that made it; an operation takes tensors of one stream. Another stream borrows
 one, to read it or to change it; until the borrow is dropped, its owner can't change it, or can't use it at

@@ -1,4 +1,4 @@
-"""One mesh's engine: what is done to its tensors becomes commands, and what ranks report becomes errors.
+"""The controller of one mesh's tensors: it turns operations into commands, and reports of ranks into errors.
 
 An operation that was done before with tensors of the same kind costs a look-up and some words. One that is
 new is propagated (see `propagation`), and its plan is told to the ranks.

@@ -1,6 +1,4 @@
-"""A tensor of a mesh as a notebook shows it: which part lies at each point of the grid. Nothing is asked of
-the ranks here.
-"""
+"""Draws a tensor of a mesh in a notebook: the part at each point of the grid. It asks the ranks nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Puts the reports of ranks together: which operation failed, on which ranks, and in which line of the
-user's.
-"""
+"""Combines the reports of ranks about a failure: the operation, the ranks, and the user's line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Batches to the ranks, ahead of their use: what a loop over a DataLoader is, for tensors of a mesh."""
+"""Sends batches to the ranks ahead of their use: the counterpart of a loop over a DataLoader, for tensors of
+a mesh.
+"""
 
 from __future__ import annotations
 

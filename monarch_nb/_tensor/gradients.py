@@ -1,4 +1,4 @@
-"""Computes gradients one at a time, and takes functions that define their own gradient."""
+"""Computes gradients one at a time, and supports functions that define their own gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The place of ranks in a mesh: coordinates along an axis as tensors, and process groups."""
+"""Coordinates of ranks along the axes of a mesh, as tensors, and process groups along axes."""
 
 from __future__ import annotations
 

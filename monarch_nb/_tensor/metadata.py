@@ -1,5 +1,5 @@
-"""Descriptions of tensors on the controller: shape, type, and how they lie on the ranks. Each exists once, so
-that comparing is `is`.
+"""Descriptions of tensors on the controller: shape, type, and layout on the ranks. Each exists once, so that
+they are compared by `is`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Modules whose parameters are tensors of a mesh. Autograd and optimiser run on the controller; each
-operation is done by all ranks on their parts.
+"""Modules whose parameters are tensors of a mesh. Autograd and optimiser run on the controller; all ranks
+execute each operation on their parts.
 
 Exact: what it computes is what one process would compute, whatever the layout. A loop that was written for
 one device doesn't change.

@@ -1,4 +1,6 @@
-"""Records where in the user's code a command was made: kept for each, looked up when something fails."""
+"""Records the place in the user's code where each command was made, to be looked up when the command
+fails.
+"""
 
 from __future__ import annotations
 

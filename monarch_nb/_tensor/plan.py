@@ -1,5 +1,5 @@
-"""Plans of operations, without their tensors: the key under which each is known, and the template that ranks
-fill in.
+"""Plans of operations, without their tensors: the key that identifies each, and the template that ranks fill
+in.
 
 Equal keys mean equal results but for data. Floats of pointwise operations aren't in the key: optimisers
 change them with every step.

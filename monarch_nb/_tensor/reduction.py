@@ -1,4 +1,4 @@
-"""Values that each rank has of its own, reduced along axes of the mesh or brought to another mesh.
+"""Reduces values that each rank has of its own along axes of the mesh, or moves them to another mesh.
 
 Nothing here knows the tensor's class: it has these functions as methods.
 """

@@ -1,4 +1,4 @@
-"""Functions of the user's on ranks, with tensors of the mesh as arguments and results."""
+"""Calls functions of the user's on ranks, with tensors of the mesh as arguments and results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places in the ranks' tables. A slot is given back when nothing on the controller refers to it any more."""
+"""The slots of the ranks' tables. A slot is freed when no object on the controller refers to it any more."""
 
 from __future__ import annotations
 

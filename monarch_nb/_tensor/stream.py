@@ -1,5 +1,5 @@
-"""The commands of one engine on their way to the ranks: when they're sent, and how far the controller may
-be ahead.
+"""Sends the commands of one engine to the ranks: it decides when they are sent, and how far the controller
+may run ahead.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A tensor of the mesh, as the controller has it: shape and type, and where its values are. What is done
-to it goes to its engine.
+"""A tensor of the mesh on the controller: its shape and type, and the place of its values. Operations on it
+are passed to its engine.
 """
 
 from __future__ import annotations

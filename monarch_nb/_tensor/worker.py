@@ -1,4 +1,6 @@
-"""The engine's two actors on each rank: one does the commands, the other one is there when that one hangs."""
+"""The engine's two actors on each rank: one executes the commands, the other one answers while the first one
+hangs.
+"""
 
 from __future__ import annotations
 

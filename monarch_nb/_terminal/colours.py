@@ -1,5 +1,5 @@
-"""No colours into pipes and files, nor anywhere if NO_COLOR is set (https://no-color.org): whatever ranks
-and tracebacks bring along.
+"""Removes colours in pipes and files, and everywhere if NO_COLOR is set (https://no-color.org), including
+those in output and tracebacks of ranks.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Prints one clear error for whatever goes wrong in a command, in the terminal's words, and the exit status
-that goes with it.
+"""Prints one clear error for any failure of a command, in the terminal's wording, and returns its exit
+status.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Implements `monarch-nb run`: runs a script on an existing mesh, or on a new one that ends with it."""
+"""Implements `monarch-nb run`: runs a script on an existing mesh, or on a new one that ends with the
+script.
+"""
 
 from __future__ import annotations
 

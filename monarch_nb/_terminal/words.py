@@ -1,5 +1,5 @@
-"""Messages in a terminal's words. The library, the controller and the ranks name what to type as a notebook
-would, `%mesh heal`; they don't know who reads it.
+"""Translates messages into the terminal's wording. The library, the controller and the ranks name commands as
+in a notebook, `%mesh heal`, because they don't know where the message is read.
 
 Who reads it in a terminal is told `monarch-nb heal NAME`, or, of what only a notebook can do, that it is for
 a notebook.

@@ -1,5 +1,5 @@
-"""Make a call: register who waits for the answers, send, and fail at once for processes that have ended.
-Answer one.
+"""Makes calls: registers who waits for the answers, sends, and fails at once for processes that have ended.
+Also answers calls.
 
 A call is made in this order, always: an answer can come as soon as the message is out, and the event of an
 end that has come before the call will not come again.

@@ -1,4 +1,4 @@
-"""Keeps the context of the running code: the message being handled, and the cell that caused it.
+"""The context of the running code: the message being handled, and the cell that caused it.
 
 One context variable, so that threads, tasks and callbacks that carry their context keep sending output to the
 right cell.

@@ -1,6 +1,5 @@
-"""The interface of the data plane that the transport needs: the data plane lies above the transport, the
-package puts it in place (`monarch_nb/__init__`), and it's loaded when something is to be sent that's worth
-it.
+"""The interface to the data plane that the transport needs. The data plane belongs to a higher room: the
+package sets it (`monarch_nb/__init__`), and it's loaded when a large value is first sent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A failure on its way to the caller: what was raised, where, and the traceback without our own frames.
+"""Encodes and decodes failures for the caller: the exception, the place, and the traceback without frames of
+this package.
 
 What is described here is the user's: its `__str__`, `__repr__` or `__reduce__` may raise anything, and its
 text or its stack may be enormous. Nothing of that gets out: a failure can always be told, and is never long.

@@ -1,5 +1,5 @@
-"""The interface by which handles on meshes use tensors of the mesh, which are a layer above.
-`monarch_nb/__init__` provides the implementation, which is loaded, with torch, when it's first needed.
+"""The interface through which handles on meshes use tensors of the mesh, which belong to a higher room.
+`monarch_nb/__init__` sets the implementation, which is loaded, with torch, when it's first needed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Determines in whose name a message is sent to a mesh."""
+"""Determines the origin of messages to a mesh: the cell or program on whose behalf they are sent."""
 
 from __future__ import annotations
 

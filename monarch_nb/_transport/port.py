@@ -1,4 +1,4 @@
-"""Ports: where a value can be sent to, as a handle that travels in messages."""
+"""Ports: addresses to which values can be sent, as handles that travel in messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The transport: one process' sockets, its routes to others, and where each arrived message goes."""
+"""The transport: one process' sockets, its routes to other processes, and the dispatch of arrived
+messages.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Explain a cell that makes no progress, without being asked: once, and again only if the answer changes.
+"""Explains a cell that makes no progress, without a request: once, and again only if the answer changes.
 
 The thread that draws displays asks ten times a second whether it's time (`tick`: two comparisons); the
 looking is done by a thread of its own, so that neither the cell nor its display waits. Whatever goes wrong

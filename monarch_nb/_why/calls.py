@@ -1,4 +1,4 @@
-"""Find out who waits for whose answer: actors, and cells that call them. Pure."""
+"""Finds out who waits for whose answer, among actors and the cells that call them. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Diagnose what is wrong: one function for each way in which a program can hang. Pure.
+"""Diagnoses hangs: one function for each way in which a program can hang. Pure.
 
 Each takes the situation and returns what it has found, in sentences; `diagnose` asks them all, the surest
 first.

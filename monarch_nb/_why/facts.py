@@ -1,4 +1,4 @@
-"""The facts that looks at ranks have shown, as dataclasses. Pure."""
+"""The facts found by inspecting ranks, as dataclasses. Pure."""
 
 from __future__ import annotations
 

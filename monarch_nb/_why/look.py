@@ -1,4 +1,4 @@
-"""Look at all ranks twice, a moment apart: what differs between the two makes progress."""
+"""Inspects all ranks twice, a moment apart: a thread that differs between the two makes progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HangReport: a table of what each rank waits for, and what that means, in sentences."""
+"""The report on a hang: a table of what each rank waits for, and the diagnoses as sentences."""
 
 from __future__ import annotations
 

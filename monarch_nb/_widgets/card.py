@@ -1,4 +1,4 @@
-"""`mesh` as the last line of a cell: a live card, and a picture of its last state that stays.
+"""`mesh` as the last line of a cell: a live card, and a static picture of its last state.
 
 One output holds four things, and each front end takes the best that it knows: our own type, which the
 JupyterLab extension draws and keeps live through the server, so that it needs no kernel; a widget, for front

@@ -1,5 +1,5 @@
-"""The card as a widget, for front ends that don't have our extension: one anywidget for all ranks; after the
-first state only changes are sent.
+"""The card as a widget, for front ends without our extension: one anywidget for all ranks; after the first
+state only changes are sent.
 
 Its buttons ask this kernel, in a thread of their own: they work while a cell runs. While nobody looks,
 nothing is sent.

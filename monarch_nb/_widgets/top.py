@@ -1,4 +1,4 @@
-"""A mesh's state again and again: `monarch-nb top`, `%mesh top`."""
+"""Displays a mesh's state periodically: `monarch-nb top`, `%mesh top`."""
 
 from __future__ import annotations
 

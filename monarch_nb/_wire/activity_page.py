@@ -1,5 +1,5 @@
 """The activity page: a rank writes its activities into a page of memory that its host process can read at any
-time, also when the rank can't answer.
+time, even if the rank can't answer.
 
     offset  bytes  field of a slot (little-endian; a page has `NUM_SLOTS` of them)
          0      4  number of changes

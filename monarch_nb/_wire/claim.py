@@ -1,5 +1,5 @@
-"""One name, once: the right to a mesh's name is a lock on a file, which the mesh's controller holds as long
-as it lives.
+"""Claims to names: a mesh's name is claimed by a lock on a file, which the mesh's controller holds as long as
+it lives.
 
 The kernel gives the lock to one process, and takes it back when that has ended, however it ended. So there's
 nothing to check before acting: who has the claim may write or remove the connection file of that name, and

@@ -1,4 +1,4 @@
-"""Values to bytes and back: plain pickle where it does, cloudpickle where it must, big buffers beside the
+"""Encodes and decodes values: plain pickle where possible, cloudpickle where needed, big buffers beside the
 message.
 
 Plain pickle takes 2 us where cloudpickle takes 20, but it would send a class of a notebook cell by its name,

@@ -1,5 +1,5 @@
-"""Stacks that a rank leaves in a file when it's sent a signal: also while something holds the interpreter's
-lock, when no Python code can run.
+"""Stacks that a rank writes into a file on a signal, even while something holds the interpreter's lock, so
+that no Python code can run.
 
 The file lies in the host process' directory, with mode 0600; `faulthandler`, which is C code in the rank's
 signal handler, appends to it. It begins with

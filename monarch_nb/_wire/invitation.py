@@ -1,4 +1,4 @@
-"""The invitation that lets hosts of an engine into a mesh: one file, the same for all of them.
+"""The invitation that admits hosts of an engine to a mesh: one file, the same for all of them.
 
 It has the addresses of the controller, its public key, and a key pair that is good for nothing but a knock.
 Whoever knocks says which key it has made for itself, so that no secret of a host ever travels; it's told its

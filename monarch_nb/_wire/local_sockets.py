@@ -1,4 +1,4 @@
-"""Frames between processes of one machine: unix sockets that keep the bounds of messages.
+"""Sends frames between processes of one machine, by unix sockets that preserve message boundaries.
 
 A process listens at one path (`LocalReceiver`); whoever sends to it connects to that path once and keeps the
 connection (`LocalSender`). The thread that sends writes into the kernel, and the kernel wakes the thread that

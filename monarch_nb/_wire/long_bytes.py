@@ -1,4 +1,4 @@
-"""Long `bytes` and `bytearray` on their way: beside the message, as arrays go.
+"""Sends long `bytes` and `bytearray` beside the message, as arrays are sent.
 
 Pickle writes them into its stream, which costs a copy into fresh pages on this side and one on the other; no
 reducer is asked about them. `persistent_id` is, so a pickler with that (`codec`) puts a `Beside` in their

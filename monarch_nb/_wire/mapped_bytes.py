@@ -1,4 +1,4 @@
-"""Long bytes that arrive without a copy: objects whose data are the pages of the sender's segment.
+"""Receives long bytes without a copy: `bytes` objects whose data are the pages of the sender's segment.
 
 CPython has no call that makes a `bytes` of memory that's there already, and a copy takes as long as the whole
 way. So the object's header is written in front of the mapped pages. Such an object isn't on the interpreter's

@@ -1,5 +1,4 @@
-"""Marks in a rank's output: which cell a stretch of bytes belongs to, and where a picture stands between the
-lines.
+"""Marks in a rank's output, which delimit the bytes of each cell, and place rich displays between the lines.
 
 What a rank prints goes through a pipe whose other end the host process holds, so that the last words of a
 crash are kept, C++ and NCCL output counts too, and order is as written. Marks are in that same pipe, so they

@@ -1,4 +1,4 @@
-"""The one message: a fixed header, then name, context, buffer table and payload, in a single frame.
+"""The message format: a fixed header, then name, context, buffer table and payload, in a single frame.
 
 A single frame is sent by one C call, so a Ctrl-C between two Python bytecodes can never tear a message in
 half. Only buffers that cross machines follow as frames of their own.

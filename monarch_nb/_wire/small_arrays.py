@@ -1,4 +1,4 @@
-"""Small tensors and arrays among basic types, the quick way: their bytes, 15 us instead of 70.
+"""A fast encoding of small tensors and arrays: their bytes among basic types, 15 us instead of 70.
 
 Only what is exactly a `torch.Tensor` or a `numpy.ndarray`, in one piece, all of its memory, and nothing else
 besides values: so there's nothing that the general way (`codec`) would keep and this one would lose. What

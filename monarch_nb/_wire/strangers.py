@@ -1,4 +1,4 @@
-"""Connections to a port of ours that haven't shown a known key: their cost is bounded.
+"""Connections to a listening port that haven't shown a known key yet: their cost is bounded.
 
 They're cut after `HANDSHAKE_S`, or when there are too many: of the address with the most, the one that came
 first, so that nobody keeps hosts of other addresses out. What each may have in memory is one frame.

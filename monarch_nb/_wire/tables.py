@@ -1,4 +1,4 @@
-"""Tables on their way: their columns travel as buffers, as arrays do, and what arrives has the same types.
+"""Encodes tables: their columns are sent as buffers, like arrays, and arrive with the same types.
 
 Arrow pickles its buffers by itself, but a slice takes along all that it was cut from; so a slice is written
 anew. Polars would serialize itself within pickle, at a fraction of the speed: it goes as Arrow, which shares

@@ -1,4 +1,4 @@
-"""Contents that have come to this host become files: written with all that they are to be, then renamed."""
+"""Makes files of the contents that have arrived on this host: each is written completely, then renamed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders below a folder, opened component by component: a rank may have put a link anywhere, and none is
+"""Opens folders below a folder, component by component: a rank may have put a link anywhere, and none is
 followed.
 """
 

@@ -1,5 +1,6 @@
-"""Folders below a workspace's, opened one after the other; the last one stays open, for files come folder by
-folder."""
+"""Opens folders below a workspace's one after the other; the last one stays open, because files arrive folder
+by folder.
+"""
 
 from __future__ import annotations
 

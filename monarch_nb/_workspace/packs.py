@@ -1,4 +1,4 @@
-"""Small contents that have come together: one file each time, whose first line says what lies where in it.
+"""Packs of small contents: one file each, whose first line lists the place of each content.
 
 So many small files cost as many system calls as packs, not as files, until they are put in place.
 """

@@ -1,5 +1,5 @@
-"""Contents that have arrived, until they're put in place: each under its sha256, and only when all of it is
-there and right.
+"""Contents that have arrived but aren't in place yet: each under its sha256, and only once it is complete and
+verified.
 
 What is complete survives a crash, so a transfer goes on where it has ended.
 """

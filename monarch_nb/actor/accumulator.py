@@ -1,4 +1,4 @@
-"""Combine the answers of a mesh as they come."""
+"""Combines the answers of a mesh in the order of their arrival."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mesh in use: what `with mesh.activate():` sets.
+"""The active mesh, which `with mesh.activate():` sets.
 
 What it does to torch's functions is a matter of tensors of the mesh, which lie above this.
 """

@@ -1,4 +1,4 @@
-"""Actors: what runs in ranks, and the mesh of them that a caller holds."""
+"""Actors, which run in ranks, and the actor mesh, which is the caller's handle on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A future as `concurrent.futures.wait` and `as_completed` see it."""
+"""The part of a future that `concurrent.futures.wait` and `as_completed` use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base class of actors whose state survives them."""
+"""The base class of actors whose state is saved and restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Controllers: named singletons, one actor of a name in the whole mesh. Whoever asks first spawns it."""
+"""Controllers: named singletons, one actor of a name in the whole mesh. The first program that asks for one
+spawns it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Endpoints: methods of actors that can be called from elsewhere, and the ways to call them.
+"""Endpoints: methods of actors that other processes can call, and the ways to call them.
 
 call       all actors of the mesh; a ValueMesh
 call_one   the only actor of a mesh of one

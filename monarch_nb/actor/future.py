@@ -1,4 +1,4 @@
-"""A value that is on its way. Works the same in a script, a notebook cell, an `await`, and inside an
+"""The future of an answer. It works the same in a script, a notebook cell, an `await`, and inside an
 endpoint.
 """
 

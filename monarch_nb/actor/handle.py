@@ -1,5 +1,5 @@
 """The base class of handles on meshes: placement of the members, this process' transport to them, and the
-actor that has spawned them.
+actor that owns them.
 
 A handle's names are its users' (an endpoint is an attribute of its actor mesh), so what the rest of the
 package needs of a handle it gets by the functions of this module. One that has come in a message connects

@@ -1,4 +1,4 @@
-"""A mesh of hosts: where processes are started."""
+"""A mesh of hosts, on which processes are spawned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C while a call is waited for: the ranks at work are interrupted, too.
+"""Ctrl-C during the wait for a call: the ranks at work are interrupted, too.
 
 The steps are those of a cell (`_host.controller.escalation`): a KeyboardInterrupt where the endpoint or
 function runs; after `INTERRUPT_S`, collectives are aborted on all ranks of the call; after `ABORT_S` more the

@@ -1,5 +1,5 @@
-"""The placement of a mesh's members on processes. Pure: made once, replaced as a whole when a mesh gets other
-sizes.
+"""The placement of a mesh's members on processes. Pure: it never changes, and is replaced as a whole when the
+mesh's sizes change.
 """
 
 from __future__ import annotations

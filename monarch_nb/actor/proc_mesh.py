@@ -1,4 +1,4 @@
-"""A mesh of processes: where actors are spawned and functions run."""
+"""A mesh of processes, on which actors are spawned and functions run."""
 
 from __future__ import annotations
 

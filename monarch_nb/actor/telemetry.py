@@ -1,5 +1,5 @@
-"""Spans and meters: what a program says of itself. Spans are in the profiles of cells, and in
-OpenTelemetry's traces where a program uses that.
+"""Spans and meters of the user's program. Spans are recorded in the profiles of cells, and in OpenTelemetry's
+traces where a program uses that.
 """
 
 from __future__ import annotations

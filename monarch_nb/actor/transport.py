@@ -1,4 +1,4 @@
-"""`enable_transport`: here, a mesh chooses by itself how its messages travel."""
+"""`enable_transport`, for compatibility with Monarch: a mesh chooses the transport of its messages itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses of workers, as people write them: where a worker listens, and where programs find it.
+"""Addresses of workers in the user's syntax: where a worker listens, and where programs reach it.
 
 tcp://10.0.0.5:7000         a port, on an address of this machine; tcp://[fd00::5]:7000, tcp://name:7000
 tcp://10.0.0.5:fd3          a socket that listens already, inherited as descriptor 3

@@ -1,4 +1,4 @@
-"""Bringing folders of this program's to hosts, as Monarch spells it: `HostMesh.sync_workspace`."""
+"""Copies folders of this program to hosts, under Monarch's name: `HostMesh.sync_workspace`."""
 
 from __future__ import annotations
 

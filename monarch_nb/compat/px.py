@@ -1,4 +1,4 @@
-"""`%px`, `%%px` and `%autopx`: each is what `%%mesh` and `%mesh auto` do, under ipyparallel's name."""
+"""`%px`, `%%px` and `%autopx`: ipyparallel's names for `%%mesh` and `%mesh auto`."""
 
 from __future__ import annotations
 

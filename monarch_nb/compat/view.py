@@ -1,5 +1,5 @@
-"""A client and views as ipyparallel has them, on a mesh of ours: code that was written for them goes on, and
-turns into calls of the mesh one by one.
+"""A client and views with ipyparallel's interface, on a mesh: existing code keeps working, and can be
+converted to calls of the mesh one by one.
 """
 
 from __future__ import annotations

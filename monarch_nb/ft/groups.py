@@ -1,4 +1,4 @@
-"""Replica groups: set up, run, and put back one by one."""
+"""Replica groups: their setup, their run, and their restart one by one."""
 
 from __future__ import annotations
 

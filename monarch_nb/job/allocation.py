@@ -1,5 +1,5 @@
-"""Records of what was asked for and had: a file for each mesh that runs on hosts of an engine. They outlive
-the program that has asked, so nothing is forgotten.
+"""Records of requests for hosts and of the hosts obtained: a file for each mesh that runs on hosts of an
+engine. The files outlive the program, so that no host is forgotten.
 
 JSON, of mode 0600; what lies there is believed only if it's ours and says what a record says.
 """

@@ -1,4 +1,4 @@
-"""The base class of jobs, which can be asked for hosts, say how they are, and give them back."""
+"""The base class of jobs, which obtain hosts, report their state, and release them."""
 
 from __future__ import annotations
 

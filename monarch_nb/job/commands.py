@@ -1,4 +1,4 @@
-"""Programs that aren't Python functions, run on the hosts of a job."""
+"""Runs programs that aren't Python functions on the hosts of a job."""
 
 from __future__ import annotations
 

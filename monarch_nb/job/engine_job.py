@@ -1,4 +1,6 @@
-"""Jobs on hosts of an engine, by Monarch's names: a program's own, given back when it kills them."""
+"""Jobs on hosts of an engine, under Monarch's names: they belong to the program, and release their hosts when
+they are killed.
+"""
 
 from __future__ import annotations
 

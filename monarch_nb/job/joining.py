@@ -1,5 +1,5 @@
-"""Hosts of an engine: places are reserved in a mesh, the engine is asked, and hosts are waited for until
-they have joined.
+"""Obtains hosts from an engine: reserves places in a mesh, asks the engine, and waits until the hosts have
+joined.
 """
 
 from __future__ import annotations

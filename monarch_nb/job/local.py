@@ -1,4 +1,4 @@
-"""This machine as a job: one host, which is there already."""
+"""This machine as a job: one host, which exists already."""
 
 from __future__ import annotations
 

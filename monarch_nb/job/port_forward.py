@@ -1,5 +1,5 @@
-"""TCP ports of ranks, reachable from other ranks, or from this program's machine: bytes go through the
-mesh's own messages, encrypted between machines.
+"""Forwards TCP ports of ranks to other ranks, or to this program's machine: bytes travel in the mesh's own
+messages, encrypted between machines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Several hosts on one machine: host processes that talk tcp with CURVE, as on real machines.
+"""Several hosts on one machine: host processes that communicate by tcp with CURVE, as on real machines.
 
 For tests, and to try out what a program does on several hosts before there are any.
 """

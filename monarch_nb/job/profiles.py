@@ -1,4 +1,4 @@
-"""Profiles: what somebody calls a cluster, and how hosts are had there. They lie in `clusters.toml`.
+"""Profiles of clusters in `clusters.toml`: the name of a cluster, and how its hosts are obtained.
 
 A profile runs commands, so the file is never looked for in the working directory, and one that others could
 have written isn't read.

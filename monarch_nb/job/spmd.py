@@ -1,5 +1,5 @@
-"""torchrun's command lines as jobs: `serve` gets the hosts, `run_spmd` runs the script, again and again on
-the same warm processes.
+"""torchrun's command lines as jobs: `serve` obtains the hosts, `run_spmd` runs the script, repeatedly on the
+same warm processes.
 
     >>> from monarch_nb.job.spmd import serve
     >>> job = serve(["torchrun", "--nproc-per-node=4", "train.py", "--lr", "0.1"])   # doctest: +SKIP

@@ -1,5 +1,5 @@
-"""Rendezvous of processes that torchrun has started (or srun, or whatever sets RANK, WORLD_SIZE, MASTER_ADDR
-and MASTER_PORT), by which each of their nodes gets the invitation to a mesh.
+"""Rendezvous of processes started by torchrun (or srun, or anything else that sets RANK, WORLD_SIZE,
+MASTER_ADDR and MASTER_PORT), through which each of their nodes gets the invitation to a mesh.
 
 They meet at torch's store, which is plain and open to all who reach it. So nothing but public keys and
 addresses is written there; the invitation is handed out by a socket of rank 0 that lets in those keys only,

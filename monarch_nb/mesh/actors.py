@@ -1,4 +1,4 @@
-"""The actors that run on a mesh, by name: a notebook that comes back finds them again."""
+"""The actors that run on a mesh, by name, so that a returning notebook finds them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Cells that run on every mesh that this program starts later: `%%mesh --always`. Ranks that heal or grow
-are the controller's business (`_host.controller.definitions`).
+"""Cells that run on every mesh that this program starts later: `%%mesh --always`. The controller runs them on
+ranks that are healed or added (`_host.controller.definitions`).
 """
 
 from __future__ import annotations

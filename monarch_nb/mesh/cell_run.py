@@ -1,5 +1,6 @@
-"""One run of a cell, as a client sees it: the controller runs it; here it is waited for, interrupted, and
-turned into a result or an error."""
+"""A run of a cell, as a client sees it: the controller runs the cell; the client waits for it, interrupts it,
+and turns its end into a result or an error.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells of a mesh: started, waited for, interrupted, profiled."""
+"""Runs cells on a mesh: starts, waits for, interrupts and profiles them."""
 
 from __future__ import annotations
 

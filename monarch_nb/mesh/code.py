@@ -1,4 +1,4 @@
-"""The code that ranks run: files brought to the hosts, modules reloaded."""
+"""The code that ranks run: copies files to the hosts, and reloads modules."""
 
 from __future__ import annotations
 

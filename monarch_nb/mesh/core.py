@@ -1,4 +1,4 @@
-"""Mesh: a ProcMesh with a name, cells, variables, a journal, and a life of its own.
+"""The class Mesh: a ProcMesh with a name, cells, variables, a journal, and a lifetime of its own.
 
 Each part of a mesh is a class of its own (`Cells`, `Namespace`, `Debugging` ...), and what users type most
 often is also a name of the mesh: `mesh.run(...)` is `mesh.cells.run(...)`. The part has the code, and the

@@ -1,4 +1,6 @@
-"""Diagnosis of a mesh: stacks, hangs, paths for bytes, differences between ranks and between hosts."""
+"""Diagnosis of a mesh: stacks, hangs, paths of the data plane, differences between ranks and between
+hosts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A method of a mesh that one of its parts does: written once, with its signature and its text."""
+"""Methods of a mesh that one of its parts implements: written once, with signature and docstring."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""In what hosts differ from this program, found out in the background when it has started a mesh or attached
-to one: packages, Python itself, and copies of the workspace that were brought there earlier.
+"""Differences between hosts and this program, determined in the background when the program has started a
+mesh or attached to one: packages, Python itself, and earlier copies of the workspace.
 
 What is found is said in one line, and stands in the mesh's status, where panel and card show it. Hosts that
 run this program's own environment, as those of one machine do, answer at once.

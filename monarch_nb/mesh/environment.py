@@ -1,4 +1,4 @@
-"""Compare what ranks run with: versions, variables, code, GPU drivers, settings, limits."""
+"""Compares the environments of ranks: versions, variables, code, GPU drivers, settings, limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A notebook, or a script for torchrun, made of the journal's cells."""
+"""Exports the journal's cells as a notebook, or as a script for torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mesh that is up gets more hosts or ranks, or does with fewer; hosts that it has no use for go back to
+"""Adds hosts or ranks to a running mesh, or removes some; hosts that are no longer needed are returned to
 their engine.
 """
 

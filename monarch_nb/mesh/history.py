@@ -1,4 +1,4 @@
-"""The journal of a mesh: what ran on it, what was missed, logs, and a notebook or a script made of it."""
+"""The journal of a mesh: what ran on it, what was missed, logs, and its export as a notebook or a script."""
 
 from __future__ import annotations
 

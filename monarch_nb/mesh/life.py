@@ -1,4 +1,4 @@
-"""The life of a mesh: its state, ranks that are put back, its lease and its end."""
+"""The life cycle of a mesh: its state, the healing of ranks, its lease and its end."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The meshes of this user, a row each: how big, how they are, how old, who has started them. All are asked
-at once, and none can hold up the others.
+"""Lists the meshes of this user, a row each: size, state, age, creator. All are asked at once, so that none
+delays the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pages of the ranks' printed output: backwards from the end, and on from a position.
+"""Pages of the ranks' output: backwards from the end, and forwards from a position.
 
 The pages of a log view. `History.logs` is for reading on and on.
 """

@@ -1,4 +1,4 @@
-"""The cells' namespace on the ranks of a mesh: variables go there, and come from there."""
+"""The namespace of cells on the ranks of a mesh: pushes variables to it, and pulls them from it."""
 
 from __future__ import annotations
 

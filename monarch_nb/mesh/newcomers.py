@@ -1,5 +1,5 @@
-"""Hosts that have joined, or taken a lost one's place, since the others were given files and an environment:
-they get the workspace, too, and are compared with this program as those of a mesh that starts.
+"""Brings hosts that have joined later, or replaced a lost host, up to date: they get the workspace, and are
+compared with this program, like those of a mesh that starts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Meshes on hosts of an engine: asked for, waited for, joined, and never forgotten.
+"""Meshes on hosts of an engine: requests hosts, waits for them, starts ranks on them, and keeps a record of
+them.
 
 The controller is on this machine, and hosts dial it. It has the mesh's name from the moment hosts are asked
 for, so a request that waits in a queue outlives the program that has made it: whoever types `%mesh start

@@ -1,4 +1,4 @@
-"""The display of a mesh that is the last line of a notebook's cell."""
+"""Displays a mesh that is the last line of a notebook's cell."""
 
 from __future__ import annotations
 

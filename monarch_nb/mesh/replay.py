@@ -1,6 +1,4 @@
-"""Giving ranks that were started anew what cells had given them: the cells of the journal are run there
-again.
-"""
+"""Restores the state that cells gave to ranks which were restarted: the journal's cells run there again."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Start of a mesh that runs: what was asked for is taken on where that can be done, and refused where it
-can't; nothing is dropped.
+"""`start` with the name of a running mesh: each option is applied where that is possible, and refused where
+it isn't; none is ignored.
 """
 
 from __future__ import annotations

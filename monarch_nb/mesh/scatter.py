@@ -1,4 +1,4 @@
-"""Data cut into a part for each rank: tensors, arrays, lists and tables, which stay what they are."""
+"""Splits data into a part for each rank: tensors, arrays, lists and tables, which keep their types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts on a mesh: what torchrun would start, on ranks that are warm."""
+"""Runs scripts on a mesh as torchrun would, on warm ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts a mesh, and finds one that runs."""
+"""Starts a mesh, or attaches to a running one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""New code on all ranks: which modules were reloaded where, and what ranks do by themselves about files
-that change.
+"""Brings new code to all ranks: reports which modules were reloaded where, and sets how ranks react to
+changed files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The operators of a cell, folded over ranks: who spends how much in what, and which rank the most."""
+"""Operators of a cell, folded over ranks: their total time, and the rank that spent most."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Several transfers that are one for whoever waits: those that a path does in one go are put together, and
-some run at a time.
-"""
+"""Several transfers with one result: those that a path can fuse are combined, and a few run at a time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`RDMABuffer`: memory that others may read and write. The handle travels in messages, the bytes by the
-best way there is.
+"""`RDMABuffer`: memory that other processes may read and write. The handle travels in messages, the bytes by
+the best path.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The data plane of one process: what it has registered, which ways it knows, and the threads that move
-bytes.
+"""The data plane of one process: its registrations, its paths, and the threads that move bytes.
 
 Made when first used. Small transfers by a quick path are done in the thread that asks for them, for a
 hand-over costs more than they do; others in threads of their own, so that an event loop goes on meanwhile.

@@ -1,4 +1,4 @@
-"""Extract big arrays from a value, and restore them: the value travels in a message, the arrays as
+"""Extracts big arrays from a value, and restores them: the value travels in a message, the arrays as
 buffers.
 """
 

@@ -1,5 +1,4 @@
-"""Describe a buffer in messages, in place of its bytes: who owns them, where they are, and the key that says
-whether they're still there.
+"""Describes a buffer in messages: its owner, its location, and the key that shows whether it still exists.
 
 Three numbers make a handle safe to keep. `process` names one run of one program, so that a rank that was
 respawned, or another program with its pid, is not mistaken for the owner. `key` names one registration; the

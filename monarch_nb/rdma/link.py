@@ -1,5 +1,5 @@
-"""Links the data plane of one process to those of others, and says who this process is. The mesh's messages
-do both; a test may do it otherwise.
+"""Connects the data plane of one process to those of others, and identifies this process. The mesh's messages
+do both; tests have another implementation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A `Future` whose value some thread of this process sets: `.get()`, `await` and callbacks, without a
+"""A `Future` whose value a thread of this process sets: `.get()`, `await` and callbacks, without a
 message.
 """
 

@@ -1,4 +1,5 @@
-"""Whole models: `publish` says where each tensor's shards are, `load_into` reads what a rank needs of them.
+"""Published models: `publish` describes where each tensor's shards are, `load_into` reads the parts that a
+rank needs.
 
 The two sides may be sharded differently, over meshes of different shapes: each reader takes, for each of its
 shards, just the parts that overlap, straight out of the owners' memory into its own. Where several ranks have

@@ -1,5 +1,5 @@
-"""Types of questions of one data plane to another: a path has its own questions beside its code; here are
-those that every process answers.
+"""Types of requests between data planes: a path's own requests are beside its code; here are those that every
+process answers.
 
 Questions travel as calls of the mesh's messages do, encoded by the sender: some hold a handle of the user's,
 such as a mesh. Each names who answers it: a path, or one of `DataPlane.services`.

@@ -1,4 +1,4 @@
-"""Keeps the memory that this process has registered: its keys, and each path's registration of it."""
+"""Keeps the memory registrations of this process: their keys, and each path's registration of them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Send big arguments and results to other machines: the message says where the bytes are, and whoever opens
-it fetches them by the best path.
+"""Sends big arguments and results to other machines: the message describes where the bytes are, and the
+receiver fetches them by the best path when it decodes the message.
 
 Without this they'd go through both host processes, encrypted. The sender keeps a copy, as of every message,
 until all receivers have fetched it or have ended.

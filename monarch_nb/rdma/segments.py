@@ -1,4 +1,4 @@
-"""Memory that others can map: `empty` allocates it, and whoever reads a buffer of it needs no copy."""
+"""Memory that other processes can map: `empty` allocates it, and a reader of a buffer of it needs no copy."""
 
 from __future__ import annotations
 

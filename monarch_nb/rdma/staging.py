@@ -1,5 +1,5 @@
-"""Moves memory that a path can't take in place: GPU memory where it only knows the host's, and elements
-strewn so thinly that one by one costs more than a copy.
+"""Moves memory that a path can't take in place: GPU memory where it supports only the host's, and scattered
+elements whose individual transfer costs more than a copy.
 """
 
 from __future__ import annotations

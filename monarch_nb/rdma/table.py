@@ -1,5 +1,5 @@
-"""Keep which registrations hold, in a table in shared memory that the owner writes and everybody on its
-machine may read.
+"""A table of valid registrations, in shared memory that the owner writes and every process on its machine may
+read.
 
 So a reader on the same machine needs no word of the owner to learn that a buffer was dropped, and a NIC can
 read the line, too. A line is one 64-bit key; 0: free. The owner clears the line *before* it lets the memory

@@ -1,5 +1,6 @@
-"""Count what this process has moved, by path: a rank notes it on its activity page, where its host process
-reads it."""
+"""Counts the bytes that this process has moved, by path: a rank writes them to its activity page, where its
+host process reads them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transfer on its way, and the receipt that says how it went."""
+"""A transfer in progress, and the receipt that describes its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts that are used more than once, or never: a replay buffer."""
+"""A replay buffer: rollouts that may be used several times, or never."""
 
 from __future__ import annotations
 

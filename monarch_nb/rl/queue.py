@@ -1,4 +1,4 @@
-"""Rollouts on their way from generators to trainers: each is used once."""
+"""A queue of rollouts from generators to trainers: each is used once."""
 
 from __future__ import annotations
 

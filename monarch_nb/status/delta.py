@@ -1,4 +1,4 @@
-"""The changes of a mesh's state: found by whoever publishes it, applied by whoever shows it."""
+"""The changes of a mesh's state: computed by the publisher, applied by displays."""
 
 from __future__ import annotations
 

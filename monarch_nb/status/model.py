@@ -1,4 +1,4 @@
-"""The one snapshot of a mesh, as data: everything that shows its state renders this.
+"""The snapshot of a mesh as data: everything that displays its state renders this.
 
 The controller makes it (`_host/controller/status_publisher`), `Mesh.status()` returns it, and text, widget,
 server extension, sidebar and command line show it. Times are seconds since the epoch, durations seconds,

@@ -1,4 +1,4 @@
-"""A mesh's state in words, and what a rank does."""
+"""Describes a mesh's state, and the activity of a rank, in words."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Breaks things on purpose: kill, stop, crash, starve or slow down ranks, cut off hosts; at random, but the
-same again with the same seed.
+"""Injects faults: kills, stops, crashes, starves or slows down ranks, disconnects hosts; at random, but
+reproducibly with a given seed.
 
 Example:
     >>> chaos = Chaos(mesh, seed=7)                          # doctest: +SKIP

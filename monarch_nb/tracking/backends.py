@@ -1,4 +1,4 @@
-"""TensorBoard, Weights & Biases and MLflow, as far as a run needs them. Each is imported where it's used."""
+"""TensorBoard, Weights & Biases and MLflow, as far as a run needs them. Each is imported at its first use."""
 
 from __future__ import annotations
 

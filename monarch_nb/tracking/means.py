@@ -1,4 +1,4 @@
-"""The mean over ranks of a value, once all have reported it."""
+"""Computes the mean of a value over ranks, once all have reported it."""
 
 from __future__ import annotations
 

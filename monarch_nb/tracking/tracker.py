@@ -1,5 +1,5 @@
-"""`monarch_nb.track`: one run for all ranks. An actor on the first rank has it, so that it outlives the
-notebook; other ranks send their values there.
+"""`monarch_nb.track`: one run for all ranks. An actor on the first rank holds it, so that it outlives the
+notebook; other ranks send their values to that actor.
 """
 
 from __future__ import annotations

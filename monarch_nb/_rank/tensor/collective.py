@@ -1,4 +1,6 @@
-"""Values of a rank's own that are reduced along an axis of a mesh, or go from rank to rank."""
+"""Collectives on values that each rank has of its own: reductions along an axis of a mesh, and transfers
+between ranks.
+"""
 
 from __future__ import annotations
 

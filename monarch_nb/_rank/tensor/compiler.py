@@ -1,5 +1,5 @@
-"""A plan becomes a Python function: `f(t, b, i)` does the command at position `i` of the words `b` on table
-`t`, and returns where the next one is.
+"""Compiles a plan into a Python function: `f(t, b, i)` executes the command at position `i` of the words `b`
+on table `t`, and returns the position of the next command.
 
 Generated, because reading slots, calling and writing slots then costs hardly more than the operation.
 """

@@ -1,5 +1,5 @@
-"""Device meshes whose process groups are the engine's own: a default process group isn't needed, and the
-user's, if there is one, isn't touched.
+"""Device meshes with the engine's own process groups: they need no default process group, and leave the
+user's alone.
 
 Private names of torch are used here: a DeviceMesh makes groups of the default one only.
 """

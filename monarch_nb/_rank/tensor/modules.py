@@ -1,4 +1,5 @@
-"""Modules on a rank: made once as a strategy says, then each forward is one command, each backward another.
+"""Modules on a rank: constructed once by a strategy's specification, then each forward is one command, each
+backward another.
 
 What parallelises them is torch's own, unmodified: DistributedDataParallel, fully_shard, checkpoint, compile.
 """

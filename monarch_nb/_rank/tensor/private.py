@@ -1,5 +1,5 @@
-"""The private names of torch that tensors of a mesh need, in one place: a new torch that has moved one fails
-here, by its name.
+"""The private names of torch that tensors of a mesh need, in one module: a new version of torch that has
+moved one fails here, with that name.
 
 DTensor's rules, wrapper subclasses and process groups without a default one have no public way.
 """

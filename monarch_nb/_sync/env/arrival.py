@@ -1,5 +1,5 @@
-"""Receives an environment on a host that has no Python of its own: run there by the interpreter that has been
-sent ahead, it speaks with the notebook's machine by standard input and output.
+"""Receives an environment on a host without Python. The interpreter sent ahead runs this module, which
+communicates with the notebook's machine by standard input and output.
 
 Needs the standard library and the modules of `SHIPPED` only. What is said, in this order:
 

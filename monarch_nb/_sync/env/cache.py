@@ -1,4 +1,4 @@
-"""Caches the hashes of files as they were last read: a row for each inode, in SQLite.
+"""Caches the hashes of files: a row for each inode, in SQLite.
 
 A row counts while size and modification time are equal, and the inode's change time, too, if the number of
 links is: making one more uv environment links all files of the others once more, which changes their change

@@ -1,5 +1,5 @@
-"""Removes from a store what nobody uses: prefixes, the longest unused first, then content that no prefix
-links to.
+"""Removes unused content from a store: prefixes, the longest unused first, then content that no prefix links
+to.
 """
 
 from __future__ import annotations

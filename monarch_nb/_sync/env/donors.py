@@ -1,5 +1,5 @@
-"""Takes content that a host has already, outside its store: in environments of its own, in caches of uv and
-conda. What isn't sent is found by its content, never by a version.
+"""Finds needed content on a host outside its store: in the host's own environments, in caches of uv and
+conda. Content is identified by its digest, never by a version.
 
 A file is read only if its name and its size are those of content that is lacking. It's copied, never linked:
 a link would let whoever owns the file change the store, and the store's mode and time would change the file.

@@ -1,5 +1,5 @@
-"""The trees that an interpreter is made of. Each entry of `sys.path` is in one, or is named as not covered:
-nothing is missed silently.
+"""The directory trees that an interpreter consists of. Each entry of `sys.path` is in one, or is reported as
+not covered: nothing is left out silently.
 
 ========  ====================================================================================
 env       the environment: a conda prefix (with its Python), or a venv (whose Python is in `base`)

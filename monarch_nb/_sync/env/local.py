@@ -1,4 +1,6 @@
-"""An environment of this machine in a store of this machine: to carry it to a host that can't be reached."""
+"""Puts an environment of this machine into a store on this machine, to carry it to a host that can't be
+reached.
+"""
 
 from __future__ import annotations
 

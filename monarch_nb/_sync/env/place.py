@@ -1,5 +1,6 @@
-"""Prefixes: made of a store's content at their final path, tested there, and complete when the manifest lies
-beside them."""
+"""Prefixes: made of a store's content at their final path, tested there, and complete once the manifest lies
+beside them.
+"""
 
 from __future__ import annotations
 

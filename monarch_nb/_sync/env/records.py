@@ -1,5 +1,4 @@
-"""Reads the records of installers about what they installed: `RECORD` of wheels, `conda-meta` of conda
-packages.
+"""Reads installers' records of installed files: `RECORD` of wheels, `conda-meta` of conda packages.
 
 A claim is the content of a file as its installer knows it. It's believed without reading the file if the file
 looks untouched since:

@@ -1,5 +1,5 @@
-"""The manifest of layers. What a record of an installer knows isn't read, what was hashed before isn't read
-again.
+"""Makes the manifest of layers. Files described by an installer's record aren't read, files hashed before
+aren't read again.
 
 On two idle cores an environment with torch (50,000 files, 1.8 GB) takes about 3 s of CPU the first time, then
 less than 1 s.

@@ -1,5 +1,5 @@
-"""Files with a prefix's path in them: the path is cut out here, and that of another prefix put in there.
-Pure.
+"""Files that contain a prefix's path: the path is replaced by a placeholder here, and by another prefix's
+path there. Pure.
 
 A template is a line of JSON, then the file without the paths. There are two sorts:
 

@@ -1,5 +1,5 @@
-"""Prepares files for sending: unchanged, or made independent of where they lay. A file is read and treated in
-one place, here.
+"""Prepares files for sending: unchanged, or made independent of their location. Files are read and treated
+only here.
 
 The bytes that are hashed for a manifest and those that are sent later are made by the same function, so that
 they agree.

@@ -1,5 +1,5 @@
-"""Selects the files of a layer that are sent: a walk that leaves out what is another layer's, what tests the
-interpreter, and what is private.
+"""Selects the files of a layer that are sent: a walk that excludes other layers, the interpreter's tests, and
+private files.
 """
 
 from __future__ import annotations

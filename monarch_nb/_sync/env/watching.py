@@ -1,5 +1,5 @@
-"""Notices that something was installed into the environment of this process, or edited in it, without looking
-at its files.
+"""Detects that a package was installed into this process' environment, or edited in it, without reading its
+files.
 
 inotify looks after its directories: what is read from it right before a cell misses no change. Byte code
 counts as nothing: importing a module writes it. Directories of code, such as sources of editable installs,

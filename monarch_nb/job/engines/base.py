@@ -1,4 +1,4 @@
-"""The base class of engines, which have hosts, give them, say how they are and take them back.
+"""The base class of engines, which provide hosts, report their state and take them back.
 
 Pure policy: no sockets, and nothing of it runs in a host process. `look` is the only truth about an
 allocation; no state is inferred from silence.

@@ -1,4 +1,4 @@
-"""Hosts by commands that a profile gives: for what has no engine of its own.
+"""Hosts obtained by the commands of a profile, for schedulers without an engine of their own.
 
 Either a command for each host (`start`, with {host} and {script}), or a batch system's (`submit`, `look`,
 `end`, with {id}): `submit` gets the job's script on its standard input and answers with a number; `look`

@@ -1,4 +1,4 @@
-"""Hosts by Kubernetes: a job whose pods run the launcher, and a secret with the invitation."""
+"""Hosts from Kubernetes: a job whose pods run the launcher, and a secret with the invitation."""
 
 from __future__ import annotations
 

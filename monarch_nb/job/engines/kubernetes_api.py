@@ -1,4 +1,5 @@
-"""Requests to a Kubernetes API server, by the official client; answers as types of ours.
+"""Requests to a Kubernetes API server, by the official client; answers are converted to types of this
+package.
 
 Imported where it's used: the client takes most of a second to load.
 """

@@ -1,5 +1,5 @@
-"""The Kubernetes objects of a request for hosts: a job whose pods are the hosts, and a secret that lets them
-in.
+"""The Kubernetes objects of a request for hosts: a job whose pods are the hosts, and a secret that admits
+them.
 
 A job and no StatefulSet: its pods end when their mesh does, and give their GPUs back without anybody's doing;
 a StatefulSet would start them again for ever. A job needs no names of hosts either, because hosts dial the

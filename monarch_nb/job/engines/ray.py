@@ -1,4 +1,6 @@
-"""Hosts by Ray: a placement group that spreads over nodes, and on each an actor that runs the launcher."""
+"""Hosts from Ray: a placement group that spreads over nodes, and on each node an actor that runs the
+launcher.
+"""
 
 from __future__ import annotations
 

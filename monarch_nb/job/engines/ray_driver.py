@@ -1,4 +1,4 @@
-"""Requests to Ray, in a process of their own: the program that starts a mesh may use Ray in its own way.
+"""Requests to Ray, in a separate process: the program that starts a mesh may use Ray differently.
 
 Run as a file, by an interpreter that has ray and may have nothing else of ours: a request is read as JSON
 from standard input, and answered as JSON in the last line of standard output.

@@ -1,4 +1,6 @@
-"""Commands of engines: run here or on a login node, with a time limit, and what is run on a host."""
+"""Commands of engines: run on this machine or on a login node, with a time limit, and the command line of a
+host.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slurm, by its own commands: here, or on a login node by ssh.
+"""Hosts from Slurm, by its own commands: on this machine, or on a login node by ssh.
 
 One job a mesh; `srun` starts the launcher once on each node, and its standard input, which all of them get,
 is the invitation. So no secret lies in an argument, a variable or a shared file. The job ends when its host

@@ -1,5 +1,5 @@
-"""Hosts that one can log in to, by OpenSSH: the user's configuration, agents, jump hosts and hardware keys
-work as in a terminal.
+"""Hosts reached by OpenSSH: the user's configuration, agents, jump hosts and hardware keys work as in a
+terminal.
 """
 
 from __future__ import annotations

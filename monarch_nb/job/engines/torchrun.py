@@ -1,4 +1,4 @@
-"""Hosts that torchrun has started: each node's first process runs a launcher, and they end with it."""
+"""Hosts that torchrun has started: each node's first process runs a launcher, and the hosts end with it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A host's agent: a process in a group of its own, in no mesh's count of ranks. It runs nothing that it
-receives but the test of a prefix."""
+"""The agent of a host: a process in a group of its own, which isn't counted as a rank. It runs nothing that
+it receives but the test of a prefix.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agents of one piece of work: a process on each host, which ends with it."""
+"""The agents of one task: a process on each host, which ends with the task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebook's environment goes to machines that have no Python: `sh` and `tar` are enough.
+"""Sends the notebook's environment to machines without Python: `sh` and `tar` are enough.
 
 Three scripts run there, one after the other: one says where the store is, and whether an interpreter is in
 it; `tar` unpacks our receiver (`_sync/env/arrival`), and an interpreter if there's none; that one receives

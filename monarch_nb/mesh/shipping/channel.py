@@ -1,4 +1,6 @@
-"""A command that runs a shell on another machine, as a channel for bytes: nothing of ours is needed there."""
+"""A channel for bytes through a command that runs a shell on another machine, which needs nothing of this
+package.
+"""
 
 from __future__ import annotations
 

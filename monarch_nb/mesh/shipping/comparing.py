@@ -1,4 +1,4 @@
-"""Packages that hosts have otherwise than this program: by host, not by rank."""
+"""Packages that differ between hosts and this program: by host, not by rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Follows the environment of this program: what is installed or edited in it goes to hosts before the next
+"""Follows the environment of this program: changes by installs or edits are sent to hosts before the next
 cell.
 """
 

@@ -1,4 +1,5 @@
-"""A pack from the notebook's machine to all agents. Who has verified it feeds others, one at a time.
+"""Broadcasts a pack from the notebook's machine to all agents. An agent that has verified it feeds others,
+one at a time.
 
 A host that fails is left out, and the others go on. Who gets a pack that isn't right from another host gets
 it from the notebook's machine; a host from which that has happened twice feeds nobody any more, and is named.

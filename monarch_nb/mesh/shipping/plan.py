@@ -1,5 +1,5 @@
-"""The plan of what would go to a host, part by part: how much of it, from where, and why. Nothing is written
-for that.
+"""The plan of a sync's dry run, part by part: what would be sent to a host, from where, and why. Nothing is
+written.
 """
 
 from __future__ import annotations

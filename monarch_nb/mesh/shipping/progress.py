@@ -1,5 +1,5 @@
-"""The progress of an environment on its way to hosts, below the cell that waits for it: bytes, speed, and
-which hosts are behind.
+"""The progress of sending an environment to hosts, below the cell that waits: bytes, speed, and hosts that
+lag behind.
 """
 
 from __future__ import annotations

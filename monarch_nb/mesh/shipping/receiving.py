@@ -1,4 +1,4 @@
-"""Receives packs on a host: verifies each piece of content, and only then puts it into the store."""
+"""Receives packs on a host: verifies each content before it enters the store."""
 
 from __future__ import annotations
 

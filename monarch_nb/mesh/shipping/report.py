@@ -1,4 +1,4 @@
-"""The report on environments on hosts, as data and as text: a part of the receipt of a sync."""
+"""The report on environments on hosts, as data and as text: a part of a sync's receipt."""
 
 from __future__ import annotations
 

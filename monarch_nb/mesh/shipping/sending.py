@@ -1,5 +1,6 @@
-"""The notebook's environment to hosts: what is missing there goes, in packs; prefixes are made and tried;
-zygotes are started in them."""
+"""Sends the notebook's environment to hosts: missing content is sent in packs; prefixes are made and tried;
+zygotes are started in them.
+"""
 
 from __future__ import annotations
 

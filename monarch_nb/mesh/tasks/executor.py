@@ -1,4 +1,4 @@
-"""The ranks of a mesh as a `concurrent.futures.Executor`: for code that takes one."""
+"""The ranks of a mesh as a `concurrent.futures.Executor`, for code that takes one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Hands tasks to ranks: one at a time to each, the next when it's done. So no rank waits while there are
-tasks.
+"""Hands tasks to ranks: one at a time to each, the next when it is done, so that no rank waits while there
+are tasks.
 
 A thread of its own hands out; answers wake it. What a rank had when it died is given to another one first of
 all, up to `retries` times: it may be the task that kills.

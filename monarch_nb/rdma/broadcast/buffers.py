@@ -1,4 +1,4 @@
-"""Broadcast a buffer: whoever has the bytes passes them on, so that N machines have them after about log N
+"""Broadcasts a buffer: every receiver passes the bytes on, so that N machines have them after about log N
 steps.
 
 The one who asks directs; the bytes go from holder to holder by the best way between each two. Between

@@ -1,4 +1,4 @@
-"""Bring big arrays to all ranks of a mesh: once to each machine, where they're mapped copy-on-write.
+"""Brings big arrays to all ranks of a mesh: once to each machine, where ranks map them copy-on-write.
 
 On each machine one process puts a copy into a segment of its own, as it would send it in a message: so its
 pages are warm the next time, once all others have let go of it. That's whoever asks, if it's there, else the

@@ -1,4 +1,5 @@
-"""Make a buffer a variable of a mesh's cells: one process, the leader, brings it to all ranks of its machine.
+"""Makes a buffer a variable of a mesh's cells: one process, the leader, brings it to all ranks of its
+machine.
 
 On one machine whoever asks does it all, or the first rank if that is elsewhere; on several, each has its room
 filled first (`host_broadcast`).

@@ -1,5 +1,5 @@
-"""A barrier that other processes of this machine wait at, in the kernel: no message has to reach each of them
-when it opens.
+"""A barrier at which processes of this machine wait in the kernel: opening it needs no message to each of
+them.
 
 It's a lock on a file without a name: whoever waits asks for it to be shared. If the one who holds it dies,
 the kernel opens the barrier; that it was opened on purpose is written in the file, before. Who comes says so

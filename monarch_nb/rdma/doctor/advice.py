@@ -1,4 +1,4 @@
-"""Advise what to change on a rank, from what it has. Pure: a function for each thing that can be wrong."""
+"""Advises what to change on a rank, from its probe. Pure: a function for each thing that can be wrong."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Advise what to change, from what all ranks have and what was measured between them. Pure: a function for
-each thing that can be wrong."""
+"""Advises what to change in a mesh, from all ranks' probes and the measurements between them. Pure: a
+function for each thing that can be wrong.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a rank's part in measuring paths: the rank holds memory that another reads, or reads by one path after
+"""Runs a rank's part in measuring paths: it holds memory that another rank reads, or reads by one path after
 the other.
 
 What is held has a token. Whatever happens to the client between, `let_go` comes after `hold` in the rank's

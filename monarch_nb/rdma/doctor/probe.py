@@ -1,4 +1,5 @@
-"""Probes what a process has for moving bytes: on each rank for `%mesh doctor`, and described in words.
+"""Probes the transport hardware and settings of a process: on each rank for `%mesh doctor`, and described in
+words.
 
 Files of the kernel are read and nothing is opened; a process that doesn't use its GPU yet isn't made to.
 """

@@ -1,5 +1,5 @@
-"""`%mesh doctor`: what ranks have for moving bytes, what each path between some of them gives, and what to
-change.
+"""The report of `%mesh doctor`: the ranks' hardware and settings, the speed of paths between some of them,
+and advice.
 """
 
 from __future__ import annotations

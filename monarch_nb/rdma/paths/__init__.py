@@ -1,4 +1,4 @@
-"""Keeps the list of paths for bytes, the best first, and which one is forced."""
+"""The list of paths for bytes, the best first, and the forced one, if any."""
 
 from __future__ import annotations
 

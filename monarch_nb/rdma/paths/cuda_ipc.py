@@ -1,5 +1,5 @@
-"""GPU memory of two processes on one machine: the reader opens the owner's memory and copies on the GPU,
-without the host.
+"""A path between GPU memory of two processes on one machine: the reader opens the owner's memory and copies
+on the GPU, without the host.
 
 torch makes the handle, for it knows where in one of its allocations a tensor lies, and which event has to
 pass before others may look. A handle is opened once and kept: opening takes a millisecond. Copies have a

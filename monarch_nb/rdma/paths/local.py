@@ -1,4 +1,4 @@
-"""A buffer of this very process: a copy."""
+"""A path within this process: a copy."""
 
 from __future__ import annotations
 

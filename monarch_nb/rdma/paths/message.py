@@ -1,4 +1,4 @@
-"""The last resort: bytes in the mesh's own messages, where no connection of their own can be made.
+"""The path of last resort: bytes in the mesh's own messages, where no separate connection can be made.
 
 It works wherever the mesh works, for it goes the way of all messages, encrypted between machines; it costs
 several copies and the time of both host processes.

@@ -1,4 +1,5 @@
-"""CPU memory of two processes on one machine: one copy by a processor, and the owner does nothing.
+"""A path between CPU memory of two processes on one machine: one copy by a processor, without work by the
+owner.
 
 Memory allocated by `rdma.empty` is mapped and copied from. Any other is reached by `process_vm_readv` and
 `writev`: the kernel copies from one process' pages to the other's, in one go, however strewn the elements are

@@ -1,4 +1,4 @@
-"""Finds the addresses at which this machine can be reached, and what the environment says about them."""
+"""Finds the addresses at which this machine can be reached, and the environment variables about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dialling: all addresses of a process at once, until one leads to who is meant."""
+"""Dials all addresses of a process at once, until one reaches the intended process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lets two processes that have a secret in common prove it to each other, on any connection.
+"""Lets two processes with a common secret prove it to each other, on any connection.
 
 The secret of 32 bytes came over the mesh's control plane. Each side shows by an HMAC-SHA256 of both sides'
 fresh random numbers that it has it; who listens says nothing but a random number before the other has.

@@ -1,4 +1,4 @@
-"""Listen for tcp connections, once somebody asks for one, and reject whoever doesn't know a secret
+"""Listens for tcp connections from the first request on, and rejects processes that don't know a secret
 (`handshake.py`).
 """
 

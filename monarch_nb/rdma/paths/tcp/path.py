@@ -1,4 +1,4 @@
-"""Bytes over plain TCP: between any two processes of a mesh that can connect at all, in whichever direction.
+"""The path over plain TCP, between any two processes of a mesh that can connect in either direction.
 
 The reading or writing side asks for chunks over several streams; the owner's threads serve them
 (`server.py`). Chunks go from memory to memory, each with a checksum, and with the owner's word that the

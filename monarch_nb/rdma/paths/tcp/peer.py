@@ -1,4 +1,4 @@
-"""The streams from this process to one other: made when needed, kept, and used again."""
+"""The streams from this process to one other process: made when needed, kept, and reused."""
 
 from __future__ import annotations
 

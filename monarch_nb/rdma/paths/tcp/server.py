@@ -1,5 +1,5 @@
-"""The owner's side of the tcp path: a thread for each stream, that does what requests say and checks each
-before and after.
+"""The owner's side of the tcp path: a thread for each stream, which executes requests and checks each before
+and after.
 
 A chunk that is under way on a region is noted there (`Uses`), so that a drop waits until nobody touches the
 memory any more.

@@ -1,4 +1,4 @@
-"""A connection as the side uses it that asks: it posts work requests and waits for them.
+"""The requesting side of a connection: it posts work requests and waits for them.
 
 One thread at a time uses a connection. Its completions are polled for a moment, then waited for at the
 channel's descriptor, so that a long transfer takes no processor. Calls of libibverbs hold the interpreter's

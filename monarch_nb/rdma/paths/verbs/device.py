@@ -1,4 +1,4 @@
-"""RDMA devices of this machine, as the kernel's files describe them: nothing is opened or imported for it.
+"""RDMA devices of this machine, read from the kernel's files, without opening or importing anything.
 
 Looking costs some milliseconds where a table of addresses is long (Soft-RoCE's has 1,024 files), and seconds
 where a busy machine has no time for it. So what was seen is believed for some seconds, and for long enough

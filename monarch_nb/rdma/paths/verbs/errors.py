@@ -1,4 +1,4 @@
-"""The meaning of completion statuses and errno: a name, and what is likely behind it."""
+"""The meaning of completion statuses and errno values: a name, and the likely cause."""
 
 from __future__ import annotations
 

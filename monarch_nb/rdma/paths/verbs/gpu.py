@@ -1,4 +1,4 @@
-"""GPU memory that a NIC reaches by itself: through the module nvidia-peermem, or by a dma-buf of the CUDA
+"""GPU memory that a NIC accesses directly: through the module nvidia-peermem, or by a dma-buf of the CUDA
 driver.
 
 The driver is asked through ctypes and only in processes that use CUDA already. A dma-buf is addressed from

@@ -1,5 +1,5 @@
-"""pyverbs, Python's way to libibverbs: found wherever it was installed, and its constants whatever their
-layout.
+"""Loads pyverbs, the Python binding of libibverbs, wherever it is installed, and finds its constants in any
+of its versions.
 
 Linux distributions have it for their own Python (`python3-pyverbs`), in a folder that a virtual environment
 doesn't look into. It's then loaded from there, and nothing else is: the folder doesn't come onto the search

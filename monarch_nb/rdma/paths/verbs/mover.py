@@ -1,4 +1,4 @@
-"""One transfer over one connection: the bytes, and the proof that the buffer was there all the time.
+"""Moves one transfer over one connection, and verifies that the buffer existed throughout.
 
 The proof is a line of the owner's table of keys, read by the same queue pair when the last byte is there:
 whoever finds the key unchanged knows that the memory was registered all the time. A write looks before the

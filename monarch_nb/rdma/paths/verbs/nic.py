@@ -1,4 +1,4 @@
-"""An opened NIC: what it can do, and memory registered with it."""
+"""An opened NIC: its capabilities, and memory registered with it."""
 
 from __future__ import annotations
 

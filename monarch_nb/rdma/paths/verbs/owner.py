@@ -1,5 +1,5 @@
-"""The owner's side: it registers memory when first asked, connects queue pairs, and has no part in any
-transfer.
+"""The owner's side: it registers memory when first asked, connects queue pairs, and takes no part in
+transfers.
 
 Queue pairs are kept by the process that asked for them. When it makes a new one it says which of ours it has
 given up; when a process of the same place in the mesh comes with another number, the old one has ended.

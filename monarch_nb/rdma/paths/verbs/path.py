@@ -1,4 +1,4 @@
-"""Memory of another machine by RDMA: NICs read and write it, and the owner's process does nothing.
+"""The path by RDMA to another machine's memory: NICs read and write it, and the owner's process does nothing.
 
     library           pyverbs, wherever it is
     device            the machine's NICs, as its kernel describes them

@@ -1,4 +1,4 @@
-"""Types of requests to the owner of a buffer, so that its NIC reaches the memory."""
+"""Types of requests to the owner of a buffer, by which its NIC gets access to the memory."""
 
 from __future__ import annotations
 

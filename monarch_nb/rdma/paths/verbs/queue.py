@@ -1,4 +1,4 @@
-"""Queue pairs: how they're made and connected."""
+"""Queue pairs: creation and connection."""
 
 from __future__ import annotations
 

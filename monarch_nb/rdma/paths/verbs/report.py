@@ -1,4 +1,4 @@
-"""Describes for people what this machine has for RDMA: in the doctor, receipts and refusals."""
+"""Describes this machine's RDMA hardware in words: for the doctor, receipts and refusals."""
 
 from __future__ import annotations
 
