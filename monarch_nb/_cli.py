@@ -69,7 +69,7 @@ class CommandParser(Parser):
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         argparse.ArgumentParser.exit(self, status, message)
-        raise AssertionError  # it doesn't come back
+        raise AssertionError  # `exit` doesn't return
 
     def print_help(self, file: Any = None) -> None:
         argparse.ArgumentParser.print_help(self, file)
@@ -423,4 +423,4 @@ _OWN: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "warm": warm,
     "install-kernel": install_kernel,
 }
-"""What takes more than a mesh: this terminal, its standard input, files of this machine."""
+"""Commands that need more than a mesh: this terminal, its standard input, files of this machine."""

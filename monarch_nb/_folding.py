@@ -21,13 +21,13 @@ import msgspec
 from monarch_nb._shape.rank_set import format_ranks
 
 MAX_TEXT = 200_000
-"""Longer texts are one only if they're equal."""
+"""Longer texts are merged only if they are equal."""
 MAX_LISTED_CHARS = 72
 MAX_VALUES_WITH_RANKS = 3
 _MIN_RUN = 3
 
 _MARK = "\0"
-"""Stands in a pattern where the values are."""
+"""Placeholder in a pattern for a value."""
 
 _NUMBER = r"""
     [0-9\x1b](?:
@@ -45,9 +45,9 @@ _VALUE_OR_ID = re.compile(
     re.VERBOSE,
 )
 _ID = re.compile(r"[0-9][a-f][0-9a-f]|[0-9a-f][a-f][0-9]")
-"""Where there's none of this, there is no id."""
+"""A text without any of these contains no id."""
 _PLACE = re.compile(r"(?:\x1b\[[0-9;]*m|[\s|+-])*(?:File|Cell)\b")
-"""How a line begins that says where a frame is: must be equal."""
+"""Beginnings of lines that give the place of a frame: these lines must be equal."""
 
 _TROUBLE = re.compile(
     r"(?:Error|Exception|Warning|Interrupt)(?::|$)"  # what Python prints of exceptions and warnings
@@ -91,7 +91,7 @@ def split(text: str) -> tuple[str, Values]:
 
 
 NAMED = "[actor=<"
-"""How the name begins that actors log by (see `actor.ownership.full_name_of`)."""
+"""Beginning of the prefix that actors log with (see `actor.ownership.full_name_of`)."""
 
 
 def split_name(text: str) -> tuple[str, Values]:

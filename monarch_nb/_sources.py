@@ -32,7 +32,7 @@ def _read_if_source(filename: str, module_globals: dict[str, Any] | None = None)
     if path == filename:
         return _read(filename, module_globals)
     lines = _read(path)
-    if path in linecache.cache:  # it goes by the notebook's path, and is looked at where it lies
+    if path in linecache.cache:  # the source is known by the notebook's path, and read where it lies
         linecache.cache[filename] = linecache.cache.pop(path)
     return lines
 

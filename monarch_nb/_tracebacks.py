@@ -18,7 +18,7 @@ from monarch_nb._frames import owner
 from monarch_nb._frames.cells import is_of_kernel
 
 MAX_LINKS = 10
-"""Of a longer chain of errors, each the cause of the next, the ends are shown."""
+"""Longer chains of errors, each the cause of the next, are cut in the middle."""
 
 _installed = False
 
@@ -29,7 +29,7 @@ class ShowsItself:
     """
 
     _shown_as = ""
-    """What people know it by, if not by its class."""
+    """Name for display, if it isn't the class's."""
 
     def _render_traceback_(self) -> list[str]:
         assert isinstance(self, BaseException)
@@ -60,7 +60,7 @@ class BadKey(ShowsItself, KeyError):
     _shown_as = "KeyError"
 
     def __str__(self) -> str:
-        return str(self.args[0])  # Python's own puts a sentence into quotation marks
+        return str(self.args[0])  # Python's own method would quote the sentence
 
 
 class BadName(ShowsItself, AttributeError):
@@ -131,7 +131,7 @@ def _chain(error: traceback.TracebackException) -> Iterator[traceback.TracebackE
         each = left.pop()
         if each is not None:
             yield each
-            left += [_before(each), *(each.exceptions or ())]  # not what `from None` keeps from sight
+            left += [_before(each), *(each.exceptions or ())]  # except what `from None` hides
 
 
 def _shorten_chain(error: traceback.TracebackException) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 MAX_DURATION_S = 3650 * 86400
-"""What somebody may ask for; clocks and locks can't take any number."""
+"""Longest duration that users may request; clocks and locks have limits."""
 
 
 def size_text(num_bytes: float | None) -> str:

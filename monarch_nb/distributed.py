@@ -61,7 +61,7 @@ class Mesh:
         self._owns = found is None
         self._procs = found if found is not None else _started(self._shape)
 
-    # --- what it is
+    # --- description
 
     @property
     def shape(self) -> tuple[int, ...]:

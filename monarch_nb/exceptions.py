@@ -190,8 +190,9 @@ class RankTimeout(MeshError, TimeoutError):
 
 
 FELT_S = 2.0
-"""So long before the event of a death its peers may have raised because of it: it's heard of by way of the
-controller, and they feel it."""
+"""Errors of peers within this time before the event of a death may be its consequence: the event comes
+through the controller, the peers notice directly.
+"""
 
 
 def cause_time(kind: str, when: float) -> float:
@@ -256,7 +257,7 @@ def fold_alike(failures: Sequence[RankFailure]) -> list[RankFailure]:
 
 
 ADVISERS: list[Callable[[Sequence[RankFailure]], str]] = []
-"""Asked what else to say about failures: higher rooms know more about what to type."""
+"""Functions asked for further advice on failures: higher rooms know more about what to type."""
 
 
 class DeviceMeshError(MeshError):

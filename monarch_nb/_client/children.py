@@ -36,7 +36,7 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
         _note(process.pid)
         time.sleep(LINGER_S)
     except ChildProcessError:
-        pass  # somebody else has waited for it
+        pass  # another caller has reaped it
     process.wait()
 
 

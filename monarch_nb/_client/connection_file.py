@@ -24,7 +24,7 @@ from monarch_nb._wire.process import is_running, machine_id
 
 PREFIX, SUFFIX = "monarch_nb-", ".json"
 PROGRAM_PREFIX = "monarch_nb.program-"
-"""Of programs whose own mesh can be debugged: they go by their pid."""
+"""Prefix of names of programs whose own mesh can be debugged: their pid follows."""
 _MAX_BYTES = 1 << 16
 _PEER = struct.Struct("3i")
 
@@ -56,7 +56,7 @@ def read(path: str) -> Connection | None:
     """
     content = _content(path)
     if content is None or content.machine not in ("", machine_id()):
-        return None  # on a shared file system: only that machine can say whether it runs
+        return None  # on a shared file system: only that machine knows whether the process runs
     if not _lives(content):
         _remove(path)
         return None
@@ -80,7 +80,7 @@ def write_program(directory: str, pid: int, connection: Connection) -> str:
         wire_version=wire.VERSION,
     )  # fmt: skip
     with suppress(FileNotFoundError):
-        os.unlink(path)  # of a program that had this pid before
+        os.unlink(path)  # written by an earlier program with this pid
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(fd, "wb") as file:
         file.write(content.as_json())
@@ -151,7 +151,7 @@ def _is_sound(content: ConnectionNote, path: str) -> bool:
 def _lives(content: ConnectionNote) -> bool:
     if content.start_time is not None:
         return is_running(content.pid, content.start_time)
-    # A controller of an older version: it's the one that listens at its socket.
+    # A controller of an older version, which recorded no start time: it's the one that listens at its socket.
     return is_running(content.pid, None) and _listener(content.directory) == content.pid
 
 

@@ -36,7 +36,7 @@ from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
 
 ACK_BYTES = 1 << 20
-"""How much is taken before the controller is told."""
+"""Number of received bytes after which the controller is sent an acknowledgement."""
 
 
 class Watcher(Protocol):
@@ -105,7 +105,7 @@ class Feed(Pending):
         self._reached: set[str] = set()
         self._events: dict[str, threading.Event] = {}
         self.when_late: Callable[[Feed], None] | None = None
-        """Takes this feed once it's over: output under its ref may still come."""
+        """Called with this feed once it is over: output under its ref may still arrive."""
 
     def wait_for(self, what: str, timeout_s: float) -> bool:
         """Wait until it has begun ("began"), or has caught up with the journal ("live"); say whether it
@@ -230,4 +230,5 @@ class Feed(Pending):
         return not self.ready and (self.transport.me, self.ref) in end.notified
 
     def lost(self, proc: int, end: RankExit) -> Pending | None:
-        return None  # ranks are the controller's business; if the controller goes, the transport is closed
+        # exits of ranks are the controller's business; if the controller goes, the transport is closed
+        return None

@@ -8,7 +8,7 @@ before a shutdown isn't passed on (`kernel`).
 
 from __future__ import annotations
 
-# what `signal` wraps: turning numbers into enums and back would take longer than all else here
+# the functions beneath `signal`, which converts numbers to enums and back: slower than all the rest here
 import _signal
 import threading
 from collections.abc import Callable

@@ -28,15 +28,16 @@ from monarch_nb._wire.process import machine_id, set_process_name, start_time
 from monarch_nb.exceptions import MeshStartError
 
 KEPT_ALREADY = 3
-"""Exit status if another keeper was quicker."""
+"""Exit status if another keeper holds the claim already."""
 NEXT_S = 2.0
-"""How long a program that has taken a controller has the cores for itself, before the next one is warmed
-up."""
+"""Pause after a program has taken a controller, in which it has the cores for itself, before the next
+controller is warmed up.
+"""
 LOOK_S = 5.0
 WARM_UP_S = 120.0
-"""The time begins when the controller is warm; one that isn't by then, doesn't come."""
+"""Limit for the warm-up of a controller; one that isn't warm by then is given up."""
 MAX_FAILURES = 3
-"""Controllers that ended before they were warm, one after the other."""
+"""Number of controllers in a row that may end before they are warm."""
 _END_S = 10.0
 
 
@@ -153,7 +154,8 @@ class Keeper:
         controller, handover = self._controller, self._handover
         if controller is None:
             return
-        if handover is None:  # it doesn't know us yet, and nobody knows it
+        # the controller hasn't heard of this keeper yet, and nobody has heard of the controller
+        if handover is None:
             with suppress(OSError):
                 os.kill(controller.pid, signal.SIGTERM)
         if handover is None or not _hung_up_and_was_taken(handover):

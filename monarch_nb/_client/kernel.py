@@ -38,12 +38,12 @@ TURN_S = 0.05
 AGAIN_S = 0.2
 
 _UNCLEAR_S = 15.0
-"""After this, an interrupt is meant whatever the control thread does."""
+"""Time after which an interrupt counts as meant, whatever the control thread does."""
 
 _MAX_PRESSES = 5
 
 _COME_TO_REST_S = 1.0
-"""How long a shutdown waits for the running cell to end, and to say so; jupyter_client waits 2.5 s for the
+"""How long a shutdown waits for the running cell to end and to report; jupyter_client waits 2.5 s for the
 kernel.
 """
 
@@ -67,11 +67,11 @@ class Kernel:
     def __init__(self, kernel: Any) -> None:
         self.is_ending = False
         self.on_end: list[Callable[[], None]] = []
-        """Called in the control thread when the kernel is being shut down: quick. They wake who waits for
-        ranks.
+        """Callbacks of the control thread when the kernel is being shut down: quick ones, which wake threads
+        that wait for ranks.
         """
         self.leave: Callable[[str], None] = lambda _why: None
-        """Finishes what is shown, before anybody who waits is woken."""
+        """Finishes running displays before waiting threads are woken."""
         self._loop = kernel.control_thread.io_loop
         self._held: Callable[[], None] | None = None
         self._drop: Callable[[], None] | None = None
@@ -98,7 +98,7 @@ class Kernel:
             signal.signal(CONFIRMED, self._on_confirmed)
 
     def _on_confirmed(self, number: int, frame: object) -> None:
-        self._confirmed_at = time.monotonic()  # the next turn sees it
+        self._confirmed_at = time.monotonic()  # the next turn of the loop sees it
 
     def when_meant(self, act: Callable[[], None], drop: Callable[[], None] | None = None) -> None:
         """Call `act` in the control thread once it's clear that an interrupt that has come is meant, or
@@ -164,7 +164,7 @@ class Kernel:
         self._let_go()
         if drop is not None:
             drop()
-        with suppress(Exception):  # whatever can't be shown any more, the kernel ends
+        with suppress(Exception):  # if displays can't be finished, the kernel ends nevertheless
             self.leave(f"this kernel was shut down at {time.strftime('%H:%M:%S')}")
         callbacks = list(self.on_end)
         for each in callbacks:

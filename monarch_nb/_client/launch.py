@@ -26,7 +26,7 @@ from monarch_nb._wire.process import start_time
 from monarch_nb.exceptions import MeshNotFound, MeshStartError
 
 SETTLE_S = 150.0
-"""How long a name may be in other hands before there's a mesh: longer than a start may take."""
+"""How long a claim to a name may be held before the mesh exists: longer than a start may take."""
 LOOK_S = 0.05
 
 
@@ -143,7 +143,8 @@ def new_journal(name: str) -> str:
     """
     root = journal_root()
     private_directories(root)
-    private_directory(os.path.dirname(root))  # it's ours, and older versions may have left it open
+    # this user's own directory; older versions may have left its mode too permissive
+    private_directory(os.path.dirname(root))
     private_directory(root)
     for entry in os.scandir(root):
         with suppress(OSError):
@@ -213,7 +214,7 @@ def find_connection(name: str | None) -> Connection:
         if connection.name == name:
             return connection
     refuse_unusable(name)
-    with suppress(ValueError):  # nobody has a name that can't be
+    with suppress(ValueError):  # no process holds an invalid name
         claim = find_claim(name)
         if claim is not None:
             raise MeshNotFound(
@@ -246,7 +247,7 @@ def why_unusable(connection: Connection) -> str:
     )
 
 
-# --- who has a name
+# --- the holder of a name
 
 
 def claim_path(name: str) -> str:

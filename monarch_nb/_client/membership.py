@@ -107,12 +107,12 @@ def _is_of(connection: Connection, invitation: Invitation) -> bool:
 def _whoami() -> str:
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
+    except (KeyError, OSError):  # a user without a name, in a container
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
 
 
-# --- the key that stays here
+# --- the key that stays on this machine
 
 
 class KeyFile(Kept, frozen=True):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _MAX_SOURCE = 20_000
 
 PROGRAM_NUMBER = secrets.randbits(15)
-"""By which controllers tell the calls of this program from those of others."""
+"""Number by which controllers distinguish the calls of this program from those of others."""
 
 
 class NotebookHooks:
@@ -58,7 +58,7 @@ class NotebookHooks:
         watched = kernel.watch()
         if watched is not None:
             watched.on_end.append(hooks.leave)
-        hooks.before_cell()  # the cell that connects has begun already
+        hooks.before_cell()  # the cell that connects has already begun, so its hook won't be called
         return hooks
 
     def remove(self) -> None:
@@ -74,7 +74,7 @@ class NotebookHooks:
         """Tell the controller that this client leaves, and wake the threads that wait: the kernel is being
         shut down, and nobody sees what comes from now on. Called in the control thread.
         """
-        with suppress(Exception):  # the mesh may have ended; the kernel is to end, too
+        with suppress(Exception):  # the mesh may have ended, or the kernel may be ending
             self._session.tell(Leaving())
         for wakeup in list(self._session.wakeups):
             wakeup.wake()
@@ -87,7 +87,7 @@ class NotebookHooks:
             self._task = asyncio.current_task()
         except RuntimeError:  # no event loop: a plain IPython
             self._task = None
-        # The same for all sessions of this program: a cell may call actors of several meshes.
+        # The hooks are the same for all sessions of this program: a cell may call actors of several meshes.
         self.origin = client_origin(PROGRAM_NUMBER, self._shell.execution_count)
         call_context.set(CallContext(self.origin))
         self._session.reports.begin_cell()

@@ -43,7 +43,7 @@ def call_error(
     state = _state_of(transport, failures)
     if (
         state is not None
-    ):  # the actor has failed for good, and answers all calls with what it died of: told in full once
+    ):  # the actor has failed for good, and answers every call with the same failure: show it in full once
         described = [failure for _, failure in failures]
         error = kind(state.text(what, described), found, results, num_unfinished)
         return error if state.take_unreported(described) else error.briefly()

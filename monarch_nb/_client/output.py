@@ -34,12 +34,13 @@ from monarch_nb._wire.message import Message
 
 FOLD_S = 0.1
 CATCH_UP_S = 3.0
-"""How long an answer waits for what was printed before it: the controller may be busy, or the output have
-been dropped."""
+"""How long an answer waits for output that was printed before it: the controller may be busy, or the output
+may have been dropped.
+"""
 
 _MAX_FOLDS = 64
 _MAX_ROWS = 1000
-"""How many lines that have been written are remembered, for ranks that print them later."""
+"""How many written lines are remembered, to merge equal lines that ranks print later."""
 _MAX_LATE = 50
 
 
@@ -56,7 +57,7 @@ class OutputHub:
         self.groups: dict[int, str] = {}
         self.default = StandardOutput(transport)
         self._reached: dict[int, int] = {}
-        """The last mark that has come of each proc."""
+        """The last mark that has arrived from each proc."""
         self._wakeups: list[Wakeup] = []
         transport.on_output = self.receive_records
         transport.on_printed = self._owe
@@ -136,7 +137,7 @@ class OutputHub:
         wakeup = Wakeup(self._transport)
         self._wakeups.append(wakeup)
         if self._has_come(self._transport.owed):
-            wakeup.ready = True  # just now, before anybody could wake it
+            wakeup.ready = True  # the output arrived before anybody could be woken
         try:
             with suppress(TransportClosed):
                 self._transport.reader.wait(wakeup, time.monotonic() + CATCH_UP_S)
@@ -246,7 +247,7 @@ def _write(stream: str, text: str) -> None:
         target.write(text)
         target.flush()
     except (OSError, ValueError):
-        return  # the program's own output is closed: nobody to tell
+        return  # the program's own output is closed
 
 
 def _show(shown: Shown) -> None:
@@ -254,7 +255,7 @@ def _show(shown: Shown) -> None:
     if shown.bar is not None:
         _write("stdout", f"\r{shown.bar.text}" if shown.bar.text else "")
     if not shown.data:
-        return  # what else is there isn't the actor's to take away
+        return  # an actor doesn't clear output of others
     ipython = sys.modules.get("IPython")
     if ipython is not None and ipython.get_ipython() is not None:
         from IPython.display import display

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from monarch_nb._client.session import Session
 
 WINDOW_S = 0.2
-"""What fails together is said together; who waits for an answer (see `ERROR_GRACE_S`) has it by then."""
+"""Failures within this time are reported together; callers who wait for an answer (see `ERROR_GRACE_S`) have
+it by then.
+"""
 SILENCE_S = 60.0
-"""How long a dropped failure that was said isn't said again."""
+"""How long an equal dropped failure isn't reported again."""
 
 
 class FailureReports:
@@ -40,7 +42,7 @@ class FailureReports:
         self._actors: dict[int, list[Failure]] = {}
         self._dropped: dict[int, tuple[Pending, str, contextvars.Context]] = {}
         self._reported: dict[Any, float] = {}
-        """When each kind of dropped failure was said."""
+        """Time of the last report of each kind of dropped failure."""
         self._armed = False
 
     def begin_cell(self) -> None:
@@ -90,13 +92,14 @@ class FailureReports:
             self._tell_hook(actor_id, failures)
         if over:
             self._say_dropped(list(over.values()))
-        if self._dropped:  # the other ranks may still go on for a moment
+        if self._dropped:  # the other ranks may still run for a moment
             self._arm()
 
     def _tell_hook(self, actor_id: int, failures: list[Failure]) -> None:
         state = self._session.actor_states.get(actor_id)
         unreported = failures if state is None else state.take_unreported(failures)
-        if has_own_hook() and state is not None:  # the program acts on it, also if somebody has been told
+        # the program's handler acts on it, even if the user was told
+        if has_own_hook() and state is not None:
             unreported = state.take_unreported(failures, "hook")
         if unreported:
             call_fault_hook(MeshFailure.from_failures(unreported))

@@ -71,11 +71,11 @@ T = TypeVar("T")
 
 REQUEST_S = 30.0
 _NAMED = os.environ.pop("MONARCH_NB_PROGRAM", "")
-"""What whoever started this program wants it to be called; not for those that it starts."""
+"""Name that the parent process has given this program; child processes don't inherit it."""
 HELLO_S = 20.0
 LINGER_S = 0.5
 UNATTENDED_S = 3.0
-"""How long a rank that asks something waits for a cell that waits for it."""
+"""How long a question of a rank waits for a cell that waits for that rank."""
 
 
 class Session:
@@ -93,23 +93,23 @@ class Session:
         """What this program may do in the mesh."""
         self.observes = False
         self.wakeups: list[Wakeup] = []
-        """Who waits in a notebook, and is to know when a rank stops at a breakpoint."""
+        """Waits in a notebook, which are woken when a rank stops at a breakpoint."""
         self.num_waiting = 0
-        """Cells that wait in a notebook, and can ask whoever sits there."""
+        """Number of cells that wait in a notebook, and can ask its user."""
         self.num_stops = self.num_stops_shown = 0
-        """Stops that this program has been told of, and those that a prompt was shown for."""
+        """Number of stops that this program was told of, and of those shown in a prompt."""
         self.num_questions_over = 0
-        """How often this program was told that ranks don't wait for somebody to type any more."""
+        """Number of notices that ranks no longer wait for a typed line."""
         self.take_back_question: dict[int, Callable[[], None]] = {}
-        """Takes a prompt back that is open for a rank, by the question's number."""
+        """Callbacks that withdraw an open prompt, by the number of the rank's question."""
         self.num_prompts = 0
-        """Debugger prompts that are open in this program just now."""
+        """Number of open debugger prompts of this program."""
         self._began = time.time()
         self.ending: Ending | None = None
-        """Knows how to say that the mesh has ended; none in a rank, which ends with it."""
+        """Describes the end of the mesh; None in a rank, which ends with the mesh."""
         self.listens = False
         self.when_lost: list[Callable[[str], None]] = []
-        """Told in a sentence how the mesh has ended, by the thread that has noticed."""
+        """Called with a sentence about the end of the mesh, by the thread that has noticed it."""
         self.notebook: NotebookHooks | None = None
         self.output: OutputHub | None = None
         self.local_actors: Any = None
@@ -117,13 +117,13 @@ class Session:
         self.meshes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """Actor meshes that this program has spawned, by actor id."""
         self.actor_states = states_in(transport)
-        """What is known of those actors: failures are passed on to it."""
+        """The states of those actors; failures are passed on to it."""
         self.num_moves = 0
-        """How often ranks were started anew, or a mesh got other sizes: hosts may be others since."""
+        """How often ranks were restarted, or a mesh was resized: hosts may have changed since."""
         self.reshaped: Subscribers[Reshaped] = Subscribers()
-        """Handles that take on new sizes, told what the controller says of a group that has got some."""
+        """Handles that are resized, called with the controller's event about their group."""
         self.fault_handlers: dict[str, Callable[[Any], None]] = {}
-        """What this program does about a death, by group."""
+        """This program's callbacks for the death of a rank, by group."""
         self.reports = FailureReports(self)
         transport.on_dropped = self.reports.dropped
         self.stop_notices = StopNotices(self)
@@ -166,9 +166,10 @@ class Session:
             welcome = session.request(
                 Hello(os.getpid(), what or _program(), PROGRAM_NUMBER, listens, observes, kernel_id), HELLO_S
             )
-        except BaseException as error:  # it may be about to end, or somebody may have lost patience
+        # the controller may be about to end, or another program may have killed it
+        except BaseException as error:
             with suppress(Exception):
-                session.tell(Goodbye())  # if it reads the first words later, it reads these, too
+                session.tell(Goodbye())  # a controller that reads the greeting late reads this, too
             session.stop_notices.close()
             transport.close(LINGER_S)
             if not isinstance(error, RankTimeout):
@@ -185,7 +186,7 @@ class Session:
         if not is_guest:
             hide_in_scripts()
         if session.notebook is None and connection.name and not observes:
-            transport.calls = {}  # a script's calls are journalled when it leaves
+            transport.calls = {}  # a script's calls are entered into the journal when it exits
         return session
 
     def is_open_to(self, connection: Connection) -> bool:
@@ -278,10 +279,10 @@ class Session:
     def _take_call(self, message: Message) -> Any:
         """Take the first call: somebody spawns a controller here, or calls it already."""
         if not message.target:
-            return None  # a question to a process that has actors
+            return None  # a request that only processes with actors answer
         return self.host_actors().on_call(message)
 
-    # --- unasked
+    # --- events
 
     @handles(GroupsKnown)
     def on_groups_known(self, event: GroupsKnown, sender: Sender) -> None:
@@ -362,7 +363,8 @@ class Session:
             if not end.handled:
                 self.transport.reported_ends.add(end.proc)
             handler = self.fault_handlers.get(end.group)
-            if handler is not None:  # it may wait for answers, and this is the thread that reads them
+            # the callback may wait for answers, and this is the thread that reads them
+            if handler is not None:
                 failure = MeshFailure.from_ends([end])
                 threading.Thread(
                     target=handler, args=(failure,), name="monarch-nb-fault", daemon=True
@@ -413,7 +415,7 @@ class Session:
                 self.local_actors.stop()
         with suppress(Exception):
             self.settle_output()
-        with suppress(Exception):  # also if the controller is too busy to say what is still to be printed
+        with suppress(Exception):  # even if the controller is too busy to say which output is still to come
             if self.notebook is None:
                 self.note_calls(_program(), self._began)
         with suppress(Exception):
@@ -462,7 +464,7 @@ def _program() -> str:
     if "ipykernel" in sys.modules:
         return ("notebook " + os.path.basename(os.environ.get("JPY_SESSION_NAME", ""))).strip()
     folder, name = os.path.split(sys.argv[0])
-    if name == "__main__.py":  # of a package that was run by its name: python -m training
+    if name == "__main__.py":  # a package that was run by its name: python -m training
         name = os.path.basename(folder)
     return name or "python"
 
@@ -548,7 +550,7 @@ def shutdown() -> None:
 process_context.on_demand(lambda: current().transport)
 
 
-# --- other meshes, by the handles on them
+# --- other meshes, found by the handles on them
 
 _reaching = threading.Lock()
 

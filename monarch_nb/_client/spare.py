@@ -41,12 +41,12 @@ def _start() -> None:
     try:
         _ready = _new()
     except (MeshError, OSError):
-        _ready = None  # whoever needs one starts it again and sees why
+        _ready = None  # a later start tries again, and reports the error
 
 
 def _new() -> Connection:
     """Return a controller that belongs to this program: one that was kept warm, or a new one."""
-    wants = warm.wanted_s() is not None  # first: what is set wrongly is said before anything is started
+    wants = warm.wanted_s() is not None  # first: wrong settings are reported before anything is started
     found = warm.take_warm() or launch.start_controller(owner_pid=os.getpid())
     if wants:
         warm.keep_if_wanted()

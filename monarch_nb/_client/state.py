@@ -70,10 +70,11 @@ class StatusFeed(Pending, Generic[ChangeT]):
 
     @property
     def is_awaited(self) -> bool:
-        return False  # who looks at a picture hasn't asked for anything
+        return False  # a display has no caller to whom the error could be raised
 
     def handles_end(self, end: RankExit) -> bool:
         return False
 
     def lost(self, proc: int, end: RankExit) -> Pending | None:
-        return None  # ranks are the controller's business; if the controller goes, the transport is closed
+        # exits of ranks are the controller's business; if the controller goes, the transport is closed
+        return None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from monarch_nb._client.session import Session
 
 WINDOW_S = 0.2
-"""Ranks that stop together are said together."""
+"""Ranks that stop within this time are reported together."""
 
 
 class StopNotices:

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from monarch_nb._client.session import Session
 
 on_stop: Callable[[Session], Exception | None] | None = None
-"""Called in the main thread when something has stopped; returns when the wait may go on. What it returns
-is raised when the wait is over.
+"""Called in the main thread when a rank has stopped; returns when the wait may continue. An exception that it
+returns is raised when the wait is over.
 """
 
 on_long: Callable[[Any, float], Callable[[], None]] | None = None
-"""Shows a long transfer of the data plane, which began at a time (monotonic); returns what to call when
-it's over.
+"""Shows a long transfer of the data plane, given its start time (monotonic); returns the function that ends
+the display.
 """
 
 _main = threading.main_thread().ident
@@ -100,7 +100,7 @@ def _wait_in_notebook(session: Session, pending: Pending, deadline: float | None
         wakeup = Wakeup(pending.transport)
         session.wakeups.append(wakeup)
         if session.num_stops > session.num_stops_shown:
-            wakeup.wake_for_stop()  # it came before anybody waited
+            wakeup.wake_for_stop()  # the stop came before this wait began
         if kernel.is_ending():
             wakeup.wake()
         pending.when_ready(wakeup.wake)

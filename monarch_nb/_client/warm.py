@@ -29,13 +29,15 @@ from monarch_nb._wire.process import is_running, machine_id
 from monarch_nb.exceptions import MeshStartError, MeshUsageError
 
 VARIABLE = "MONARCH_NB_WARM"
-"""Set to a time such as 30m: whoever starts a mesh sees to it that the next program of its environment
-finds a warm interpreter.
+"""Set to a time such as 30m: a program that starts a mesh then keeps an interpreter warm for the next program
+of its environment.
 """
 START_S = 120.0
 STOP_S = 15.0
 ANSWER_S = 2.0
-"""How long a program waits for a controller that should answer at once, before it starts its own."""
+"""How long a program waits for a warm controller's answer, which should be immediate, before it starts its
+own.
+"""
 _CODE = (
     "import sys, importlib.util as u; sys.path[:] = [p for p in sys.path if p];"
     "u.find_spec('monarch_nb') or sys.path.append(sys.argv[2]);"
@@ -67,14 +69,14 @@ class Kept(NamedTuple):
         return time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", time.localtime(self.until))
 
 
-# --- taking one
+# --- taking a warm interpreter
 
 
 def take_warm() -> Connection | None:
     """Return a warm controller that belongs to this program from now on; None if there's none that would
     serve it as its own."""
     with suppress(OSError, ValueError):
-        if not keepers():  # nearly always; what must agree takes some milliseconds to find out
+        if not keepers():  # the usual case; comparing the requirements would take some milliseconds
             return None
         kept = keeper_of(_own_key())
         if kept is not None and kept.controller is not None:
@@ -143,7 +145,7 @@ def _kept(path: str) -> Kept | None:
     try:
         note = KeeperNote.of_json(data) if data else None
     except ValueError:
-        note = None  # the keeper hasn't said anything yet
+        note = None  # the keeper hasn't written its note yet
     if note is None or note.machine != machine_id():
         return None
     controller = None

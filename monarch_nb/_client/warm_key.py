@@ -33,8 +33,8 @@ _LOADED_ONCE = re.compile(
     r"|TZ|HOME|USER|LOGNAME|TMPDIR|TEMP|TMP"
     r"|MONARCH_NB_PRELOAD|MONARCH_NB_HOST_LOG"
 )
-"""Variables that the loader, the interpreter, torch or a library that it brings may read once, when
-they're loaded.
+"""Variables that the loader, the interpreter, torch or its libraries may read only once, when they are
+loaded.
 """
 _STATUS = (
     "Umask",
@@ -52,7 +52,7 @@ _STATUS = (
 _NAMESPACES = "/proc/self/ns"
 _SIGNALS = ("SigBlk", "SigIgn")
 _SIGNAL_MASK = sum(1 << (number - 1) for number in (1, 3, 10, 12, 15))
-"""HUP, QUIT, USR1, USR2, TERM: others a kernel, or Python itself, may just be handling."""
+"""HUP, QUIT, USR1, USR2, TERM: a kernel, or Python itself, may be handling others at the moment."""
 
 
 def environment() -> dict[str, str]:
@@ -121,7 +121,7 @@ def why_path_differs(
         return f"{missing[0]} isn't in its module path"
     origins = {name: directory for directory, names in modules.items() for name in names}
     lowest = len(places)
-    earlier = []  # than where the interpreter has looked into it, if it has
+    earlier = []  # entries that precede those the warm interpreter has looked into, if any
     for entry in reversed(entries):
         place = places.get(entry, len(places))
         if place > lowest or entry not in places:

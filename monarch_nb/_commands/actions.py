@@ -135,7 +135,7 @@ def on_failure(mesh: Mesh, arguments: Namespace) -> str:
     return f"when a rank of mesh {mesh.name!r} dies: {what[arguments.do]}"
 
 
-# --- who else is in it
+# --- other users
 
 
 def share(mesh: Mesh, arguments: Namespace) -> str:
@@ -159,7 +159,7 @@ def rekey(mesh: Mesh, arguments: Namespace) -> str:
     return sharing.rekey(mesh, arguments)
 
 
-# --- what ranks do
+# --- activity of ranks
 
 
 def stacks(mesh: Mesh, arguments: Namespace) -> Mapping[int, Mapping[str, Any]]:

@@ -32,7 +32,7 @@ _OF_ENGINES = {
     "python": "python",
     "gpus": "gpus",
 }
-"""Flags of `start` that are keys of a profile, too, and the fields of a spec."""
+"""Flags of `start` that are also keys of a profile, and the fields of a spec that they set."""
 
 
 def own_allocation() -> str | None:

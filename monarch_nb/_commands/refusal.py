@@ -24,7 +24,8 @@ def explanation(error: BaseException, typed: str) -> str:
         return str(error)
     if isinstance(error, OSError):
         return f"{typed}: {_refused(error)}"
-    if isinstance(error, ValueError | LookupError | ShowsItself):  # the last is said on purpose
+    # errors of the last type are raised on purpose
+    if isinstance(error, ValueError | LookupError | ShowsItself):
         return f"{typed}: {error}"
     place = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" ({place[0].filename}, line {place[0].lineno})" if place else ""
@@ -32,7 +33,7 @@ def explanation(error: BaseException, typed: str) -> str:
 
 
 _VARIABLES = ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "XDG_RUNTIME_DIR", "TMPDIR", "HOME")
-"""They say where our files and sockets lie."""
+"""Variables that determine where this user's files and sockets are."""
 
 
 def _refused(error: OSError) -> str:

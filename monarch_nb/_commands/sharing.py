@@ -70,7 +70,7 @@ def _cells(row: KeyRow) -> tuple[str, ...]:
     return row.key, row.role.word, until or "it ends", row.who or "nobody yet", row.peer or "-", programs
 
 
-# --- who did what
+# --- the audit
 
 
 class Audit:
@@ -118,7 +118,7 @@ def audit_of(arguments: Namespace) -> Audit:
         return Audit(read(find_journal(arguments.name), arguments.last))
 
 
-# --- being let in
+# --- joining another user's mesh
 
 
 def attached(arguments: Namespace) -> str:

@@ -706,4 +706,4 @@ CELL = Command(
     ),
     places=IN_NOTEBOOK,
 )
-"""What stands behind `%%mesh` at the head of a cell."""
+"""The arguments of `%%mesh` at the head of a cell."""

@@ -58,7 +58,7 @@ REFUSED: Mapping[str, str] = {
 """Why each flag means nothing here, and what to do instead."""
 _LETTERS = {"redirects": "-r", "tee": "-t"}
 _ALONE = frozenset({"no-python", "virtual-local-rank"})
-"""Those without a value."""
+"""Flags that take no value."""
 ELSEWHERE: Mapping[str, str] = {
     "nproc-per-node": "A script runs on all ranks of the mesh; --ranks 0-1 chooses some",
     "nnodes": "The mesh has its hosts already: %mesh start --help says how to start one on several",
@@ -66,11 +66,11 @@ ELSEWHERE: Mapping[str, str] = {
     "run-path": "Leave it out: it's always so",
     "max-restarts": "Type %mesh on-failure heal --max-restarts N once, before it",
 }
-"""What a terminal's run takes, and a notebook's doesn't: what is typed there."""
+"""Flags that a terminal's run accepts and a notebook's doesn't, with what to type there."""
 IN_NOTEBOOKS: Mapping[str, str] = {f"--{name}": why[0].upper() + why[1:] for name, why in REFUSED.items()} | {
     f"--{name}": why for name, why in ELSEWHERE.items()
 }
-"""What a notebook says of each flag of torchrun."""
+"""The notebook's message about each flag of torchrun."""
 
 
 class _Meaningless(argparse.Action):

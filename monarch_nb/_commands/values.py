@@ -13,9 +13,9 @@ from monarch_nb._units import parse_duration
 from monarch_nb._wire.invitation import is_invitation
 
 DEFAULT_NAME = "mesh"
-"""Of a mesh that is given no other."""
+"""Name of a mesh that is given no other."""
 MAX_COUNT = 1_000_000_000
-"""Larger numbers are typing errors; how many ranks there may be, the machine says."""
+"""Larger numbers are typing errors; the machine limits the number of ranks."""
 
 
 def mesh_name(text: str) -> str:

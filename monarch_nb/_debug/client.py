@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
 
 COMMAND_S = 15.0
-"""How long a line may take; a step that takes longer goes on, and is told of when it's done."""
+"""How long a line may take; a longer step continues, and its end is reported later."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class DebugAnswers(Record, frozen=True):
 
     answers: list[FoldedAnswer]
     left: tuple[int, ...]
-    """Stops that haven't come back in time: they run on."""
+    """Stops that haven't answered in time: they run on."""
     stops: list[Stop]
 
 

@@ -72,7 +72,7 @@ class FoldedAnswer(Record, frozen=True):
 
     ids: list[int]
     ranks: str
-    """Their ranks, as a rank set."""
+    """The ranks of these stops, as a rank set."""
     text: str
 
 

@@ -96,7 +96,7 @@ class Prompt:
         """
         with self._lock:
             if self._num_changes != seen:
-                raise TakenBack  # perhaps they've gone meanwhile: look again
+                raise TakenBack  # perhaps the stops have gone meanwhile: look again
             self._asked = {s.id for s in focus}
         try:
             return self._read(self._prompt(focus)).strip()
@@ -148,7 +148,7 @@ class Prompt:
 
     def _focus(self, stops: list[Stop]) -> list[Stop]:
         found = [s for s in stops if self._has(s, self._ranks, self._thread)]
-        if not found:  # whom it was on has run on
+        if not found:  # the ranks of the focus have run on
             self._ranks, self._thread = None, ""
             found = list(stops)
         return found

@@ -45,7 +45,7 @@ class Question:
         self._is_open = False
         self._is_taken_back = False
         self._is_needless = False
-        """It was taken back before it was asked."""
+        """Whether it was withdrawn before it was asked."""
         self._before: Any = None
 
     def __enter__(self) -> Question:

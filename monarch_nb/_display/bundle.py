@@ -31,8 +31,8 @@ NATIVE_TYPES = frozenset(
         "application/pdf",
     }
 )
-"""What front ends draw by themselves; and all that programs have made types of their own for
-(`application/vnd...`), video and audio.
+"""Types that front ends display themselves; also all types that programs have defined (`application/vnd...`),
+video and audio.
 """
 _READABLE = ("text/markdown", "text/latex", "application/javascript", "application/json")
 _OBJECT = re.compile(r"<[\w.]+ object>")

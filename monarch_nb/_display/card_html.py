@@ -18,9 +18,9 @@ from monarch_nb._units import duration, percent_text, size_text
 from monarch_nb.status import HostStatus, MeshStatus, RankStatus, rank_text
 
 ROW = 32
-"""How many ranks of a single long dimension stand in a row."""
+"""Number of ranks per row of a single long dimension."""
 LARGE, MEDIUM = 16, 128
-"""Up to how many ranks a cell shows number and state; up to how many its number."""
+"""Maximum numbers of ranks for which a square shows number and state, and only the number."""
 LETTERS = {
     "starting": "s",
     "idle": "",
@@ -31,7 +31,7 @@ LETTERS = {
     "stopped": "e",
     "lost": "x",
 }
-"""What stands in a cell: state isn't told by colour alone."""
+"""Letters in the squares, so that a state isn't shown by colour alone."""
 
 
 def render(status: MeshStatus, ended: str = "") -> str:

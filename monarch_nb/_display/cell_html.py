@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MAX_BARS = 256
 LONG_LINES = 40
-"""Of more lines a notebook shows some; the box is about 30 lines high, and can be drawn larger."""
+"""Longer output scrolls: the box is about 30 lines high, and can be enlarged."""
 
 _EMPTY = Markup("")
 

@@ -30,15 +30,15 @@ from monarch_nb._shape.rank_set import name_ranks
 
 PROGRESS_EVERY_S = 1.0
 _NUM_HOLDS = 3
-"""How many looks a line in a terminal waits for the ranks that haven't printed it yet: what is written
-there can't be folded any more.
+"""For how many updates a line in a terminal waits for ranks that haven't printed it yet: lines that are
+written can't be folded any more.
 """
 
 _Key = TypeVar("_Key")
 
 
 MAX_NATIVES = 32
-"""How many outputs of their own a cell's displays may have in a notebook; more are shown as text."""
+"""Maximum number of separate outputs of a cell's displays in a notebook; further ones are shown as text."""
 
 
 class Native(msgspec.Struct, frozen=True):
@@ -109,7 +109,7 @@ class CellView:
         self._bars: dict[int, dict[str, str]] = {}
         """Progress bars by rank, in the order in which they came."""
         self._to_clear: set[int] = set()
-        """Ranks whose output goes when they show something new."""
+        """Ranks whose output is cleared when they display something new."""
         self._results: dict[int, Bundle] = {}
         self._errors: list[ErrorInfo] = []
         self._done: dict[int, float] = {}
@@ -157,7 +157,7 @@ class CellView:
         rest = self.unfinished_text()
         if rest:
             with self._lock:
-                self._fold.finish()  # lines that aren't complete stand above it
+                self._fold.finish()  # incomplete lines are shown above the note
             self.note(f"{why}; {rest}")
 
     def started(self, ago_s: float = 0.0) -> None:

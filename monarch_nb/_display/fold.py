@@ -40,7 +40,7 @@ from monarch_nb._shape.rank_set import format_ranks
 
 LOOKAHEAD_ROWS = 1000
 FLOATING_ROWS = 64
-"""How many lines of its own a rank may print before they stay where they are."""
+"""How many unmatched lines of a rank float before they are settled."""
 KEPT_PER_SHOWN = 50
 """Rows held in memory for each one shown, so that a rank far behind still finds its partners."""
 NOTE = "note"
@@ -85,7 +85,7 @@ class _Line:
         self.num_held = 0
         self.touched = True
         self.values: dict[int, Values] | None = None
-        """Of a warning or failure, by rank; `text` is then its pattern."""
+        """The values of a warning or failure, by rank; `text` is then its pattern."""
         self.prev: _Line | None = None
         self.next: _Line | None = None
 
@@ -289,7 +289,7 @@ class Fold:
         if self._num_rows <= num_kept or self._touched:
             return
         for row in self._walk():
-            row.prev = None  # so that no cycle is left, and each is freed at once
+            row.prev = None  # avoids a reference cycle, so that each is freed at once
         self._num_forgotten += self._num_rows
         self._num_rows = 0
         self._head.next, self._last = None, self._head

@@ -84,7 +84,7 @@ class NotebookPublisher:
         self._shown = False
         self._version = -1
         self._natives: dict[str, tuple[str, str]] = {}
-        """What is shown in outputs of their own: label and bundle, by place."""
+        """Displays in separate outputs: label and bundle, by place."""
 
     def publish(self, view: View, *, final: bool) -> int:
         """Display the view's mimebundle, or update the one displayed before."""
@@ -202,7 +202,7 @@ class LiveDisplay:
         self._publisher = choose_publisher() if publisher is None else publisher
         self._interval_s = interval_s
         self._on_tick = on_tick
-        """Called by the clock at each look; quick."""
+        """Called by the clock at each update; must be quick."""
         self._publishing = threading.Lock()
         self._starting = threading.Lock()
         self._finished = False

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 MAX_ROWS = 64
-"""Rows of the table of ranks; ranks that do the same share one when there are more."""
+"""Maximum number of rows of the table of ranks; if there are more ranks, those in equal states share a
+row.
+"""
 COLOURS = {
     "idle": "green",
     "busy": "cyan",

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from types import CodeType
 
 Pair = tuple[str, str]
-"""A folder as the notebook knows it, and where it lies on this machine."""
+"""A folder's path on the notebook's machine, and its path on this machine."""
 
 _pairs: list[Pair] = []
 

@@ -22,9 +22,11 @@ class Owner(Enum):
     """The owner of a piece of code."""
 
     USER = "user"
-    """A cell, or a file that is none of the others'."""
+    """Code of a cell, or in a file that belongs to none of the others."""
     EXECUTED = "executed"
-    """Code without a file: of `exec`, of a dataclass. The user's; but the line that runs it says more."""
+    """Code without a file: of `exec`, of a dataclass. It is the user's; but the line that runs it tells
+    more.
+    """
     LIBRARY = "library"
     """The standard library, or an installed package."""
     SHELL = "shell"
@@ -34,7 +36,7 @@ class Owner(Enum):
 
 
 HIDDEN = frozenset({Owner.SHELL, Owner.PACKAGE})
-"""What people aren't shown in tracebacks and stacks: it says nothing about their program."""
+"""Owners whose frames are hidden in tracebacks and stacks: they say nothing about the user's program."""
 
 _NAME = __package__.partition(".")[0]
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -44,7 +46,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 _ELSEWHERE_SHELL = re.compile(r"/(site|dist)-packages/IPython/")
 _ELSEWHERE_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3[^/]*/")
 _START = "<string>"
-"""What `python -c` calls the program that becomes a rank."""
+"""File name of the program that becomes a rank, under `python -c`."""
 
 
 def owner_of(frame: FrameType) -> Owner:
@@ -156,7 +158,7 @@ def _owner_of_executed(module: str) -> Owner:
         return Owner.EXECUTED
     found = sys.modules.get(module)
     if not issubclass(type(found), ModuleType):
-        return Owner.LIBRARY  # a namedtuple's
+        return Owner.LIBRARY  # a namedtuple's generated code
     file = dict.get(ModuleType.__getattribute__(found, "__dict__"), "__file__")
     owner = owner_of_file(file) if type(file) is str else Owner.LIBRARY
     return Owner.EXECUTED if owner is Owner.USER else owner

@@ -17,16 +17,16 @@ from monarch_nb._units import size_text
 from monarch_nb._wire.granted import granted_cores, own_groups
 
 RANK_BYTES = 32 << 20
-"""What an idle rank with torch takes of its own, at least."""
+"""Private memory of an idle rank with torch, at least."""
 LEAST_RANK_BYTES = 4 << 20
 RANKS_PER_CORE = 64
 FEW_RANKS = 256
-"""So many may wait for few cores."""
+"""Number of ranks that may share few cores."""
 TRIED_RANKS = 8
-"""So few are started without a look."""
+"""Number of ranks that are started without a check."""
 THREADS_PER_RANK = 5
 FILES_PER_RANK = 6
-"""Descriptors that the host process has open for a rank."""
+"""Number of descriptors that the host process opens for a rank."""
 MOST_RANKS = 1 << 16
 
 _MEMORY = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
@@ -112,7 +112,7 @@ def _left(controller: str, files: tuple[tuple[str, str], ...]) -> Iterator[int]:
     """
     for group in own_groups(controller):
         for limit, used in files:
-            with suppress(OSError, ValueError):  # there's none, or no number ("max") in it
+            with suppress(OSError, ValueError):  # the file is missing, or contains no number ("max")
                 yield max(0, _number(group / limit) - _number(group / used))
 
 

@@ -31,10 +31,12 @@ from monarch_nb._wire.invitation import MAX_BYTES, Admission, Invitation, Invita
 from monarch_nb._wire.keys import KeyPair
 
 TRY_S = 3.0
-"""How long one address is tried."""
+"""Time limit for each address."""
 ANSWER_S = 10.0
 STARTED = "joined as host"
-"""What the launcher writes when its host process serves; engines that let go of it wait for that."""
+"""Line that the launcher writes when its host process serves; engines that detach from it wait for that
+line.
+"""
 _NUMBERED = (
     "SLURM_PROCID",
     "SLURM_LOCALID",
@@ -65,13 +67,13 @@ _OF_LAUNCHERS = (
     "RAY_",
     "TORCHELASTIC_",
 )
-"""What says to libraries that this process is one of the launcher's tasks: Lightning, Accelerate and MPI
-believe it.
+"""Variables that mark this process as one of the launcher's tasks: Lightning, Accelerate and MPI rely on
+them.
 """
 
 
 _notified: list[int] = []
-"""The host processes that have ended because we were told to end."""
+"""Host processes that have ended because this process was told to end."""
 
 
 def was_notified() -> bool:
@@ -188,7 +190,7 @@ def _use_scratch(scratch: str) -> None:
     os.environ["XDG_RUNTIME_DIR"] = path
 
 
-# --- knocking
+# --- asking for admission
 
 
 def knock(invitation: Invitation, node: str, place: int | None, keys: KeyPair | None = None) -> Place:

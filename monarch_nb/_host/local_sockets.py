@@ -14,7 +14,7 @@ from monarch_nb._wire.local_sockets import Joiner, LocalReceiver, LocalSender, S
 from monarch_nb._wire.message import Message
 
 _ROUNDS = 16
-"""How often in a row to look for messages before others have their turn."""
+"""Maximum number of consecutive looks for messages before other callbacks run."""
 
 
 class LocalSockets:

@@ -30,7 +30,7 @@ Callback = Callable[[], None]
 _MESSAGES_PER_ROUND = 200
 SHORTLY_S = 0.01
 LATE_S = 1.0
-"""By how much a round may be late without having stood still."""
+"""By how much a round may be late without counting as a standstill."""
 # Plain ints and the bare call: zmq's own enums would take a tenth of this process' time.
 _EVENTS, _IN = int(zmq.EVENTS), int(zmq.POLLIN)
 _events_of: Any = zmq.backend.Socket.get
@@ -50,7 +50,7 @@ class Loop:
         self._running = False
         self._stalled_s = 0.0
         self._expected = 0.0
-        """Until when the round that was begun last should have ended."""
+        """Expected end of the last round."""
         self._shortly: list[Callback] = []
         self._soon: deque[Callback] = deque()
         self._later_this_round: list[Callback] = []
@@ -127,10 +127,10 @@ class Loop:
                 self._serve_sockets()
                 self._serve_files(0.0)
             self._run_timers()
-            busy = self._serve_sockets()  # last: a timer that sends may swallow a socket's signal
+            busy = self._serve_sockets()  # last: a timer that sends may consume a socket's signal
             if self._later_this_round:
                 self._end_round()
-                continue  # what has just been sent may have swallowed a socket's signal, too
+                continue  # a message that was just sent may have consumed a socket's signal, too
             if not self._running:
                 break
             self._serve_files(0.0 if busy else self._wait_s())
@@ -171,10 +171,11 @@ class Loop:
     def _serve_files(self, wait_s: float | None) -> None:
         now = time.monotonic()
         if now - self._expected >= LATE_S:
-            return  # the next round takes note of it, and reads before it runs timers
+            return  # the next round handles it, and reads before it runs timers
         self._expected = math.inf if wait_s is None else now + wait_s
         ready = self._epoll.poll(wait_s)
-        self._expected = min(self._expected, time.monotonic())  # what is late from here on isn't the wait
+        # lateness from here on isn't caused by the wait
+        self._expected = min(self._expected, time.monotonic())
         for fd, _ in ready:
             callback = self._files.get(fd)
             if callback is not None:

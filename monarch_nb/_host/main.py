@@ -19,14 +19,15 @@ def main() -> None:
     """Run a host process; its configuration comes as JSON on standard input, readiness is told on fd 1."""
     config = HostConfig.decode(sys.stdin.buffer.read())
     zygote = start_zygote(config.sys_path, config.directory) if config.warm else None
-    from monarch_nb import _sources  # takes half a second with the rest, while the zygote imports, too
+    # this and the imports below take half a second, during which the zygote imports, too
+    from monarch_nb import _sources
     from monarch_nb._host.agent.agent import HostAgent
 
     _sources.guard()
     process = _made(config, zygote)
     try:
         os.write(1, b"ready\n")
-    except OSError:  # who started us is gone already
+    except OSError:  # the parent process has ended already
         process.loop.call_later(0, process.shut_down)
     log = os.open(config.log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)

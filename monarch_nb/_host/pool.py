@@ -139,7 +139,7 @@ def wait(directory: str, host: str) -> int:
     if is_here(directory, host):
         raise PoolError(f"a host {host!r} waits in {directory} already")
     fd = os.open(_path(directory, host, "new"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX)  # before it has its name: nobody sees it without the lock
+    fcntl.flock(fd, fcntl.LOCK_EX)  # before the rename: no process sees the file without its lock
     _renamed(directory, host, "new", WAITING)
     try:
         with suppress(_Terminated):

@@ -39,9 +39,9 @@ from monarch_nb._wire.pieces import cut, join
 from monarch_nb._wire.process import machine_id, start_time
 
 UNUSED_S = 600.0
-"""How long it waits for a program."""
+"""How long the relay waits without a program before it ends."""
 LOST_AFTER_S = 5.0
-"""How long a connection that has ended may take to be back."""
+"""How long a lost connection may take to be restored."""
 SILENT_S = 60.0
 FLUSH_MS = 500
 _HANDSHAKE_MS = 5000
@@ -62,7 +62,7 @@ class Relay:
     """
 
     successor: HostConfig | None = None
-    """None ever comes after it."""
+    """Always None: nothing takes the relay's place."""
 
     def __init__(self, config: HostConfig) -> None:
         self._config = config
@@ -75,7 +75,7 @@ class Relay:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._local = LocalSockets(self.loop, self._directory, self._take_local)
         self._programs: dict[int, int] = {}
-        """By proc id, the pidfd of each."""
+        """The pidfd of each program, by proc id."""
         self._router = Router(self._me, self.loop, self._send_local, self._send_remote)
         self._local.listen(self._me)
         self._link = self._dialled()
@@ -123,7 +123,7 @@ class Relay:
         )  # fmt: skip
         write_connection(self._config.connection_file, content)
 
-    # --- from programs here
+    # --- messages of programs on this machine
 
     def _take_local(self, message: Message) -> None:
         if message.kind == wire.RELEASE and message.dst == self._me:
@@ -174,7 +174,7 @@ class Relay:
         with suppress(OSError):
             os.unlink(address.socket_path(self._directory, proc))
 
-    # --- from the mesh
+    # --- messages of the mesh
 
     def _take_link(self) -> None:
         frames = join([f.buffer for f in self._link.recv_multipart(copy=False)])

@@ -53,7 +53,8 @@ def start_zygote(
         pass_fds=[theirs.fileno(), *held],
         env=variables,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,  # ours is the pipe on which the client waits for our readiness
+        # this process' own stdout is the pipe on which the client waits for readiness
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL if not os.environ.get("MONARCH_NB_HOST_LOG") else None,
     )
     theirs.close()

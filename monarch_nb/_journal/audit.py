@@ -24,11 +24,11 @@ from monarch_nb._protocol.roles import AuditRow, Role
 FILE = "audit.jsonl"
 MAX_ROWS = 1000
 MAX_BYTES = 1 << 20
-"""Of the file; what is in memory takes less than half."""
+"""Maximum size of the file; the rows in memory take less than half."""
 MAX_DETAIL = 80
 MAX_WHO = 120
 _ALIKE_AMONG = 16
-"""How many of the last rows a new one may be the same as."""
+"""Number of last rows with which a new one may be merged."""
 
 
 class Audit:

@@ -8,8 +8,8 @@ import os
 from monarch_nb._units import size_text
 
 ROOM_BYTES = 8 << 20
-"""So much must be free before something that has failed for lack of room is tried again; of a small file
-system, an eighth.
+"""Free space required before a write that failed for lack of space is tried again; on a small file system, an
+eighth.
 """
 
 

@@ -47,19 +47,19 @@ class EntryLog:
         self._max_entries = max_entries
         self.entries: dict[int, JournalEntry] = {}
         self.when_dirty: Callable[[], None] | None = None
-        """Called when lines wait to be written; who sets it calls `flush` soon. Without it they're written
+        """Called when lines wait to be written; the callback schedules `flush`. Without it they are written
         at once.
         """
         self.is_paused = False
-        """Whether nothing is written just now."""
+        """Whether writing is paused."""
         self.when_broken: Callable[[OSError], None] = lambda _error: None
-        """Told why nothing is written any more."""
+        """Called with the error when nothing is written any more."""
         self._unwritten: list[JournalEntry | Line] = []
         self._next = 1
         self._size = 0
         self._fd = -1
         self.problem: OSError | None = None
-        """Why the file couldn't be opened at the beginning."""
+        """The error of opening the file at the beginning."""
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
             self._open()

@@ -28,7 +28,7 @@ MAX_BYTES = 1 << 30
 SEGMENT_BYTES = 32 << 20
 _SCAN_BYTES = 1 << 20
 MARK_BYTES = 1 << 18
-"""How far apart positions are from which one can read, when going backwards."""
+"""Distance of positions from which reading can start, when going backwards."""
 
 
 class Appended(NamedTuple):
@@ -79,11 +79,11 @@ class OutputStore:
         """Position after the last record."""
         self.groups: dict[str, int] = {}
         self.is_paused = False
-        """Whether records aren't kept just now."""
+        """Whether keeping records is paused."""
         self.num_unkept_bytes = 0
-        """Of records since it was paused."""
+        """Number of bytes of records since the pause began."""
         self.when_broken: Callable[[OSError], None] = lambda _error: None
-        """Told why nothing is kept any more."""
+        """Called with the error when nothing is kept any more."""
         self._next_seq = 1
         self._written_groups: set[int] = set()
 
@@ -228,7 +228,7 @@ class OutputStore:
             return Scan(b"", position, num_lost)
         data, end = self._read(position, max_bytes)
         kept, used = _pick(data, wanted)
-        if not used:  # somebody has taken the file away, or cut it off
+        if not used:  # somebody has removed the file, or truncated it
             return Scan(b"", end, num_lost + end - position)
         return Scan(kept, position + used, num_lost)
 
@@ -237,7 +237,7 @@ class OutputStore:
         at = bisect_right(self._starts, position)
         segment = self._starts[at - 1]
         end = self._starts[at] if at < len(self._starts) else self.end
-        left = end - position  # what is behind that was written in part, and couldn't be cut off
+        left = end - position  # data behind it was written partially, and couldn't be truncated
         try:
             with open(self._path(segment), "rb") as file:
                 file.seek(position - segment)

@@ -24,7 +24,7 @@ HEADER: Final = struct.Struct("<IBBHIIQd")
 
 TEXT: Final = 1  #: bytes that a rank wrote
 DISPLAY: Final = 2  #: a rich display, as JSON
-NOTE: Final = 3  #: words of the host process itself, such as that something was dropped
+NOTE: Final = 3  #: a message of the host process itself, such as that something was dropped
 GROUP: Final = 4  #: the name of a group; stands before its first record in each file
 RESULT: Final = 5  #: how a cell ended on a rank, as JSON
 # : a rank's output has come as far as one of its answers; data: MARK of its proc and the number in the answer
@@ -38,7 +38,9 @@ CLIENT_ORIGIN: Final = 1 << 31
 neither.
 """
 CLIENT_BITS: Final = 16
-"""Of a client's origin: the lower bits are the number of its cell, those above say which client."""
+"""Number of bits: the lower bits of a client's origin are the number of its cell, the higher ones identify
+the client.
+"""
 CLIENT_MASK: Final = 0x7FFF
 
 

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 
 KEEP_S = 30 * 86400.0
-"""How long a journal is kept whose user hasn't said otherwise."""
+"""How long a journal is kept by default."""
 _FILE = "kept-for-seconds"
 
 

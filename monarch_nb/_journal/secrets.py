@@ -50,7 +50,9 @@ _FORMS = (
     ((b"://",), rb"://[^\s/:@\"'\\]*:(?P<url>[^\s/@\"'\\]+)@"),
     ((b"-----BEGIN ",), rb"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<pem>[\s\S]+?)(?:-----END|\Z)"),
 )
-"""What is found quickly, and what must stand there; of that, the group is masked, or all."""
+"""For each form: quick substrings to search for, and the pattern that must match there; its group is masked,
+or the whole match.
+"""
 _SIGNS = tuple((sign, re.compile(form)) for signs, form in _FORMS for sign in signs)
 
 

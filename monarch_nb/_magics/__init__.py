@@ -49,7 +49,8 @@ def load(shell: Any) -> None:
     try:
         say_what_runs(shell)
     except OSError as error:
-        # A home that can't be written, say: the extension is loaded, and what needs it says it again.
+        # For example a home that isn't writable: the extension is loaded, and features that need it report
+        # the error again.
         print(explanation(error, "%load_ext monarch_nb"), file=sys.stderr)
 
 

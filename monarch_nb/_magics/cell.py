@@ -92,7 +92,7 @@ def show_cell(
         interrupts.pass_to(run.interrupt)
         result = run.wait(interrupts=interrupts)
     if profile is not None:
-        show_profile(mesh, result, profile)  # of a cell that has failed, too
+        show_profile(mesh, result, profile)  # also of a cell that has failed
     finish_cell(mesh, result)
 
 
@@ -178,7 +178,8 @@ def check_source(source: str, number: int) -> None:
         compile(source, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         return  # plain Python
     try:
-        # Not the shell's own: that one may turn whole cells into %%mesh cells (`%mesh auto on`).
+        # Not the shell's own function: its transformers may turn whole cells into %%mesh cells (`%mesh auto
+        # on`).
         transformed = TransformerManager().transform_cell(source)
         compile(transformed, f"Cell In[{number}]", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     except (RecursionError, MemoryError):

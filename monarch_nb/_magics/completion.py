@@ -53,7 +53,7 @@ class Completion:
             return self._after_mesh(line.lstrip().removeprefix("%mesh "))
         return _offer([], "", suppress=False)
 
-    # --- what comes after %mesh
+    # --- after %mesh
 
     def _after_mesh(self, text: str) -> SimpleMatcherResult:
         verb, space, rest = text.partition(" ")

@@ -68,7 +68,7 @@ class CellPrompt:
     def __init__(self, state: State) -> None:
         self._state = state
         self._interrupted: set[tuple[str, int]] = set()
-        """Stops that an interrupt is on its way to: nobody is asked about them again."""
+        """Stops with an interrupt on its way: they aren't shown in a prompt again."""
 
     def __call__(self, session: Session) -> Exception | None:
         """Talk; where nobody can type, let the ranks run on, and return what is to be raised once the wait
@@ -82,11 +82,11 @@ class CellPrompt:
             if any((mesh.name, s.id) not in self._interrupted for s in mesh.debugger().stops()):
                 talk(mesh)
         except (RequestFailed, TransportClosed):
-            return None  # the mesh has ended meanwhile, as what is waited for is told
+            return None  # the mesh has ended meanwhile, which the waiting call reports
         except MeshUsageError as error:
             return error
         except KeyboardInterrupt:
-            if kernel.is_meant():  # else the ranks stay where they stand, for whoever comes next
+            if kernel.is_meant():  # otherwise the ranks stay stopped, for the next client
                 stops = mesh.debugger().stops()
                 self._interrupted = {(mesh.name, s.id) for s in stops}
                 mesh.interrupt(sorted({s.rank for s in stops}))

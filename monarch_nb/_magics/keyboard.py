@@ -63,7 +63,7 @@ def _asked(mesh: Mesh, row: QuestionRow, seen: int) -> str:
         session.take_back_question[row.id] = ask.take_back
         try:
             if session.num_questions_over != seen:
-                raise TakenBack  # perhaps this one: look again
+                raise TakenBack  # perhaps this question has ended: look again
             return ask(prompt)
         finally:
             del session.take_back_question[row.id]
@@ -79,7 +79,7 @@ def close_box() -> None:
 
     shell = get_ipython()
     if getattr(shell, "kernel", None) is None:
-        print()  # what follows doesn't belong behind the prompt
+        print()  # output that follows doesn't belong on the prompt's line
         return
     shell.display_pub.publish(
         data={INPUT_OVER_MIME: {}}, transient={"display_id": "monarch-nb-input"}, update=True

@@ -65,9 +65,7 @@ def attach(state: State, arguments: Namespace) -> None:
     mesh = state.attach(_joined(arguments))
     role = session_of(mesh).role
     print(f"attached to {describe(mesh)}{'' if role is Role.OWNER else ' as ' + role.and_article}")
-    if (
-        role is not Role.OBSERVER
-    ):  # one who only looks has missed nothing, and takes nothing from those who have
+    if role is not Role.OBSERVER:  # an observer has missed nothing, and must not mark others' output as seen
         show_missed(mesh)
 
 

@@ -193,7 +193,7 @@ def _agreement(rows: _Rows) -> list[str]:
     """Say whether ranks agree, where the fields don't show it."""
     texts = {row.get("text") for row in rows.values() if row}
     if len(texts) > 1 and None not in texts:
-        return []  # the values say it themselves
+        return []  # values show it themselves
     digests = {rank: row["digest"] for rank, row in rows.items() if row and "digest" in row}
     if len(rows) < 2 or len(digests) < len(rows):
         return []

@@ -84,7 +84,7 @@ class CodeWatch:
     def _watches(self, mesh: Mesh) -> bool:
         try:
             return mesh.sync_mode is SyncMode.WATCH
-        except Exception:  # the mesh has just ended: the cell says so if it needs it
+        except Exception:  # the mesh has just ended: the cell reports it if it needs the mesh
             return False
 
 

@@ -37,7 +37,7 @@ _USUAL: dict[str, tuple[str, ...]] = {
 }
 _TIMES = ("30s", "5m", "30m")
 _OF_PATHS = ("file", "place", "condition")
-"""Where a path or an expression is typed, what IPython offers is right."""
+"""Arguments that are a path or an expression, for which IPython's own completions are right."""
 _LAST_CELLS = 20
 
 
@@ -51,7 +51,7 @@ class Word:
     def __init__(self, parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
         self.text = words[-1]
         self.earlier: dict[str, str] = {}
-        """What was typed before it, by argument."""
+        """Words typed before it, by argument."""
         options = parser._option_string_actions
         positionals = [action for action in parser._actions if not action.option_strings]
         waiting: argparse.Action | None = None

@@ -90,7 +90,7 @@ _OWN: dict[str, Verb] = {
     "sync": sync.sync,
     "help": verb_help.help_,
 }
-"""What takes more than a mesh: the notebook's variables, its cells, which mesh is in use."""
+"""Verbs that need more than a mesh: the notebook's variables, its cells, the mesh in use."""
 
 VERBS: dict[str, Verb] = {
     name: _OWN[name] if name in _OWN else partial(run_shared, command)

@@ -21,7 +21,7 @@ Strategy = Literal["ddp", "fsdp", "hsdp"]
 SLACK = 1.1
 RESERVE_BYTES = 1 << 30
 ALIKE = 0.03
-"""Candidates whose times differ by less are equal: the simpler one is taken."""
+"""Candidates whose times differ by less count as equal: the simpler one is taken."""
 FLOPS = {"cpu": 50e9, "cuda": 200e12}
 INSIDE = {"cpu": 3e9, "cuda": 200e9}
 BETWEEN = {"cpu": 1e9, "cuda": 20e9}

@@ -197,8 +197,9 @@ class DryRunner:
         self.paths = {layer: path for path, layer in module.named_modules()}
         self.outcomes: dict[Any, Any] = {}
         self.fine: dict[str, list[int | None]] = {}
-        """Layers that rules can't follow, but numbers say that they do each row by itself: how results are
-        split."""
+        """Layers that rules can't follow, but that handle each row separately, as a test with values has
+        shown: how their results are split.
+        """
         self._known: list[Finding] = []
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any], rows: int, *, finds: bool = True) -> DryRun:
@@ -221,7 +222,8 @@ class DryRunner:
                 over_all = _Whole(self, whole, rows, local.steps)
                 return self._known_by(local, over_all, self._run(over_all, args, kwargs), used, result)
             except LocalMismatch as error:
-                self._run(_Whole(self, (), rows, None), args, kwargs)  # raises what one process would, too
+                # raises the same error as one process would
+                self._run(_Whole(self, (), rows, None), args, kwargs)
                 if not finds:
                     raise
                 self._note(_Found(error.path, error.op, "shapes don't fit on a part of it", error.place))
@@ -312,7 +314,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
         self._runner, self._whole, self._rows = runner, frozenset(whole), rows
         self._layers: list[str] = []
         self._depth = 0
-        """How many layers around run on the whole batch."""
+        """Number of enclosing layers that run on the whole batch."""
         self._is_unseen = False
         self.parameters: dict[str, torch.Tensor] = {}
 
@@ -394,7 +396,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
                 return name
         return ""
 
-    # What differs
+    # the differences
 
     def enter(self, path: str, args: Any, kwargs: Any) -> None:
         """Take note of the arguments of a layer whose forward begins; here, do nothing."""
@@ -534,7 +536,7 @@ class _Whole(_Mode):
         self._steps = steps
         self._at = 0
         self._trusted = 0
-        """How many layers around have been tried with numbers."""
+        """Number of enclosing layers that were tested with values."""
         self.inputs: dict[str, Any] = {}
 
     def enter(self, path: str, args: Any, kwargs: Any) -> None:

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 MAX_BYTES = 256 << 20
-"""Layers with more parameters than that aren't tried."""
+"""Layers with larger parameters aren't tested."""
 NUM_TRIES = 2
 aten = torch.ops.aten
 
@@ -48,7 +48,7 @@ def split_dims(
         return None
     try:
         found = [_tried(layer, args, kwargs, num_parts, seed) for seed in range(NUM_TRIES)]
-    except Exception:  # the layer can't be called with numbers like these: nothing is known
+    except Exception:  # the layer can't be called with such values: no result
         return None
     return found[0] if all(each == found[0] for each in found) else None
 

@@ -120,7 +120,7 @@ class ReadOutput(Request[OutputPart], frozen=True):
     before: int | None = None
 
 
-# --- what whoever watches is sent, in lists: `WatchMessage`s
+# --- messages to watchers, sent in lists of `WatchMessage`
 
 
 class RecordsPrinted(Record, frozen=True, tag=True):

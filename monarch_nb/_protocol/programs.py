@@ -65,7 +65,7 @@ class SettleOutput(Request[None], frozen=True):
     """Pass on what ranks of the controller's machine have written before now."""
 
 
-# --- how everything is
+# --- the registry
 
 
 class HostRow(Record, frozen=True):
@@ -132,7 +132,7 @@ class Status(Request[MeshRecord], frozen=True):
     """Return the registry."""
 
 
-# --- whose it is, and how long it lives
+# --- owner and lifetime
 
 
 class ClaimName(Request[bool], frozen=True):

@@ -38,7 +38,7 @@ class Sender(NamedTuple):
 
 
 NOBODY = Sender(0)
-"""Sends what a process asks of itself."""
+"""The sender of requests that a process makes to itself."""
 
 Kind = type[Request[Any]] | type[Event] | Work
 T = TypeVar("T")

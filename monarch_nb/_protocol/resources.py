@@ -16,7 +16,7 @@ class GpuProcess(Record, frozen=True):
     pid: int
     memory_bytes: int | None
     rank: int | None = None
-    """None: it's none of the mesh's."""
+    """Its rank; None: the process doesn't belong to the mesh."""
 
 
 class GpuStatus(Record, frozen=True):
@@ -30,7 +30,7 @@ class GpuStatus(Record, frozen=True):
     memory_total_bytes: int | None
     temperature_c: float | None
     processes: tuple[GpuProcess, ...] = ()
-    """Those of others, too."""
+    """Processes that use it, including those of others."""
 
 
 class History(Record, frozen=True):
@@ -53,7 +53,7 @@ class Collective(Record, frozen=True):
     """
     since: float
     shape: tuple[int, ...] | None = None
-    """Of its (first) tensor."""
+    """Shape of its (first) tensor."""
     dtype: str = ""
 
 
@@ -67,7 +67,7 @@ class Transfers(Record, frozen=True):
     read_bytes: int
     written_bytes: int
     seconds: float
-    """How long they took, one after the other."""
+    """Their total time, added up."""
 
 
 class Standing(Record, frozen=True):

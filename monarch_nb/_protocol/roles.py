@@ -15,7 +15,7 @@ class Role(IntEnum):
     OPERATOR = 2
     """Run cells, interrupt, debug, heal."""
     OWNER = 3
-    """Everything; programs of the user who has started the mesh, on its machine."""
+    """Everything; for programs of the user who has started the mesh, on its machine."""
 
     @property
     def word(self) -> str:

@@ -12,8 +12,8 @@ from monarch_nb._protocol.kept import Kept
 from monarch_nb._protocol.states import CellStatus
 
 MimeBundle = dict[str, Plain]
-"""Data by MIME type, as Jupyter has it. What is in it is the user's, and may hold NaN: `msgspec.json` has
-none, so that `json` writes it.
+"""Data by MIME type, as in Jupyter. The values are the user's, and may contain NaN, which `msgspec.json`
+refuses; so `json` writes them.
 """
 
 

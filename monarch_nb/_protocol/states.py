@@ -55,7 +55,7 @@ class StopState(_State):
 
     STOPPED = "stopped"
     RUNNING = "running"
-    """It goes on by a step, and comes back."""
+    """It executes a step, and will stop again."""
 
 
 class StopMode(_State):
@@ -83,7 +83,7 @@ class StacksBy(_State):
     ASKED = "asked"
     """The rank itself has answered."""
     FAULTHANDLER = "faulthandler"
-    """A signal has made the rank write them."""
+    """The rank has written them on a signal."""
     PY_SPY = "py-spy"
     PY_SPY_NATIVE = "py-spy, with native frames"
 
@@ -100,12 +100,12 @@ class WaitKind(_State):
     CHECKPOINT = "checkpoint"
     DATA = "data"
     INPUT = "input"
-    """The keyboard, which nobody has on a rank."""
+    """The keyboard, which doesn't exist on a rank."""
     LOCK = "lock"
     OPEN = "open"
     PROCESS = "process"
     QUESTION = "question"
-    """An answer that somebody types where the cell or call is waited for."""
+    """A line that the user of the waiting cell or call types."""
     QUEUE = "queue"
     RECV = "recv"
     """Data from a socket or a file."""
@@ -161,7 +161,7 @@ class OnFailure(_State):
     """The action taken when a rank of a group dies."""
 
     STOP = "stop"
-    """Nothing: uses of it raise, until somebody heals it."""
+    """None: uses of the group raise until it is healed."""
     HEAL = "heal"
     SHRINK = "shrink"
     CALL = "call"

@@ -72,7 +72,7 @@ _SPOKEN = {
 def what_blocks(frames: Sequence[FrameType]) -> Blocked | None:
     """Return the call that a thread waits in, or None if that can't be told. Frames: innermost first."""
     inner = list(_below_user(frames))
-    for frame in reversed(inner):  # the one that the user has called says most
+    for frame in reversed(inner):  # the outermost one, which the user has called, tells most
         kind = _known(frame)
         if kind:
             return Blocked(kind, _spoken(frame))
@@ -113,7 +113,7 @@ def _spoken(frame: FrameType) -> str:
     return _SPOKEN.get(name, name)
 
 
-# --- what is called in C
+# --- blocking functions in C
 
 
 def _in_c(frame: FrameType) -> Blocked | None:
@@ -179,7 +179,9 @@ def called(frame: FrameType) -> ast.expr | None:
     if not name.startswith(("CALL", "PRECALL", "BEFORE_WITH", "BEFORE_ASYNC_WITH", "LOAD_SPECIAL")):
         return None
     if name.startswith("BEFORE"):
-        at -= 2  # its own place is the whole statement; the instruction before it has loaded what is entered
+        # the frame's own place is the whole statement; the instruction before it has loaded the context
+        # manager
+        at -= 2
     first, last, begin, end = next(islice(code.co_positions(), at // 2, None), (None, None, None, None))
     if first is None or last is None or begin is None or end is None:
         return None

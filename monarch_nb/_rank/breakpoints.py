@@ -32,7 +32,7 @@ class Breakpoints:
         self._debugger = debugger
         self._wanted: list[tuple[str, int, str]] = []
         self.version = 0
-        """How often one was set: a thread that is armed for fewer has to look again."""
+        """Number of changes: a thread armed for an earlier one has to look again."""
         self._main = threading.main_thread().ident or 0
         signal.signal(SIGNAL, self._on_signal)
 
@@ -83,7 +83,7 @@ class Breakpoints:
             if path is not None:
                 debugger.set_break(path, line, cond=condition or None)
         if not debugger.breaks:
-            debugger.armed = -1 if self._wanted else self.version  # the file may come with the next cell
+            debugger.armed = -1 if self._wanted else self.version  # the file may be imported by the next cell
             return
         debugger.begin_tracing(frame)
         _trace(debugger, frame)

@@ -18,8 +18,8 @@ from monarch_nb._units import size_text
 
 MAX_TEXT = 1 << 20
 TEXT_LEFT = 18_000
-"""What is left of a text that is longer: displays show as much as that. What is richer is whole or not
-there at all.
+"""Length to which a longer text is cut: displays show that much. Richer types are sent whole or not at
+all.
 """
 MAX_RICH_BYTES = 8 << 20
 _HOW_TO_GET_ALL = "%%mesh --output NAME brings the value of a cell's last line itself, %mesh pull a variable"

@@ -23,8 +23,8 @@ _JOIN_S = 15.0
 
 
 _own_groups: dict[str, tuple[list[Any], int]] = {}
-"""Process groups that this package has made beside the default one, by whose they are: with how many ranks
-take part.
+"""Process groups that this package has made besides the default one, by owner, with the number of
+participating ranks.
 """
 
 
@@ -71,7 +71,7 @@ def describe_group() -> ProcessGroup | None:
 
 HELD_S = 7 * 86400.0
 _held: dict[Any, float] = {}
-"""Time-outs before they were held, by process group."""
+"""Original time-outs of process groups whose time-outs are suspended."""
 
 
 def hold(on: bool) -> None:
@@ -94,7 +94,7 @@ def hold(on: bool) -> None:
 
 
 def _timeout_of(group: Any, distributed: Any) -> float:
-    with suppress(Exception):  # each backend keeps it elsewhere
+    with suppress(Exception):  # each backend has another attribute for it
         return float(group._get_backend(group._device_types[0]).options._timeout.total_seconds())
     return float(distributed.default_pg_timeout.total_seconds())
 

@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 
 PATIENCE_S = 1.0
-"""How long a command has to end after an interrupt."""
+"""How long a command may take to end after an interrupt."""
 
 
 def run_command(command: str) -> int:

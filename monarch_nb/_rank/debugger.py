@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from monarch_nb._wire.activity_page import ActivitySlot
 
 SOURCE_LINES = 7
-"""How many lines are shown above and below the one that a stop stands at."""
+"""Number of lines shown above and below the line of a stop."""
 MAX_ANSWER = 200_000
 MAX_VALUE = 300
 _NOT_STEPPED_INTO = ["monarch_nb.*", "IPython.*", "asyncio.*", "importlib.*"]
@@ -87,11 +87,11 @@ class Debugger:
         """Whether an error stops where it was raised."""
         self._keys = itertools.count(1)
         self.in_use = False
-        """Whether any thread has stopped so far."""
+        """Whether any thread has stopped yet."""
         self._stops: dict[int, MeshPdb] = {}
         self._local = threading.local()
         self.breakpoints: Breakpoints | None = None
-        """Those set from outside, once there are any."""
+        """Breakpoints set by other processes, once there are any."""
 
     def add_break(self, file: str, line: int, condition: str) -> str:
         """Set a breakpoint from outside; return what there is to say about it."""
@@ -217,7 +217,7 @@ class MeshPdb(pdb.Pdb):
         self.raised = ""
         self.is_post_mortem = False
         self.armed = 0
-        """Which version of the breakpoints from outside this thread stops at."""
+        """Version of these breakpoints that this thread is armed for."""
         self.thread = threading.get_ident()
         self._debugger = debugger
         self._key = 0
@@ -233,7 +233,7 @@ class MeshPdb(pdb.Pdb):
             self.botframe = self.botframe.f_back
         self._set_stopinfo(self.botframe, None, -1)  # type: ignore[attr-defined]
 
-    # --- pdb's own
+    # --- overrides of pdb
 
     def interaction(self, frame: FrameType | None, traceback: TracebackType | None) -> None:
         """Stop: tell where, and do what lines say until one lets the program run on."""
@@ -270,7 +270,7 @@ class MeshPdb(pdb.Pdb):
             super().user_call(frame, argument_list)
 
     def _cmdloop(self) -> None:
-        self.cmdloop()  # pdb's own would swallow an interrupt, which is meant to end the cell
+        self.cmdloop()  # pdb's own method would swallow an interrupt, which is meant to end the cell
 
     def print_stack_entry(self, frame_lineno: Any, prompt_prefix: str = pdb.line_prefix) -> None:
         """Do nothing: each answer says where the program stands."""
@@ -329,7 +329,7 @@ class MeshPdb(pdb.Pdb):
             if line is None:
                 return "quit\n"
             if line.key != self._key:
-                continue  # for an earlier stop, whose end has answered it
+                continue  # for an earlier stop, which has answered the line by its end
             if line.text is None:
                 raise KeyboardInterrupt
             self._line = line
@@ -386,7 +386,7 @@ class MeshPdb(pdb.Pdb):
             found.append(each)
         return found
 
-    # --- telling
+    # --- sending
 
     def _taken(self) -> str:
         text = self._text.getvalue()
@@ -434,7 +434,7 @@ class MeshPdb(pdb.Pdb):
 
     def _left(self, text: str) -> None:
         line, self._line = self._line, None
-        self._console = None  # an interrupt may have come between its lines
+        self._console = None  # an interrupt may have come between two statements of pdb
         self._debugger.leave(self._key)
         self._debugger.notify_controller(DebugLeft(self._key, line.n if line is not None else 0, text))
         self._key = 0

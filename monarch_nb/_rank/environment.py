@@ -87,7 +87,7 @@ def _packages() -> Iterator[tuple[str, str]]:
     """Yield name and version of what could be imported; of two of a name the first on the path counts."""
     known = set()
     for found in metadata.distributions():
-        with suppress(KeyError, TypeError, OSError):  # a broken one must not hide the others
+        with suppress(KeyError, TypeError, OSError):  # a broken package must not hide the others
             about = found.metadata
             name = re.sub(r"[-_.]+", "-", about["Name"]).lower()
             if name not in known:

@@ -15,7 +15,8 @@ import sys
 import traceback
 import warnings
 from _signal import (
-    signal as set_handler,  # not the one that user code calls, which takes what it sets for the user's
+    # not the function that user code calls, which would count the handlers as the user's
+    signal as set_handler,
 )
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -63,7 +64,7 @@ def fresh_process(env: Mapping[str, str], workdir: str) -> Iterator[ExitFunction
     with ExitStack() as stack:
         stack.callback(
             gc.collect
-        )  # last of all: the program's models are gone before another one makes its own
+        )  # last: the program's models are freed before another program makes its own
         for keeper in (
             _directory(workdir), _environment(env), _interpreter(), _reload.imported_anew(), _loggers(),
             _handlers(), _garbage(), _start_method(), exit_functions.registered(), fresh_torch(),
@@ -179,7 +180,7 @@ def _loggers() -> Iterator[None]:
         for logger in _all_loggers():
             handlers, level, propagate, is_disabled = before.get(logger, ([], logging.NOTSET, True, False))
             for handler in [each for each in logger.handlers if each not in handlers]:
-                with suppress(Exception):  # as `logging.shutdown` does: its file may be closed
+                with suppress(Exception):  # as `logging.shutdown` does: the handler's file may be closed
                     handler.flush()
             logger.handlers[:], logger.propagate, logger.disabled = handlers, propagate, is_disabled
             logger.setLevel(level)

@@ -22,7 +22,7 @@ def fresh_accelerate() -> Iterator[None]:
     try:
         yield
     finally:
-        _set(before)  # also if the program has imported it: it's loaded then, and new
+        _set(before)  # also if the program has imported it itself: then it's loaded, and new
 
 
 def _set(states: dict[str, dict[str, Any]]) -> None:

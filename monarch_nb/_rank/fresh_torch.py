@@ -79,7 +79,7 @@ class _Settings(msgspec.Struct, frozen=True):
         _set_device(torch, self.device)
         if (
             torch.are_deterministic_algorithms_enabled() != self.is_deterministic
-        ):  # to set it imports the compiler
+        ):  # setting it imports the compiler
             torch.use_deterministic_algorithms(self.is_deterministic)
         torch.set_num_threads(self.num_threads)
         torch.set_grad_enabled(True)
@@ -143,7 +143,7 @@ def _end_groups(*, is_hard: bool) -> None:
     c10d = _c10d()
     if c10d is None:
         return
-    with suppress(Exception):  # what an aborted group says of itself
+    with suppress(Exception):  # errors of an aborted group
         if is_hard and "nccl" in str(c10d.get_backend()):
             c10d._abort_process_group()
         else:

@@ -116,7 +116,7 @@ def _key(each: Message | tuple[int, int]) -> tuple[int, int]:
 
 def _queued(inbox: Inbox[Message]) -> tuple[tuple[int, int], ...]:
     for _ in range(3):
-        with suppress(RuntimeError):  # the owner has taken one meanwhile
+        with suppress(RuntimeError):  # the owner has taken an item meanwhile
             return tuple((m.src, m.ref) for m in inbox.waiting())
     return ()
 
@@ -156,7 +156,7 @@ def _call(frame: FrameType) -> AwaitedCall | None:
     if pending is None or pending.ready:
         return None
     what, transport = getattr(future, "_what", ""), pending.transport
-    if transport.is_guest:  # procs of another mesh: their numbers mean others here
+    if transport.is_guest:  # procs of another mesh: the numbers mean other processes here
         return AwaitedCall(f"{what} in {transport.mesh}", 0, ())
     return AwaitedCall(what, pending.ref, tuple(pending.at_work()))
 

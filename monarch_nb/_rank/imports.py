@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 Patch = Callable[[Any], None]
-"""Takes a module that has just been imported."""
+"""A function that is called with a module that has just been imported."""
 
 
 def patch_imports(patches: Mapping[str, Patch]) -> None:

@@ -167,25 +167,26 @@ class CellIPython(InteractiveShell):
     """An IPython shell without history, files or a terminal."""
 
     pipe: Any = None
-    """Where what is displayed goes; set when a rank takes the shell."""
+    """The output of displays; set when a rank takes the shell."""
     last_bundle: MimeBundle | None = None
     last_value: Any = None
     on_value: Any = None
     last_traceback = ""
     raised_at = 0.0
-    """When the cell has raised: the first traceback of a rank takes a second to render, and which rank was
-    first is told.
+    """Time at which the cell raised: rendering a rank's first traceback takes a second, and the error's order
+    among ranks is reported.
     """
     num_hidden = 0
-    """Frames that aren't in the traceback."""
+    """Number of frames left out of the traceback."""
     format_errors: list[Any] | None = None
-    """What has been raised by what makes a value's representations, while that goes on."""
+    """Errors raised while a value's representations are made."""
     display_pub_class = Publisher
     displayhook_class = Hook
 
     def __init__(self, **kwargs: Any) -> None:
         self.origins: dict[str, int] = {}
-        # Another environment may be active where the server was started: the kernel's log says so, no cell.
+        # Another environment may be active where the server was started: IPython's warning goes to the
+        # kernel's log, not into cells.
         super().__init__(**{"warn_venv": False, **kwargs})
 
     def init_history(self) -> None:
@@ -262,7 +263,7 @@ class CellIPython(InteractiveShell):
 
 
 _ENVIRONMENT = ("HOME", "IPYTHONDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "VIRTUAL_ENV")
-"""What of the environment a new shell depends on."""
+"""Environment variables that a new shell depends on."""
 
 
 class _Prepared(NamedTuple):
@@ -284,7 +285,8 @@ def prepare() -> None:
     """Make a shell that forks of this process will find ready. Does nothing if there is one."""
     global _prepared
     if _prepared is None:
-        decode(CellWork, encode(CellWork("pass", 1)))  # keeps what reads its like: 0.5 ms in each rank
+        # creates the decoder, which takes 0.5 ms, once for all ranks
+        decode(CellWork, encode(CellWork("pass", 1)))
         with _nothing_to_be_seen():
             _prepared = _new_shell()
 
@@ -293,7 +295,7 @@ def _new_shell() -> _Prepared:
     before = sys.path[:]
     shell = CellIPython(user_ns={})
     path = [entry for entry in sys.path if entry not in before]
-    shell.run_cell("pass", store_history=False)  # loads what the first cell of all would load
+    shell.run_cell("pass", store_history=False)  # loads modules that the first cell would load
     shell.display_formatter.format(1)
     return _Prepared(shell, _environment(), path)
 
@@ -371,7 +373,7 @@ def _take_up(shell: Any, namespace: Namespace, pipe: OutputPipe) -> None:
     _prepare_colours()
     tqdm_bars.install(pipe)
     warnings.filterwarnings("ignore", "To exit: use")  # sys.exit() ends a cell, and that's all
-    # All that a rank runs is a cell: what IPython puts in place for each one stays.
+    # Everything that a rank runs is a cell: hooks that IPython installs for each cell can stay.
     shell.builtin_trap.__enter__()
     shell.display_trap.__enter__()
 

@@ -23,7 +23,7 @@ _CONNECTORS = {
 }
 """Modules of Lightning, each with the class that chooses devices and a strategy."""
 _PACKAGES = {"fabric": "lightning_fabric", "pytorch": "pytorch_lightning"}
-"""What Lightning's parts are called where they are installed by themselves."""
+"""Names of Lightning's parts where they are installed separately."""
 
 
 def install() -> None:

@@ -249,7 +249,7 @@ def _set_environment(spec: RankSpec) -> None:
 def _reseed() -> None:
     """Give this process a random state of its own, as a fresh interpreter has: forks share the zygote's."""
     random.seed()
-    numpy_random = sys.modules.get("numpy.random")  # numpy itself would import it now, in each rank
+    numpy_random = sys.modules.get("numpy.random")  # `numpy.random` would import it now, in each rank
     if numpy_random is not None:
         numpy_random.seed()
 
@@ -261,9 +261,9 @@ def _limit_threads(spec: RankSpec) -> None:
         num = granted_cores() if spec.group.bind else max(1, granted_cores() // spec.place.local_world_size)
         os.environ["OMP_NUM_THREADS"] = str(num)
     else:
-        outermost = given.split(",")[0].strip()  # OpenMP takes a number for each level of nesting
+        outermost = given.split(",")[0].strip()  # OpenMP accepts a number for each level of nesting
         if not outermost.isdecimal() or not int(outermost):
-            return  # as OpenMP does: it's of no effect
+            return  # as in OpenMP, an invalid value has no effect
         num = int(outermost)
     torch = sys.modules.get("torch")
     if torch is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _COME_AND_GO = frozenset({"_", "exit", "quit"})
 """Builtins that IPython hides."""
 _NEEDED = frozenset({"sys", "json", "os", "monarch_nb", "monarch_nb._rank", "monarch_nb._rank.worker"})
-"""If one of these is missing, all that were there are put back. Others are the user's to reload."""
+"""If one of these is missing, all previous modules are restored. Others are left to the user."""
 _known_modules: dict[str, Any] = {}
 """Modules of this process, or of the zygote that it is a fork of."""
 
@@ -36,7 +36,7 @@ def note_modules() -> None:
             if name in _known_modules and _known_modules[name] is sys.modules.get(name):
                 break
             latest[name] = sys.modules[name]
-    except (RuntimeError, KeyError):  # a thread is importing
+    except (RuntimeError, KeyError):  # another thread is importing
         latest = dict(sys.modules)
     _known_modules.update(latest)
 
@@ -52,10 +52,10 @@ class Mender:
     def __init__(self, pipe: OutputPipe, on_interrupt: Callable[[int, Any], None]) -> None:
         self._pipe = pipe
         self._on_interrupt = on_interrupt
-        self._set_handler = signal.signal  # the real one
+        self._set_handler = signal.signal  # the original function
         self._builtins: dict[str, Any] = {}
         self._restored: set[str] = set()
-        """Builtins that were put back and haven't been told of."""
+        """Builtins that were restored and haven't been reported."""
         self.learn()
 
     def learn(self) -> None:

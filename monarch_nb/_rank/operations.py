@@ -30,7 +30,7 @@ UNKNOWN = "an operation"
 FRESH_S = 0.1
 _PEERS = {"recv": "src", "send": "dst"}
 _COMPLETED = "completed"
-"""What nccl's recorder says of an operation that is over."""
+"""nccl's recorder's state of a completed operation."""
 
 
 def find(frames: Sequence[FrameType]) -> Operation | None:
@@ -76,7 +76,7 @@ def _described(name: str, arguments: Mapping[str, Any]) -> Operation:
     peer = arguments.get(_PEERS.get(name, ""))
     return (
         replace(found, peer=peer, since=None) if isinstance(peer, int) else found
-    )  # no operation of a group's
+    )  # not an operation of a process group
 
 
 def _of_group(name: str, group: Any) -> Operation:

@@ -78,7 +78,7 @@ def _exported(profiler: Any) -> ChromeTrace:
         file = Path(folder, "trace.json")
         with _quiet():
             profiler.export_chrome_trace(str(file))
-        # Names of operators may hold anything.
+        # names of operators may be any text
         trace: ChromeTrace = json.loads(file.read_bytes(), strict=False)
     return trace
 
@@ -114,7 +114,8 @@ def _new_profiler(options: ProfileOptions) -> Any:
     found: dict[str, object] = {}
     stacks = options.stacks
     for config in ({"profile_all_threads": True, "trace_only": True}, {"profile_all_threads": True}):
-        with suppress(AttributeError, TypeError):  # an older torch: only the main thread, or slower to end
+        # an older torch, which profiles only the main thread, or is slower to end
+        with suppress(AttributeError, TypeError):
             found["experimental_config"] = torch._C._profiler._ExperimentalConfig(verbose=stacks, **config)
             break
     return profile(activities=activities, record_shapes=options.shapes, with_stack=stacks, **found)

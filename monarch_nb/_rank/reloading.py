@@ -26,7 +26,7 @@ class Reloader:
         self._actors = actors
         self._lock = threading.Lock()
         self._reported: set[str] = set()
-        """Warnings that were given: one is given again when something else has changed."""
+        """Warnings that were given: each is repeated only after another change."""
         self.mode = SyncMode.WARN
         self.read_mode()
         _reload.AFTER.append(self._renew_actors)
@@ -83,7 +83,7 @@ class Reloader:
         """
         if not self._lock.acquire(
             blocking=False
-        ):  # it's being reloaded, maybe by code that waits for this call
+        ):  # the module is being reloaded, maybe by code that waits for this call
             return
         try:
             changed = _reload.changed_modules()

@@ -13,7 +13,7 @@ from monarch_nb._protocol.script import Rendezvous
 
 GROUP = "the default process group"
 _stores: dict[str, Any] = {}
-"""Stores of this process, by what they're for."""
+"""Stores of this process, by purpose."""
 
 
 def start(purpose: str) -> tuple[str, int]:
@@ -57,7 +57,7 @@ def open_for_run() -> Rendezvous:
     address, _ = free_address()
     store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
     _runs[store.port] = store
-    for port in list(_runs)[:-MAX_RUNS]:  # runs that have been refused or given up before they began
+    for port in list(_runs)[:-MAX_RUNS]:  # runs that were refused or given up before they began
         _runs.pop(port, None)
     return Rendezvous(address, store.port, is_store=True)
 

@@ -23,7 +23,7 @@ from monarch_nb._rank.fresh import ExitFunctions, fresh_process
 from monarch_nb._transport.failure import set_trace, trace_of
 
 _POLL_S = 0.2
-"""How often a wait for a thread of the script's looks whether the rank was interrupted."""
+"""Interval at which a wait for a thread of the script's checks whether the rank was interrupted."""
 
 
 def run_script(script: Script, me: int, restore: Callable[[], None]) -> BaseException | None:
@@ -153,7 +153,7 @@ def _raised_in(error: BaseException) -> str:
 def _wait_for(threads: set[threading.Thread]) -> None:
     """Wait for threads that a program would wait for at its end."""
     pools = sys.modules.get("concurrent.futures.thread")
-    of_pools = getattr(pools, "_threads_queues", ())  # they wait for work, until the process ends
+    of_pools = getattr(pools, "_threads_queues", ())  # they wait for work until the process ends
     for thread in threads:
         while thread.is_alive() and not thread.daemon and thread not in of_pools:
             thread.join(_POLL_S)

@@ -49,7 +49,7 @@ class CellShell:
     def __init__(self, namespace: Namespace, pipe: OutputPipe, restore: Callable[[], None]) -> None:
         self.namespace = namespace
         self.last_error: BaseException | None = None
-        """What the last cell has raised: its frames are kept for the debugger, until the next cell."""
+        """The error of the last cell: its frames are kept for the debugger until the next cell."""
         self.error_when = 0.0
         self.error_number = 0
         self._pipe = pipe
@@ -98,7 +98,7 @@ class CellShell:
         error = run_script(script, me, restore)
         end_if_forked(error)
         end = self._script_ended(error, number)
-        # As of before its process groups were ended: peers that fail by that come later.
+        # The time before its process groups were ended: peers that fail because of that have later times.
         return replace(end, when=over[0]) if error is not None and over else end
 
     def _script_ended(self, error: BaseException | None, number: int) -> CellEnd:
@@ -216,7 +216,7 @@ def describe_cell_error(error: BaseException, traceback: str = "") -> CellEnd:
 
 
 CANCEL_S = 1.0
-"""How long a cancelled coroutine may take to end."""
+"""Limit for a cancelled coroutine to end."""
 
 
 class Diversion:
@@ -262,8 +262,9 @@ def run_coroutine(coroutine: Any) -> Any:
             raise KeyboardInterrupt from None
         raise
     except KeyboardInterrupt:
-        # If another task was hit, ours still runs. Should the loop have been torn after all, it never ends:
-        # hence the limit.
+        # If another task was hit, the cell's task still runs. If the loop was left inconsistent after all, it
+        # never
+        # ends: hence the limit.
         task.cancel()
         with suppress(KeyboardInterrupt):
             loop.run_until_complete(asyncio.wait([task], timeout=CANCEL_S))

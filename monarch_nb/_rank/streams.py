@@ -30,7 +30,7 @@ _context = call_context.get
 _MAX_HELD = 1 << 14
 _MAX_MARKS_KEPT = 64
 _FIRST_KEPT = 100
-"""Low numbers are what programs expect to get for the files they open."""
+"""First number of kept descriptors: programs expect low numbers for files that they open."""
 
 
 class OutputPipe:
@@ -48,19 +48,19 @@ class OutputPipe:
         self._cell = 0
         self._marked = False
         self._kept = {fd: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_KEPT) for fd in (1, 2)}
-        """Copies of the descriptors that nobody else knows of."""
+        """Private copies of the descriptors."""
         self._identity = {fd: _identity(kept) for fd, kept in self._kept.items()}
         self.streams: dict[str, RankStream] = {}
         """Our own, by name."""
         self.announced_widgets = False
         self.unsettled: set[int] = set()
-        """Cells that something was printed for since the last mark."""
+        """Cells with output since the last mark."""
         self._num_marks = (
             int(time.time()) & 0x3FFFFFFF
-        )  # so that a successor's marks aren't taken for older ones
+        )  # so that marks of a restarted rank aren't mistaken for older ones
         self._marks_around: dict[tuple[int, str], tuple[bytes, bytes]] = {}
-        """What stands before and behind text of an origin and stream: a program prints many lines in a row
-        of one.
+        """Marks before and after text of an origin and stream: a program prints many lines of one in a
+        row.
         """
 
     def forget_lock(self) -> None:
@@ -107,7 +107,8 @@ class OutputPipe:
                 stream.flush()
             self.unsettled.discard(origin)
             self._num_marks = self._num_marks % 0xFFFFFFFF + 1
-            # To our own copy: user code may have led descriptor 1 into a file, where a mark is of no use.
+            # To the private copy: user code may have redirected descriptor 1 to a file, where a mark is
+            # useless.
             _write_all(self._kept[1], marks.mark(self._token, marks.SETTLED, origin, str(self._num_marks)))
             return self._num_marks
 
@@ -249,7 +250,7 @@ def _let_threads_inherit() -> None:
     start = threading.Thread.start
 
     def start_in_context(thread: threading.Thread) -> None:
-        # `partial` has no frame, which users would see in the tracebacks of their threads.
+        # `partial` has no frame, which would appear in tracebacks of the users' threads
         thread.run = partial(contextvars.copy_context().run, thread.run)  # type: ignore[method-assign]
         start(thread)
 
@@ -261,7 +262,7 @@ def _write_all(fd: int, data: bytes) -> None:
     while view:
         try:
             view = view[os.write(fd, view) :]
-        except BlockingIOError:  # somebody has made it so
+        except BlockingIOError:  # user code has made the descriptor non-blocking
             select.select([], [fd], [])
 
 
@@ -283,7 +284,7 @@ def flush_replaced(own: OutputPipe) -> str:
         now = getattr(sys, name, None)
         flush = (
             None if now is stream else getattr(now, "flush", None)
-        )  # a thing with `write` alone is enough for print
+        )  # print accepts any object with `write`
         if flush is None:
             continue
         try:

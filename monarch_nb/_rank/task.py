@@ -12,7 +12,7 @@ from monarch_nb._wire import codec
 
 MAX_FUNCTIONS = 32
 _functions: OrderedDict[bytes, Callable[..., Any]] = OrderedDict()
-"""Functions that this process has been sent, by digest, the one used last at the end."""
+"""Functions that this process was sent, by digest, the most recently used last."""
 
 
 class FunctionMissing(LookupError):

@@ -21,7 +21,7 @@ MAX_LEAVES = 100_000
 MAX_NEAR = 3
 MAX_HELD = 20
 LARGE_BYTES = 256 << 20
-"""Of what is larger, the overview compares the norm only; `diff` compares all."""
+"""For larger values, the overview compares the norm only; `diff` compares everything."""
 _DIGEST_BYTES = 8
 _GIVEN = frozenset(
     {
@@ -39,7 +39,7 @@ _GIVEN = frozenset(
         "open",
     }
 )
-"""What every rank's namespace has from the start."""
+"""Names that every rank's namespace has from the start."""
 
 
 def not_defined(names: Sequence[str], namespace: Namespace) -> NotDefinedHere:
@@ -274,7 +274,7 @@ def leaf_at(value: Any, path: str) -> Any:
     raise KeyError(path)
 
 
-# --- for people who type
+# --- help and completion
 
 
 MAX_MATCHES = 200
@@ -325,9 +325,7 @@ def _module_names(value: Any) -> dict[str, Any]:
 
 
 GLANCE_BYTES = 16 << 20
-"""Of what is larger, whoever looks at a name isn't told whether ranks agree: that would take too long for
-a tooltip.
-"""
+"""For larger values, help on a name doesn't compare ranks: that would take too long for a tooltip."""
 GLANCE_ITEMS = 8
 
 

@@ -54,7 +54,7 @@ _UNINTERRUPTIBLE = (Work.RUN, Work.REMAKE_GROUP, Work.START_RENDEZVOUS, Work.SET
 
 
 UNHEARD_S = 0.1
-"""After that long a signal that has reached no user code came too early."""
+"""Time after which a signal that has reached no user code has arrived too early."""
 
 _LABELS: dict[str, bytes] = {Work.RUN: b"cell", Work.EXECUTE: b"function", Work.BIND: b"broadcast"}
 _RUN = Work.RUN.encode()
@@ -110,13 +110,13 @@ class Worker:
         self._recording: profiling.CellRecording | None = None
         self._interruptible = False
         self._num_hits = 0
-        """Interrupts that have reached the running cell."""
+        """Number of interrupts that have reached the running cell."""
         self._ident = threading.get_ident()
         self.current: Message | None = None
         main_module = sys.modules["__main__"]
         self.namespace: Namespace = main_module.__dict__
         for name in [n for n in self.namespace if not n.startswith("__")]:
-            del self.namespace[name]  # what the program that became this rank had imported
+            del self.namespace[name]  # modules that the program had imported before it became this rank
         signal.signal(signal.SIGINT, self._on_interrupt)
         self._show_unraisable = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
@@ -164,7 +164,7 @@ class Worker:
             self._reply(waiting, _cell_answer(describe_cell_error(KeyboardInterrupt()), 0.0), 0)
             return
         self.cancelled.add(n)
-        # The signal may be on its way: a second one would hit what takes note of the first.
+        # The signal may be on its way: a second one would interrupt the code that handles the first.
         self.rank.transport.reader.call_at(time.monotonic() + UNHEARD_S, lambda: self._repeat_interrupt(n))
 
     def _repeat_interrupt(self, n: int) -> None:
@@ -228,14 +228,14 @@ class Worker:
         end_if_forked()
         if (
             self.inbox.closed
-        ):  # told to end meanwhile: that's what has ended this work, and who waits for it hears of that end
+        ):  # told to end meanwhile: that has ended this work, and its asker is told of the end
             return
         try:
             self._tidy_up(name)
             self._reply(message, body, flags)
         except TransportClosed:
             raise
-        except BaseException as error:  # no room for a large value, or a signal handler that raises
+        except BaseException as error:  # no memory for a large value, or a signal handler that raises
             self._reply(message, self._failed(name, error), wire.ERROR)
         call_context.set(NO_CALL)
         self.rank.transport.settle()
@@ -243,7 +243,7 @@ class Worker:
     def _failed(self, name: str, error: BaseException) -> codec.Encoded | PlainAnswer:
         """Return the answer of work that has raised."""
         self._interruptible = False
-        if name == Work.RUN:  # not the cell: what we do before and after it
+        if name == Work.RUN:  # this isn't the cell, but work before and after it
             return _cell_answer(describe_cell_error(error), 0.0)
         return encode_failure(describe(error, **process_context.whereabouts(), endpoint=name))
 
@@ -252,7 +252,7 @@ class Worker:
         if self.rank.debugger.in_use:
             self.rank.debugger.done()
         self.activity_slot.end_activity()
-        if name in _LABELS:  # code of the user's
+        if name in _LABELS:  # user code
             self._write_message(self._mender.mend())
 
     def _write_message(self, texts: list[str]) -> None:
@@ -299,7 +299,7 @@ class Worker:
         else:
             try:
                 answer(transport, message, body, flags)
-            except MemoryError as error:  # no shared memory for it
+            except MemoryError as error:  # no shared memory left
                 body = encode_failure(
                     describe(
                         error, **process_context.whereabouts(), endpoint=message.name.decode(errors="replace")
@@ -338,11 +338,11 @@ class Worker:
         try:
             if self._shell is None:
                 self._make_shell()
-                start = time.perf_counter()  # that wasn't the cell's time
+                start = time.perf_counter()  # this wasn't the cell's run time
             end = self._run_cell(message.origin, Body(self.rank.transport, message).read(CellWork))
         except (
             BaseException
-        ) as error:  # an interrupt between two lines of ours, or a shell that can't be made
+        ) as error:  # an interrupt between two statements here, or a shell that can't be created
             self._interruptible = False
             self._mender.restore_builtins()
             end = describe_cell_error(error)
@@ -365,14 +365,14 @@ class Worker:
                 self._write_message(self.rank.reloader.before_cell())
                 end, self._last_value = self._shell.run(
                     work.source, work.number, None if recording is None else recording.end_recording
-                )  # the profile is the cell's, not that of printing its value
+                )  # the profile covers the cell, not the display of its value
             self._flush_replaced()
         finally:
             self._interruptible = False
             self.cancelled.discard(n)
             if recording is not None:
                 recording.end_recording()
-        if self._num_hits and end.ename == "CancelledError":  # that's how an event loop is interrupted
+        if self._num_hits and end.ename == "CancelledError":  # event loops are interrupted in this way
             return replace(end, ename="KeyboardInterrupt")
         return end
 

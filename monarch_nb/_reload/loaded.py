@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import ast
 
 GRAIN_NS = 2_000_000_000
-"""A file that was read so soon after its last change may have changed again without a change of its times:
-clocks of file systems are coarse.
+"""A file read within this time after its last change may have changed again with equal times: clocks of file
+systems are coarse.
 """
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARY_FOLDERS = {"site-packages", "dist-packages"}
@@ -51,9 +51,9 @@ class Loaded(msgspec.Struct):
     status: FileStatus | None
     read_ns: int
     imported: tuple[tuple[str, str, str], ...] | None = None
-    """What it imports by name, once somebody has asked."""
+    """Its imports by name, once they were requested."""
     tree: ast.Module | None = None
-    """What `source` was parsed to, if that was done already: by its last reload."""
+    """The syntax tree of `source`, if it was parsed before, by the last reload."""
 
     @property
     def known_as(self) -> str:
@@ -155,12 +155,12 @@ def imported_anew() -> Iterator[None]:
             sys.modules.pop(name, None)
         for name, loaded in before.items():
             _modules[name] = loaded
-            _unsure.add(name)  # its file may have changed meanwhile
+            _unsure.add(name)  # the file may have changed meanwhile
         sys.modules.update(modules)
 
 
 _unsure: set[str] = set()
-"""Modules that are looked at each time: no event tells of them, or none will again."""
+"""Modules that are checked each time, since events about them aren't reliable."""
 _by_path: dict[str, set[str]] = {}
 
 
@@ -194,14 +194,14 @@ def is_current(loaded: Loaded, source: bytes | None, tree: ast.Module) -> None:
     """Take note that a module runs `source` now."""
     loaded.source, loaded.imported, loaded.tree = source, None, tree
     _look_after(loaded)
-    loaded.status, loaded.read_ns = None, 0  # to be looked at once more: the file may have changed meanwhile
+    loaded.status, loaded.read_ns = None, 0  # to be checked once more: the file may have changed meanwhile
     _unsure.add(loaded.name)
 
 
 def _look_at(loaded: Loaded, thoroughly: bool) -> Changed | None:
     """Return how a module's file differs from what the module was executed from; None if it doesn't."""
     module = sys.modules.get(loaded.name)
-    if module is None:  # taken out by the user
+    if module is None:  # removed from sys.modules by the user
         _modules.pop(loaded.name, None)
         _unsure.discard(loaded.name)
         return None
@@ -235,7 +235,7 @@ def _noting_get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
         return _get_code(self, fullname)
     path = os.path.abspath(path)
     loaded = Loaded(fullname, path, None, None, 0)
-    _look_after(loaded)  # before it is read: what changes from now on is told
+    _look_after(loaded)  # before the file is read: later changes are reported by events
     loaded.read_ns, loaded.status = time.time_ns(), file_status(path)
     loaded.source = source = self.get_data(path)
     code = _get_code(self, fullname) if _has_sure_byte_code(loaded) else self.source_to_code(source, path)

@@ -38,16 +38,18 @@ from monarch_nb._reload.statements import (
 )
 
 MAX_TABLE = 10_000
-"""Tables with more entries aren't looked through for objects that were registered."""
+"""Tables with more entries aren't searched for registered objects."""
 GUARDS_CODE = (2, 13)
-"""The first version of torch of which that was seen."""
+"""The first version of torch whose guards notice that a function has new code."""
 _NO_SWITCH_S = 10.0
-"""Other threads don't run while objects take on new code: none sees half of a class."""
+"""The interpreter's switch interval while objects take on new code: other threads don't run then, so that
+none sees an inconsistent class.
+"""
 
 
 AFTER: list[Callable[[], Sequence[str]]] = []
-"""Called after each reload that has changed something, by those who keep what they have found in classes;
-return what goes on with old code.
+"""Called after each reload that has changed something, by modules that cache facts about classes; they return
+what continues to run old code.
 """
 
 
@@ -290,11 +292,11 @@ def _imported_by(loaded: Loaded) -> tuple[tuple[str, str, str], ...]:
 
 
 _stand_ins: dict[tuple[str, str], list[weakref.ref[Any]]] = {}
-"""By module and name: functions and classes that were defined by a reload, and whose code an older one has
-taken on. Somebody may hold them (a table, an instance), and they run new code, too.
+"""By module and name: functions and classes defined by a reload whose code was moved to an older object.
+References to them may exist (in a table, an instance), and they run new code, too.
 """
 COLLECT_AT = 32
-"""So many of one name, or twice as many as were held the last time, are looked through for garbage."""
+"""At this number per name, or at twice the number held last time, garbage is removed."""
 _collect_at: dict[tuple[str, str], int] = {}
 
 
@@ -306,7 +308,7 @@ def _patch_stand_ins(plan: _Plan, name: str, old: Any, new: Any, new_node: Defin
         if held is not None and held is not old:
             with suppress(Exception):
                 patch(held, new, new_node, new_node, Same())
-    with suppress(TypeError):  # of no weak references
+    with suppress(TypeError):  # an object without weak references
         known.append(weakref.ref(new))
 
 
@@ -386,7 +388,7 @@ def _traceback_of(error: BaseException) -> str:
         found = found.tb_next
     try:
         return "".join(traceback.format_exception(type(error), error, found))
-    except Exception:  # of its text
+    except Exception:  # raised while its message was made
         return f"{type(error).__name__} (its message can't be shown)\n"
 
 

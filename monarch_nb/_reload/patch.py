@@ -33,7 +33,7 @@ _NEVER_SET = frozenset(
     )
 )
 MAX_ADAPTED = 10_000
-"""So many members of a new list or dict are looked at."""
+"""Maximum number of members of a new list or dict that are examined."""
 _SLOT_TYPES = (MemberDescriptorType, GetSetDescriptorType)
 
 
@@ -53,7 +53,7 @@ class Same:
 
     def __init__(self) -> None:
         self._by_id: dict[int, tuple[Any, Any]] = {}
-        """New and old by the new one's id; it's kept alive, so that the id stays its own."""
+        """New and old objects by the new one's id, which is kept alive so that the id stays unique."""
 
     def add(self, new: Any, old: Any) -> None:
         """From now on `old` stays for `new`."""

@@ -9,7 +9,7 @@ from pathlib import PurePath
 import msgspec
 
 SYNC_VARIABLE = "MONARCH_NB_SYNC"
-"""The environment variable of a rank that holds its `SyncMode`: those that take its place are given it,
+"""The environment variable of a rank that holds its `SyncMode`: a process that replaces the rank gets it,
 too.
 """
 
@@ -18,11 +18,11 @@ class SyncMode(StrEnum):
     """The action of a rank before a cell when files of modules that the rank has loaded have changed."""
 
     WARN = "warn"
-    """It says so, once for each change."""
+    """The rank reports it, once for each change."""
     WATCH = "watch"
-    """It reloads them; before calls of actors, too."""
+    """The rank reloads them, also before calls of actors."""
     STRICT = "strict"
-    """It refuses to run the cell."""
+    """The rank refuses to run the cell."""
     OFF = "off"
 
     @classmethod
@@ -43,7 +43,7 @@ class ChangeKind(StrEnum):
     NEW = "new"
     GONE = "gone"
     REPLACED = "replaced"
-    """The old object could not take on the new code: whoever holds it goes on with the old code."""
+    """The old object could not take on the new code: references to it continue to run the old code."""
 
 
 class Change(msgspec.Struct, frozen=True):

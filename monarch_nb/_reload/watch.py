@@ -39,7 +39,7 @@ _MASK = (
     | _IN_MOVE_SELF
 )
 _LOST = _IN_DELETE_SELF | _IN_MOVE_SELF | _IN_UNMOUNT | _IN_Q_OVERFLOW | _IN_IGNORED
-"""After such an event there may be changes that no event tells of."""
+"""Events after which further changes may go unreported."""
 _READ_BYTES = 1 << 16
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 _REMOTE = (
@@ -61,8 +61,8 @@ _REMOTE = (
 )
 
 FileStatus = tuple[int, int, int, int, int]
-"""Device, inode, size in bytes, mtime and ctime in nanoseconds: no write leaves all of them as they are,
-but for the clock's grain.
+"""Device, inode, size in bytes, mtime and ctime in nanoseconds: every write changes one of them, except
+within the clock's resolution.
 """
 
 
@@ -85,13 +85,13 @@ class Watch:
         self._pid = os.getpid()
         self._fd = -1
         self._directories: dict[int, str] = {}
-        """By inotify's number."""
+        """Directories by inotify's number."""
         self._identities: dict[str, tuple[int, int] | None] = {}
-        """Device and inode of each directory that inotify looks after."""
+        """Device and inode of each directory that inotify watches."""
         self._below: set[str] = set()
-        """Directories that it looks after, and whose identities aren't compared."""
+        """Watched directories whose identities aren't compared."""
         self._blind: set[str] = set()
-        """Directories that it can't look after."""
+        """Directories that can't be watched."""
 
     def add(self, directory: str, *, is_below: bool = False) -> None:
         """Look after the files of a directory from now on.
@@ -116,7 +116,7 @@ class Watch:
         if self._fd < 0:
             return set()
         with self._lock:
-            if self._pid != os.getpid():  # forked off: events would be taken from the parent
+            if self._pid != os.getpid():  # a forked process: it would take the parent's events
                 self._start_anew()
                 return None
             paths: set[str] | None = set()
@@ -177,7 +177,7 @@ class Watch:
         while True:
             try:
                 data = os.read(self._fd, _READ_BYTES)
-            except OSError:  # nothing is left
+            except OSError:  # no more events
                 return
             at = 0
             while at < len(data):

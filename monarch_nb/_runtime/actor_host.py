@@ -43,11 +43,11 @@ from monarch_nb._wire.activity_page import ActivityPage
 from monarch_nb._wire.message import Message
 
 AGAIN_S = (0.05, 0.5, 2.0)
-"""When a call that an interrupt hasn't found is looked for again."""
+"""Delays after which a call that an interrupt hasn't found is looked up again."""
 END_S = 10.0
-"""How long whoever stops an actor waits for the message that it's handling, and for its clean-up."""
+"""How long a request to stop an actor waits for its current message and for its clean-up."""
 ORPHAN_S = 10.0
-"""How long a call may be ahead of the message that spawns its actor."""
+"""How long a call may precede the message that spawns its actor."""
 
 
 class ActorHost:
@@ -65,18 +65,19 @@ class ActorHost:
         self.debugger = debugger
         self.actors: dict[int, ActorRunner] = {}
         self.before_call: Callable[[], None] | None = None
-        """Called on an actor's thread before it handles a call; what it raises is the answer."""
+        """Called on an actor's thread before it handles a call; an exception that it raises is the answer."""
         self.checkpoints: dict[int, Checkpoints] = {}
-        """By actor; they survive it."""
+        """Checkpoints by actor, which outlive the actor."""
         self.checkpoint_epochs: dict[int, int] = {}
-        """By actor, also one that is still being constructed: members that save together know the same one;
-        the controller counts."""
+        """Epoch by actor, also of one that is still being constructed: members that save together must agree
+        on it; the controller counts.
+        """
         self._on_work = on_work
         self._early: dict[int, list[Message]] = {}
         self._gone: dict[int, str] = {}
-        """Actors that were stopped here, and why."""
+        """Actors that were stopped here, with the reason."""
         self._leaving: dict[int, ActorRunner] = {}
-        """Those of them that clean up still."""
+        """Those of them that are still cleaning up."""
         transport.on_call = self.on_call
         self.handlers = Handlers(self)
         transport.event_handlers.append(self.handlers)
@@ -85,8 +86,8 @@ class ActorHost:
             calls.SNAPSHOT: self._snapshot,
             calls.SUPERVISE: self._supervise,
         }
-        """Take calls to this process itself that bring or answer with values of the user's; return the
-        waiter to wake.
+        """Handlers of calls to this process itself that carry the user's values; they return the waiter to
+        wake.
         """
 
     def on_call(self, message: Message) -> Any:
@@ -103,7 +104,7 @@ class ActorHost:
         if message.target in self._gone:
             self._no_such_actor(message)
             return None
-        # From a third party: its call may overtake the message that spawns the actor.
+        # From a third process: its call may overtake the message that spawns the actor.
         self._early.setdefault(message.target, []).append(message)
         self.transport.reader.call_at(time.monotonic() + ORPHAN_S, lambda: self._give_up(message.target))
         return None
@@ -150,7 +151,7 @@ class ActorHost:
             if handler is not None:
                 self._handle(handler, message)
                 return None
-        except Exception as error:  # the reading thread must live, whatever it was asked
+        except Exception as error:  # the reading thread must survive any request
             traceback.print_exc()
             self._reply_error(message, describe(error, **process_context.whereabouts(), endpoint=name))
             return None
@@ -263,7 +264,7 @@ class ActorHost:
         remote_arguments().join()
         self.transport.services[message.name](message)
 
-    # --- answers that never wait
+    # --- requests that are answered at once
 
     @handles(Ping)
     def do_ping(self, request: Ping, sender: Sender) -> None:

@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 
 
 CHILDREN_S = 10.0
-"""How long an actor that ends waits for what it owns to end first."""
+"""How long an ending actor waits for its own actors to end first."""
 PREDECESSOR_S = 10.0
-"""How long an actor that is made anew waits for the one before it to leave."""
+"""How long a re-created actor waits for its predecessor to end."""
 
 
 class CallDebugger(Protocol):
@@ -116,42 +116,42 @@ class ActorRunner:
         self.creator: tuple[int, int] = (spawn.src, 0)
         self.name = ""
         self.created_by: Any = None
-        """Who has spawned it, in words (`actor.ownership.CreatorInstance`)."""
+        """The actor's creator (`actor.ownership.CreatorInstance`)."""
         self.proc_mesh: Any = None
         self.inbox: Inbox[Message] = Inbox()
         self.instance: Any = None
         self.failure: Failure | None = None
         self.mesh: Any = None
         self.cls: type | None = None
-        """Its class, once that has come; another one after a reload."""
+        """The actor's class, once it has arrived; a reload may replace it."""
         self.activity_slot = host.page.acquire_slot()
         self.label = b""
-        """What was called last."""
+        """Name of the endpoint called last."""
         self._num_running = 0
         self.last_error: BaseException | None = None
-        """What the last call has raised: its frames are kept for the debugger, until the next call."""
+        """The error of the last call: its frames are kept for the debugger until the next call."""
         self.error_when = 0.0
         self.checkpoints: Checkpoints | None = None
         self._resume: Resume | None = None
-        """The checkpoint that it shall go on from."""
+        """The checkpoint that it is restored from."""
         self._before = before
-        """Who had this place: gone before we begin."""
+        """The predecessor at this place, which ends before this actor begins."""
         self._spawn: Message | None = spawn
         self._methods: dict[bytes, Method] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended_with: BaseException | None = None
         self._aborted: ActorAborted | None = None
         self._children: list[Any] = []
-        """Meshes that this actor has spawned: they end when it does."""
+        """Meshes that this actor has spawned, which end with it."""
         self.spawned_for: dict[int, tuple[int, int]] = {}
-        """Who else owns actors that this one has spawned: proc and actor (0: none), by actor id."""
+        """Other owners of actors that this one has spawned: proc and actor (0: none), by actor id."""
         self._when_ended: list[Callable[[], None]] | None = []
-        """Called when it has cleaned up; None afterwards."""
+        """Called after its clean-up; None afterwards."""
         self._supervising: asyncio.Lock | None = None
-        # A message may be in the reading thread's hands: keep the body, which holds its buffers.
+        # The reading thread may be handling a message: keep the body, which owns its buffers.
         self._body = Body(host.transport, spawn)
         self.current: Message | None = None
-        """The call that user code is handling just now, on this actor's own thread."""
+        """The call that user code handles at present, on this actor's own thread."""
         self._ident = 0
         self._was_interrupted = False
         self._interrupting = threading.Lock()
@@ -275,7 +275,7 @@ class ActorRunner:
             if message is not None:
                 if (
                     message.name == calls.SUPERVISE
-                ):  # it doesn't wait for the endpoint that runs: that may wait for what has failed
+                ):  # this doesn't wait for the running endpoint: that may wait for the failed actor
                     _call_soon(loop, lambda: self._supervise_soon(message))
                     return
                 self.inbox.add(message)
@@ -296,7 +296,7 @@ class ActorRunner:
         for task in self._tasks:
             task.cancel()
 
-    # --- what it owns
+    # --- owned meshes
 
     def owns(self, mesh: Any) -> None:
         """Take note that this actor has spawned something."""
@@ -311,9 +311,9 @@ class ActorRunner:
         """End the children of this actor, the newest first; yield the futures of their ends."""
         while self._children:
             child = self._children.pop()
-            with suppress(Exception):  # it may be gone, with its process or its mesh
+            with suppress(Exception):  # the child may be gone, with its process or its mesh
                 future = child.stop(f"its owner {self.name!r} has ended")
-                future.drop()  # nobody needs to be told what couldn't be stopped
+                future.drop()  # nobody is told of a child that couldn't be stopped
                 yield future
 
     def _end_children(self) -> None:
@@ -461,11 +461,12 @@ class ActorRunner:
                 return False
             if self._ident:
                 _raise_in_thread(self._ident, KeyboardInterrupt)
-                self.host.transport.reader.interrupt_waiters()  # it may be parked until an answer comes
+                # the thread may be parked until an answer comes
+                self.host.transport.reader.interrupt_waiters()
                 for transport in process_context.guest_transports:
                     with suppress(TransportClosed):
                         transport.reader.interrupt_waiters()
-                        transport.poke()  # or wait in C for one of another mesh
+                        transport.poke()  # or it may wait in C for an answer of another mesh
             return True
 
     def _handles(self, src: int, ref: int) -> bool:
@@ -559,9 +560,7 @@ class ActorRunner:
             self._finish_call(message, method, result)
         except TransportClosed:
             raise
-        except (
-            BaseException
-        ) as error:  # no room for a large value, or a result whose way into bytes raises anything
+        except BaseException as error:  # no memory for a large value, or a result whose pickling raises
             self._raised(error, message)
 
     def _finish_call(self, message: Message, method: Method, result: object) -> None:
@@ -598,7 +597,7 @@ class ActorRunner:
             return
         try:
             answer(transport, message, body, 0, transport.releases_for(src))
-        except MemoryError as error:  # no shared memory for it
+        except MemoryError as error:  # no shared memory left
             self._raised(error, message)
 
     # --- checkpoints
@@ -609,7 +608,7 @@ class ActorRunner:
             return
         try:
             self.checkpoints.after_call(self.instance, failed=failed)
-        except Exception as error:  # its state can't be had: that's the actor's failure, not the call's
+        except Exception as error:  # its state can't be taken: that's the actor's failure, not the call's
             self._fail(error, None, "state_dict")
 
     def _save(self, message: Message) -> None:
@@ -700,7 +699,7 @@ class ActorRunner:
             self.host.debugger.post_mortem(error, StopReason.EXCEPTION, self.name)
         except TransportClosed:
             raise
-        except BaseException:  # the caller is to be answered all the same
+        except BaseException:  # the caller must be answered nevertheless
             traceback.print_exc()
 
     def _reply_failure(self, message: Message, failure: Failure) -> None:

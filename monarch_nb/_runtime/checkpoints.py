@@ -67,7 +67,7 @@ class Checkpoints:
         self._saving_before: threading.Thread | None = None
         self._error: BaseException | None = None
         self._asked = False
-        """Whether somebody waits for a save, and will be told how it ended."""
+        """Whether a caller waits for a save, and will be told how it ended."""
 
     def move(self, slot: int, size: int) -> None:
         """Note the actor's slot and number of members, after the mesh has got other sizes."""
@@ -133,7 +133,7 @@ class Checkpoints:
         try:
             self.take_snapshot(
                 instance
-            )  # even if this version is there: on ranks that are new it may not be, and all save together
+            )  # even if this version exists: on new ranks it may not, and all save together
             self.wait()
         finally:
             self._asked = False
@@ -157,7 +157,7 @@ class Checkpoints:
             path = exchange(CheckpointPhase.BEGIN, None)[0]
             save(snapshot, self._prefix, path, self._slot, exchange)
             self.last_path = exchange(CheckpointPhase.DONE, None)[0]
-        except Exception as error:  # kept for who asks; training goes on
+        except Exception as error:  # kept for the waiting caller; training continues
             self._error = error
             self._tell_failure(error, path, snapshot.version, epoch)
 
@@ -207,7 +207,7 @@ class Checkpoints:
             [found.path] if phase in tuple(CheckpointPhase) else [codec.from_bytes(v) for v in found.values]
         )
 
-    # --- going back
+    # --- restoring
 
     def versions(self) -> list[int]:
         """Return the versions that are kept in memory."""
@@ -234,7 +234,7 @@ class Checkpoints:
         snapshot = self.find(version)
         if (
             snapshot is not None and self.kind != CheckpointKind.SHARDED
-        ):  # shards in memory belong to a process group that is gone
+        ):  # shards in memory belong to a process group that no longer exists
             return snapshot.version, _fresh(snapshot)
         if resume.peer:
             return version, _fresh(self._ask_peer(resume.peer, version))

@@ -15,7 +15,7 @@ from monarch_nb._transport.failure import traceback_of
 
 _is_child = False
 _masks: dict[int, set[int]] = {}
-"""Which signals were blocked, for each thread that forks right now."""
+"""The blocked signals of each thread that is forking."""
 
 
 def install(on_terminate: Callable[..., None], in_child: Callable[[], None]) -> None:
@@ -44,8 +44,8 @@ def _become_child(on_terminate: Callable[..., None], in_child: Callable[[], None
     global _is_child
     _is_child = True
     in_child()
-    if signal.getsignal(signal.SIGTERM) is on_terminate:  # else it's the user's
-        with suppress(ValueError):  # forked by a thread that isn't the main one there
+    if signal.getsignal(signal.SIGTERM) is on_terminate:  # otherwise the handler is the user's
+        with suppress(ValueError):  # the fork was made by a thread other than the main one
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _unblock()
 

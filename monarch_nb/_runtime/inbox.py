@@ -32,8 +32,8 @@ class Inbox(Generic[Item]):
         self.due: float | None = None
         self.add = self._queue.append
         self.hook: Callable[[Item | None], None] | None = None
-        """Called with each message, which it is to `add`, and with None when there's something else to
-        see: for owners that run an event loop.
+        """Called with each message, to `add` it, and with None on other events: for owners that run an event
+        loop.
         """
 
     @property
@@ -83,7 +83,7 @@ class Inbox(Generic[Item]):
                 try:
                     self._queue.remove(message)
                 except ValueError:
-                    return None  # the owner was faster
+                    return None  # the owner took it first
                 return message
         return None
 
@@ -108,7 +108,7 @@ class Inbox(Generic[Item]):
             self.hook(None)
         else:
             transport.reader.notify(self)
-            transport.poke()  # the owner may be the one who reads the socket
+            transport.poke()  # the owner may itself be the thread that reads the socket
 
     def __len__(self) -> int:
         return len(self._queue)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 SKELETON = "<skeleton>"
-"""Key of what isn't a tensor."""
+"""Key of the part that isn't tensors."""
 
 
 class TensorAt(NamedTuple):

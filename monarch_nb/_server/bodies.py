@@ -20,7 +20,7 @@ from monarch_nb._server.messages import (
 from monarch_nb._units import parse_duration
 
 Body = Mapping[str, Any]
-"""What has come as JSON: it may hold anything."""
+"""A JSON body, which may contain anything."""
 JOBS: tuple[Job, ...] = get_args(Job)
 PROCESS_GROUPS: tuple[ProcessGroup, ...] = get_args(ProcessGroup)
 MAX_SIZE = 4096

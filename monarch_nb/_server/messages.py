@@ -82,7 +82,7 @@ class Failed(WatchMessage, frozen=True, kw_only=True, tag="error"):
 ServerMessage = Hello | Meshes | Status | Delta | Stops | Log | Gone | Failed
 
 
-# --- what a page says
+# --- messages of a page
 
 
 class PageMessage(msgspec.Struct, frozen=True, tag_field="op", kw_only=True):

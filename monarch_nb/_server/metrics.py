@@ -18,7 +18,7 @@ from monarch_nb.exceptions import MeshError
 from monarch_nb.status import STATES
 
 SCRAPE_S = 2.0
-"""How long one scrape may take in all; meshes that haven't answered by then are left out."""
+"""Time limit for one scrape; meshes that haven't answered by then are left out."""
 
 
 class MeshCollector(Collector):

@@ -13,7 +13,7 @@ class Mirror:
     def __init__(self) -> None:
         self.rows = Versioned(())
         self.gone = ""
-        """Why there's nothing more to come."""
+        """Why the mirror ended; empty while it is updated."""
         self._listeners: list[Callable[[], None]] = []
 
     @property

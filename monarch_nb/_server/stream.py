@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.log_page import LogTail
 
 FOLLOW_S = 0.25
-"""How often the journal is looked at for a log that is followed."""
+"""Interval at which a followed log is read from the journal."""
 LIST_S = 0.1
-"""How often the list of meshes is sent at most."""
+"""Minimum interval between two lists of meshes."""
 MAX_WATCHES = 200
 MAX_MESSAGE_BYTES = 1 << 16
 
@@ -166,7 +166,7 @@ class LogsWatch(Watch):
             except MeshError as error:
                 self.send_last(Gone(reason=link.mirror.gone or str(error)))
                 return
-            except Exception as error:  # a position that no journal has, say: who watches is told
+            except Exception as error:  # for example a position that no journal has: the watcher is told
                 self.send_last(Failed(message=could_not(error)))
                 return
             await asyncio.sleep(FOLLOW_S if not self._lines else 0.02)
@@ -279,7 +279,7 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             await watch.begin_watch()
         except (MeshError, ValueError, LookupError) as error:
             watch.send_last(Failed(message=str(error)))
-        except Exception as error:  # who asks waits for an answer, whatever comes of it
+        except Exception as error:  # the asker waits for an answer, whatever fails
             self.log.warning("monarch_nb could not watch %r", watch, exc_info=error)
             watch.send_last(Failed(message=could_not(error)))
 

@@ -24,7 +24,7 @@ class RankSetError(ShowsItself, ValueError):
     """The error of a rank set that can't be parsed or doesn't fit the mesh."""
 
 
-_SPACE = re.compile(r"\s*([-,:=()])\s*")  # between two numbers a space stays, and is an error
+_SPACE = re.compile(r"\s*([-,:=()])\s*")  # a space between two numbers stays, and is an error
 _RANGE = re.compile(r"(\d+)-(\d+)$")
 _INT = re.compile(r"-?\d+$")
 _SLICE = re.compile(r"(-?\d+)?:(-?\d+)?(?::(-?\d+)?)?$")

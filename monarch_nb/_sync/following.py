@@ -29,7 +29,7 @@ from monarch_nb.exceptions import MeshUsageError
 
 _MAX_THREADS = 8
 _NUM_TRIES = 5
-"""So often a workspace is looked at anew whose files change while they're sent."""
+"""How often a workspace is scanned again when its files change while they are sent."""
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -75,9 +75,9 @@ class Followed:
         self.workspace = workspace
         self.copies: dict[int, Copy] = {}
         self._options = SyncOptions()
-        """As it was brought last."""
+        """Options of the last sync."""
         self._reported = ""
-        """Id of the scan of which it was said that hosts don't have it."""
+        """Id of the scan that was reported as missing on hosts."""
 
     def bring(self, hosts: Sequence[int], options: SyncOptions) -> WorkspaceReceipt:
         """Have hosts have all files; see what each of them has first.
@@ -423,7 +423,7 @@ def copies_behind(session: Session, path: str, hosts: Sequence[int]) -> tuple[st
     copied = {index: hello for index, hello in hellos.items() if hello.manifest and not hello.is_shared}
     try:
         now = followed.workspace.scan().id if copied else ""
-    except MeshUsageError:  # it can't be meant: too large
+    except MeshUsageError:  # too large to be intended
         return followed.workspace.folder, []
     finally:
         followed.workspace.close()

@@ -95,7 +95,7 @@ def _may_see_other_files() -> bool:
 
 
 def _has_other_hosts(session: Session) -> bool:
-    with suppress(MeshError):  # it has just ended
+    with suppress(MeshError):  # the mesh has just ended
         return len(session.request(Status()).hosts) > 1
     return False
 

@@ -39,15 +39,15 @@ from monarch_nb.exceptions import MeshError, RequestFailed
 T = TypeVar("T")
 
 PIECE_BYTES = 512 << 10
-"""A message stays below the size at which its content would go by shared memory, which a host process
-doesn't read.
+"""Size below which the content of a message doesn't go by shared memory, which a host process doesn't
+read.
 """
 SMALL_BYTES = 64 << 10
-"""Files up to this size travel together."""
+"""Smaller files are sent together."""
 _MAX_TOGETHER = 2000
-"""So many of them: a host answers others between two messages."""
+"""Maximum number of these in a message: a host answers other requests between two messages."""
 _WINDOW = 32
-"""Pieces under way to one host: what more is sent would only wait there."""
+"""Maximum number of pieces under way to one host: more would only wait there."""
 SILENT_S = 60.0
 _LOOK_S = 1.0
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MESHIGNORE = ".meshignore"
 MARK = ".monarch_nb-"
-"""How names begin of files that lie in a workspace for a moment."""
+"""Prefix of names of temporary files in a workspace."""
 MAX_FILES = 200_000
 BIG_BYTES = 100 << 20
 _GIT_S = 60.0
@@ -45,7 +45,7 @@ _NEVER = frozenset(
         ".DS_Store",
     }
 )
-"""Names that don't go along, whatever is in them, and of which nothing is said."""
+"""Names that are never sent, nor reported as left out."""
 _SECRETS = (
     ".env",
     ".env.*",
@@ -195,7 +195,7 @@ def _environments(folder: str, paths: Sequence[str]) -> set[str]:
     return found
 
 
-# --- where names come from
+# --- sources of names
 
 
 def _candidates(folder: str, with_ignored: bool) -> tuple[list[str], list[str]]:
@@ -319,7 +319,7 @@ def _matches_itself(pattern: GitIgnoreSpecPattern, path: str) -> bool:
     text = str(pattern.pattern).rstrip().lstrip("!/")
     is_everything = set(text.rstrip("/").split("/")) == {"**"}
     is_whole = not is_everything and found.match.end() == len(path)
-    if text.endswith("**"):  # what lies in a folder, not the folder
+    if text.endswith("**"):  # a pattern for the content of a folder, not for the folder itself
         return not is_whole
     if text.endswith("**/"):
         return not is_whole and path.endswith("/")

@@ -98,7 +98,7 @@ class SyncReceipt:
 
 
 _LIKE_OUTPUT = "margin:0;font-size:var(--jp-code-font-size,13px);line-height:var(--jp-code-line-height,1.31)"
-"""JupyterLab writes `pre` in its HTML outputs larger than what cells print."""
+"""Style that makes JupyterLab's `pre` in HTML outputs as small as printed output."""
 
 
 def _lines_of(each: RankReload) -> list[str]:

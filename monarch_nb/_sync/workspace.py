@@ -31,7 +31,7 @@ from monarch_nb._workspace.staging import hash_file
 from monarch_nb.exceptions import MeshUsageError
 
 ASKED_BYTES = 1 << 30
-"""More than that isn't sent unless it's asked for."""
+"""Larger workspaces are sent only on request."""
 
 
 class Scan(msgspec.Struct, frozen=True):
@@ -67,12 +67,12 @@ class Workspace:
         self.name = _name_of(self.folder)
         self.last: Scan | None = None
         self._known: dict[str, tuple[FileStatus, str]] = {}
-        """By path, a file's status and what it held."""
+        """Status and content of each file in the last scan, by path."""
         self._watch: Watch | None = None
         self._folders: set[str] = set()
-        """Those that are watched, below the workspace's."""
+        """Watched folders below the workspace's."""
         self._touched: set[str] | None = set()
-        """Paths about which something has happened since the last scan; None if there may be others."""
+        """Paths with events since the last scan; None if there may be others."""
 
     def scan(self, *, force: bool = False) -> Scan:
         """Look at all files; those that haven't changed aren't read again.
@@ -88,7 +88,8 @@ class Workspace:
         listing = self._list()
         if self.last is None and not force:
             self._check_size(listing.paths)
-        while self._watch_all(listing):  # what came into new folders before they were watched is seen now
+        # files that came into new folders before those were watched are found now
+        while self._watch_all(listing):
             listing = self._list()
         known, self._known = self._known, {}
         manifest, left_out = self._entries(listing.paths, known)
@@ -253,7 +254,7 @@ class Workspace:
         content = before[1] if before is not None and before[0] == status else _hash(whole)
         if (
             max(found.st_mtime_ns, found.st_ctime_ns) + GRAIN_NS < now
-        ):  # else it may change again without a change of its times
+        ):  # otherwise the file may change again with equal times
             self._known[path] = status, content
         kind = Kind.EXECUTABLE if found.st_mode & stat.S_IXUSR else Kind.FILE
         return Entry(path, kind, content, found.st_size, found.st_mtime_ns)

@@ -26,7 +26,7 @@ from monarch_nb.exceptions import MeshUsageError
 
 _NOT_USERS = ("torch.", "pickle.", "cloudpickle.", "contextlib.")
 _OF_THE_RANKS = ("device", "pin_memory", "layout")
-"""What a rank decides, or there's only one of."""
+"""Keyword arguments that a rank decides, or that have only one value."""
 
 
 def active_grid() -> Grid:
@@ -87,7 +87,7 @@ def _made(func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any], 
         found = func(*args, **named)
     if isinstance(found, Tensor) or not isinstance(found, torch.Tensor):
         return found
-    made = grid.engine.put(found, grid, None)  # of numbers that are here
+    made = grid.engine.put(found, grid, None)  # made of values in this process
     return made.requires_grad_(found.requires_grad)
 
 

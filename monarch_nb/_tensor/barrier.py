@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from monarch_nb._tensor.controller import Engine
 
 GRACE_S = 0.25
-"""So long the other ranks have to fail at the same command, too."""
+"""How long the other ranks have to fail at the same command."""
 AGAIN_S = 0.5
-"""So often those that don't stop are told again: one may have entered another collective meanwhile."""
+"""Interval at which ranks that don't stop are told again: one may have entered another collective
+meanwhile.
+"""
 MEET_S = 30.0
 STARTED_ANEW = (
     "a rank was lost, and started anew since; tensors that were on the mesh are lost with it: make them again"
@@ -75,7 +77,7 @@ class Barrier:
         except (MeshError, RuntimeError):  # the mesh has ended
             return
         self._listen()
-        if report.epoch != self._engine.epoch:  # of before a loss
+        if report.epoch != self._engine.epoch:  # from before a loss
             return
         with self._changed:
             self._reports[report.rank] = report
@@ -104,7 +106,7 @@ class Barrier:
             self._go_on()
             return
         self._halt()
-        self._engine.worker.stand.broadcast()  # for those that have nothing to do
+        self._engine.worker.stand.broadcast()  # for ranks that have nothing to do
         while not self._all_within(AGAIN_S):
             if self._is_void:
                 return

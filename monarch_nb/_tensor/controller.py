@@ -303,7 +303,7 @@ class Engine:
             return Tensor(output, Handle(self.slots, seq, output.num_bytes))
         return None if output is None else tensors[output]
 
-    # --- operations that are new
+    # --- new operations
 
     def _new(self, op: Operation, key: tuple[Any, ...]) -> Any:
         self._check_alive()
@@ -446,7 +446,7 @@ class Engine:
                     "torch.cat(...), or y = view.clone(); y.add_(...)"
                 )
 
-    # --- plain tensors among them
+    # --- plain tensors among the arguments
 
     def _adopt_in(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the arguments with plain tensors laid out on the mesh: such a tensor has one value, so
@@ -486,7 +486,7 @@ class Engine:
         self._adopted[number] = _Adopted(forgets, version_of(plain), made)
         return made
 
-    # --- values that go and come
+    # --- values sent and fetched
 
     def put(self, plain: Any, grid: Grid, placements: Placements | None, *, maps: bool = False) -> Tensor:
         """Send a plain tensor to the ranks; each keeps its part.
@@ -500,7 +500,7 @@ class Engine:
         first = next(p for p in plain if p is not None) if isinstance(plain, list) else plain
         meta = intern(first.shape, contiguous(first.shape), first.dtype, grid, placements)
         is_large = maps or isinstance(plain, list) or first.numel() * first.element_size() > _LARGE
-        with self.stream.lock:  # a small one is sent later, when it may have changed: its copy is
+        with self.stream.lock:  # a small one is sent later, when it may have changed: so a copy is sent
             self.stream.add_parcel(
                 [p if p is None else p.detach() for p in plain]
                 if isinstance(plain, list)
@@ -614,7 +614,7 @@ class Engine:
         self.stream.flush()
         self._worker.reached.call().get()
 
-    # --- what is said once
+    # --- warnings given once
 
     def _tell_of_whole(self, func: Any, tensors: Sequence[Tensor], reason: str) -> None:
         name = str(func)
@@ -660,14 +660,14 @@ def check_access(what: Any, metas: Sequence[Meta], written: Sequence[Meta]) -> N
 
 
 _travels: dict[int, bool] = {}
-"""Whether floats travel beside commands, by id of the operator."""
+"""Whether floats are sent beside commands, by id of the operator."""
 _operators: list[Any] = []
-"""Those whose ids are known: they live as long as this program."""
+"""Operators whose ids are known, kept alive as long as this program."""
 _LARGE = 1 << 20
 
 
 _OF_ALL_RANKS = frozenset({"own.put", "own.move"})
-"""Operations of which ranks outside of the result's grid do a part, too."""
+"""Operations in which ranks outside of the result's grid take part, too."""
 _NOWHERE = (None, 0, "")
 _NO_VALUE: Any = object()
 _aten = torch.ops.aten
@@ -680,7 +680,7 @@ _VIEWS = {
     _aten.transpose_.default: _aten.transpose.int,
     _aten.unsqueeze_.default: _aten.unsqueeze.default,
 }
-"""For operations that change a tensor's shape in place: those that make a view of that shape."""
+"""For operations that change a tensor's shape in place: the operations that make a view of that shape."""
 _TAKEN_APART = frozenset(
     {
         _aten.mse_loss.default,
@@ -695,7 +695,7 @@ _TAKEN_APART = frozenset(
         _aten.soft_margin_loss_backward.default,
     }
 )
-"""Torch has no sharding rule for these, but for what they're made of."""
+"""Operations that torch has no sharding rule for, but has for their decompositions."""
 _FIX_MESH = "move one of them: monarch_nb.distribute(x.full(), mesh, ...)"
 
 

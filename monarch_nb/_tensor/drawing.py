@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from monarch_nb._tensor.metadata import Meta
 
 MOST_CELLS = 256
-"""A grid of more points isn't drawn."""
+"""Maximum number of points of a grid that is drawn."""
 
 
 def parts(meta: Meta) -> list[str]:

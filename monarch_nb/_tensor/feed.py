@@ -68,7 +68,7 @@ def feed(
             raise MeshUsageError(f"{name} is a whole number, at least {least}; not {value!r}")
     is_model = isinstance(mesh, torch.nn.Module)
     grid = grid_of(mesh.__dict__.get("forward") if is_model else mesh)
-    if placements is None:  # ranks of a model of parallelize all have rows
+    if placements is None:  # all ranks of a parallelized module get rows
         placements = [grid.names if is_model else grid.names[data_axis(grid)]]
     return _Feed(grid, batches_of(source, batch_size), type(source).__name__, placements, prefetch)
 
@@ -81,7 +81,9 @@ class _Feed:
         self._prefetch = prefetch
         self._ready: deque[Any] = deque()
         self._marks: deque[Any] = deque()
-        """For each batch that was handed out, a question to ranks: have you done all that came before?"""
+        """For each batch that was handed out, a request that ranks answer when they have executed all
+        commands before it.
+        """
         self._num_read = 0
         self._end: BaseException | None = None
 
@@ -130,7 +132,7 @@ class _Feed:
             return placements_of(spec[key], plain.shape, self._grid)
         return placements_of(spec[: plain.dim()], plain.shape, self._grid)
 
-    # --- no further ahead than that
+    # --- the limit of batches ahead
 
     def _mark(self) -> None:
         engine = self._grid.engine

@@ -21,8 +21,8 @@ Placements = tuple[Any, ...]
 _numbers = itertools.count()
 MAIN_STREAM = "main"
 FREE, READ_ONLY, LENT, TAKEN = "free", "read-only", "lent", "taken"
-"""What may be done with tensors: anything; reading, of a borrow; reading, while another stream has borrowed
-it; nothing, while another stream has borrowed it to change it.
+"""Permitted use of tensors: any; reading, for a borrow; reading, while another stream has borrowed it; none,
+while another stream has borrowed it to change it.
 """
 
 

@@ -16,7 +16,7 @@ from monarch_nb._frames.owner import Owner, owner_of_file
 
 KEPT = 65_536
 _is_users: dict[int, tuple[bool, CodeType]] = {}
-"""By id of the code, which lives as long as this: its own hash is that of all its contents."""
+"""By id of the code, which is kept alive here: a code object's own hash covers all its contents."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ HIDDEN_WRITES = {
     torch.ops.aten.native_batch_norm.default: _STATISTICS,
     torch.ops.aten.batch_norm_update_stats.default: _STATISTICS,
 }
-"""Arguments that an operation changes though its schema doesn't say so."""
+"""Arguments that an operation changes though its schema doesn't declare it."""
 _travels: dict[Any, bool] = {}
 
 

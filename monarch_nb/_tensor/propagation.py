@@ -25,7 +25,7 @@ _WHOLE = frozenset({
     aten.as_strided.default, aten.argmin.default, aten.argmax.default, aten.convolution.default,
     aten.convolution_backward.default, *HIDDEN_WRITES,
 })  # fmt: skip
-"""DTensor does these outside of its rules, convolutions with the default process group."""
+"""Operations that DTensor handles outside of its rules; convolutions with the default process group."""
 
 
 @dataclass(frozen=True, slots=True)

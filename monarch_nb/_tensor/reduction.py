@@ -254,7 +254,7 @@ def _brought(tensor: Tensor, sources: tuple[int, ...], grid: Grid) -> Tensor:
     """Return a tensor of which each rank of a grid has the value of its source."""
     engine, meta = tensor.engine, tensor.mesh_meta
     made = intern(meta.size, contiguous(meta.size), meta.dtype, grid, None)
-    if grid.engine is not engine:  # other processes: by way of this program
+    if grid.engine is not engine:  # other processes: through this program
         values = engine.fetch(tensor, "each")
         by_rank: list[Any] = [None] * grid.engine.num_ranks
         for rank, source in zip(grid.ranks, sources, strict=True):

@@ -70,7 +70,7 @@ def _result(answers: Sequence[Any], made: Tensor, grid: Grid) -> Any:
         return _parts(pytree.tree_unflatten(leaves, structure), made, grid)
     try:
         agree = all(bool(answer == answers[0]) for answer in answers)
-    except Exception:  # of a class of the user's: compared by nobody
+    except Exception:  # an object of a user's class, which isn't compared
         agree = False
     return answers[0] if agree else list(answers)
 

@@ -6,7 +6,7 @@ from monarch_nb.exceptions import WrongTensor
 
 MANY = 32
 MANY_BYTES = 1 << 20
-"""Before so many slots, or bytes, are free on the ranks they're told."""
+"""The ranks are told of free slots once there are `MANY`, or they hold this many bytes."""
 
 
 class Slots:

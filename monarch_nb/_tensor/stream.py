@@ -17,11 +17,11 @@ from monarch_nb._tensor.slots import Slots
 
 MAX_WORDS = 4096
 ACK_EVERY = 16
-"""Each so many messages the ranks are asked to answer."""
+"""Number of messages between two that the ranks are asked to acknowledge."""
 MAX_ACKS = 4
-"""So many of those may be under way."""
+"""Maximum number of acknowledgements under way."""
 LATEST_S = 0.002
-"""So long after the first unsent command all are sent."""
+"""Maximum delay of an unsent command."""
 
 
 class Stream:
@@ -38,7 +38,7 @@ class Stream:
         self.lock = threading.RLock()
         self.words: array.array[int] = array.array("I")
         self.count = 0
-        """How many commands there were."""
+        """Number of commands so far."""
         self._first = 0
         self._grids: list[GridDefinition] = []
         self._definitions: list[Definition] = []
@@ -46,12 +46,12 @@ class Stream:
         self._acks: deque[Any] = deque()
         self.num_messages = self.num_bytes = 0
         self.num_held = 0
-        """So many blocks want that nothing is sent before they end."""
+        """Number of open blocks in which nothing is sent before their end."""
         self._clock = _Clock(self)
 
     def define(self, what: Definition | GridDefinition) -> None:
         """Have the ranks know a plan or a grid with the next message."""
-        with self.lock:  # the clock's thread may be sending what there was until now
+        with self.lock:  # the clock's thread may be sending the commands so far
             if isinstance(what, Definition):
                 self._definitions.append(what)
             else:
@@ -154,7 +154,7 @@ class _Clock:
             try:
                 if not self._stream.num_held:
                     self._stream.flush()
-            except Exception:  # whoever uses the engine next is told: the mesh is dead
+            except Exception:  # the next user of the engine gets the error: the mesh is dead
                 return
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from monarch_nb._tensor.slots import Handle
 
 SHOWN_NUMBERS = 1000
-"""A tensor of at most so many numbers shows them."""
+"""Maximum number of elements of a tensor whose values are displayed."""
 _DATA = torch.Tensor.data
 
 
@@ -73,7 +73,7 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         engine = first.mesh_meta.grid.engine if type(first) is cls else engine_in(args, kwargs)
         return engine.dispatch(func, args, kwargs)
 
-    # --- where it is
+    # --- placement
 
     @property
     def engine(self) -> Engine:
@@ -155,7 +155,7 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         """Whether the tensor's memory was given back."""
         return isinstance(self.mesh_handle, DroppedHandle)
 
-    # --- values that come here
+    # --- values fetched to this process
 
     def full(self) -> torch.Tensor:
         """Return the whole tensor as a plain one on this machine, after all that was done to it.
@@ -204,7 +204,7 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
     def __format__(self, spec: str) -> str:
         return format(self.item() if self.dim() == 0 else repr(self), spec)
 
-    # --- what must not fall through to torch
+    # --- methods that must not reach torch
 
     def _data(self) -> Tensor:
         return Tensor(self.mesh_meta, self.mesh_handle)

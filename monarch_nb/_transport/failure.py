@@ -31,9 +31,9 @@ MAX_MESSAGE = 10_000
 MAX_NAME = 1_000
 MAX_TRACEBACK = 60_000
 MAX_FRAMES = 40
-"""Of a deeper stack its ends are shown."""
+"""Deeper stacks are cut in the middle."""
 MAX_EXCEPTION_BYTES = 1 << 20
-"""What is larger is told of, and stays where it is."""
+"""Larger exceptions are described, and not sent."""
 
 
 def strip_machinery(trace: TracebackType | None) -> TracebackType | None:
@@ -114,7 +114,8 @@ def _shown_by(method: Callable[[Any], str], value: object, name: str) -> tuple[s
         reason = "" if error is value else _reason(error)
         return "", f"<{class_name(value)} object: its {name} raised {what}{reason}>"
     finally:
-        if isinstance(value, BaseException):  # one that raises itself would keep our frames
+        # an error that raises itself again would keep frames of this package
+        if isinstance(value, BaseException):
             set_trace(value, trace)
 
 
@@ -142,7 +143,7 @@ def traceback_of(error: BaseException) -> str:
     trace, num_hidden = shortened(shown_frames(whole))
     try:
         text = format_error(error, trace)
-    except BaseException:  # of its causes or notes; the places are still good
+    except BaseException:  # raised by its causes or notes; the frames are still right
         text = "".join(traceback.format_tb(trace)) + f"{class_name(error)}: {message_of(error)}\n"
     finally:
         set_trace(error, whole)

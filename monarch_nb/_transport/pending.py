@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ERROR_GRACE_S = 0.1
-"""How long the others may go on after the first exception."""
+"""How long other ranks may continue after the first exception."""
 LOST_GRACE_S = 0.005
-"""How long the others may go on after a rank has died. It also lets in the dead rank's last words: its
-answers come straight from it, the event of its end through the host process.
+"""How long other ranks may continue after a rank has died. It also allows the dead rank's last answers to
+arrive: they come directly from it, the event of its end through the host process.
 """
 
 
@@ -90,7 +90,7 @@ class Body:
 
 
 MAX_CALLS_EACH = 100
-"""How many calls of an endpoint in one cell are journalled each by itself; of all, the sums are."""
+"""Maximum number of calls of an endpoint in one cell that are journalled separately; the totals cover all."""
 
 
 class CallTime:
@@ -159,8 +159,8 @@ class Unread(weakref.ref[Any]):
 
 
 asks_quietly: ContextVar[bool] = ContextVar("monarch_nb-asks-quietly", default=False)
-"""Whether this thread keeps to itself that the mesh has ended, if that is what its requests raise: then it's
-said to the user all the same.
+"""Whether an error of this thread's requests doesn't count as telling the user that the mesh has ended: then
+the user is told in another way.
 """
 
 
@@ -191,18 +191,18 @@ class Pending:
         self.procs = procs
         self.ready = False
         self.fault: Exception | None = None
-        """Why no answer comes any more: whoever waits is to raise it."""
+        """The error to raise when no answer can arrive any more."""
         self.asker: Callable[[], object] | None = None
-        """Returns who asks for the answer, or None if nobody does any more; without it, who has made this
-        waits.
+        """Returns the object that waits for the answer, or None if none does any more; without it, the
+        creator of this object.
         """
         self.park: threading.Lock | None = None
         self.waited = False
-        """Whether a thread waits for this in the reader: one at a time can."""
+        """Whether a thread waits for this in the reader: only one at a time can."""
         self.urgent = True
         self.due: float | None = None
         self.times: CallTime | None = None
-        """Takes note of each answer, in a notebook."""
+        """Records the time of each answer, in a notebook."""
         self.started = 0.0
         self._callbacks: list[Callable[[], None]] | None = None
 
@@ -295,7 +295,7 @@ class Pending:
         due = time.monotonic() + grace_s
         if self.due is None or due < self.due:
             self.due = due
-            self.transport.reader.call_at(due, self._on_timer)  # for when no thread waits
+            self.transport.reader.call_at(due, self._on_timer)  # used when no thread waits
 
     def _on_timer(self) -> None:
         if not self.ready and self.due is not None and time.monotonic() >= self.due:
@@ -330,7 +330,7 @@ class OneReply(Pending):
     def __init__(self, transport: Transport, procs: Sequence[int]) -> None:
         Pending.__init__(self, transport, procs)
         self.accepts_end = False
-        """Whether the end of the mesh is an answer, too: who stops it wants nothing else."""
+        """Whether the end of the mesh counts as an answer: it does for a request to stop the mesh."""
         self.body: Body | None = None
         self.end: RankExit | None = None
         self.slot = 0
@@ -346,7 +346,7 @@ class OneReply(Pending):
         self.body = body
         if body.flags & ERROR:
             self.failed_on()
-        if self.end is not None:  # its last answer overtook the event of its end: that has nobody to tell now
+        if self.end is not None:  # its last answer overtook the event of its end, which needs no report now
             self.transport.on_unhandled_end(self.end)
             self.end = None
         self.complete()
@@ -418,7 +418,7 @@ class GatherReply(Pending):
         if end is not None:
             self.failed.remove(
                 slot
-            )  # its last answer overtook the event of its end: that has nobody to tell now
+            )  # its last answer overtook the event of its end, which needs no report now
             self.transport.on_unhandled_end(end)
         self.num_left -= 1
         if body.flags & ERROR:
@@ -440,7 +440,7 @@ class GatherReply(Pending):
                 self.failed.append(slot)
                 self.failed_on()
                 self.limit(LOST_GRACE_S)
-        return self if self.ends else None  # awake, it sets its alarm anew
+        return self if self.ends else None  # the woken thread sets its own alarm again
 
 
 class Arrivals(Pending):

@@ -45,7 +45,8 @@ class StallDetector:
     def tick(self) -> None:
         """See whether it's time to look. Called by the thread that draws; quick."""
         version = self._view.version
-        if version != self._seen or session_of(self._mesh).num_prompts:  # whoever debugs isn't disturbed
+        # a user of the debugger isn't disturbed
+        if version != self._seen or session_of(self._mesh).num_prompts:
             self._seen, self._since = version, time.monotonic()
             return
         limit_s = why_after_s()
@@ -63,7 +64,7 @@ class StallDetector:
         try:
             self._note(self._mesh.why())
         except Exception:
-            return  # the mesh has ended, or is too busy to say
+            return  # the mesh has ended, or is too busy to answer
         finally:
             self._since = time.monotonic()
             self._is_looking = False

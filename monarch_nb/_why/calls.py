@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from monarch_nb._why.facts import Activity, Call
 
 Edge = tuple[Activity, Call, Activity]
-"""Who waits, for what, and who handles it, or will."""
+"""The waiting activity, the call, and the activity that handles it, or will."""
 
 
 def edges(activities: Sequence[Activity]) -> list[Edge]:

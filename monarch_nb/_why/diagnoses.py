@@ -25,9 +25,11 @@ EQUAL_TENSORS = (
     "reduce_scatter_tensor",
     "all_gather_into_tensor",
 )
-"""Operations for which all ranks give tensors of the same shape and dtype."""
+"""Operations for which all ranks must pass tensors of the same shape and dtype."""
 UNKNOWN = "an operation"
-"""One whose name can't be had: an async one that is waited for, without torch's flight recorder."""
+"""Name of an operation whose name isn't known: an async one that is waited for, without torch's flight
+recorder.
+"""
 
 
 class Kind(StrEnum):
@@ -457,7 +459,7 @@ _ALL: tuple[Callable[[Situation], list[Diagnosis]], ...] = (
 )
 
 
-# --- words
+# --- wording
 
 
 def _by(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SCRIPT = Path(__file__).parent / "static" / "card.js"
 BUTTONS = at_place(COMMANDS, Place.CARD)
 _SAYS = {"interrupt": "interrupted", "stop": "stopped"}
-"""What a button answers in place of the command's own text."""
+"""Text that a button displays instead of the command's own."""
 
 
 class MeshWidget(anywidget.AnyWidget):

@@ -136,15 +136,13 @@ class ActivityPage:
 
 def _map(path: str) -> mmap.mmap | bytearray:
     with suppress(OSError):
-        os.unlink(path)  # of a rank that was here before; whoever has it open keeps the old one
+        os.unlink(path)  # left by an earlier rank; a process that has it open keeps the old file
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError:
         return bytearray(PAGE_BYTES)
     try:
-        os.posix_fallocate(
-            fd, 0, PAGE_BYTES
-        )  # a page without its place on the disk is a SIGBUS when it's written to
+        os.posix_fallocate(fd, 0, PAGE_BYTES)  # writing to a page without disk space raises SIGBUS
         return mmap.mmap(fd, PAGE_BYTES)
     except OSError:
         os.unlink(path)

@@ -72,7 +72,7 @@ class Claim:
                 raise
             if _is_at(path, fd):
                 return cls(path, fd)
-            os.close(fd)  # whoever had it has just removed the file
+            os.close(fd)  # the previous holder has just removed the file
 
     def write(self, note: bytes) -> None:
         """Say something else of us."""

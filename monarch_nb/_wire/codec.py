@@ -71,7 +71,7 @@ def encode(value: object, what: str = "value") -> Encoded:
     if not addresses:
         return Encoded(pickle.dumps(value, 5))
     if len(set(addresses)) < len(addresses):
-        return _encode_any(value, what)  # what shares memory does so on the other side, too
+        return _encode_any(value, what)  # tensors that share memory share it on the other side, too
     return Encoded(small_arrays.dumps(value), [])
 
 
@@ -198,7 +198,7 @@ def _long_pickler_class() -> type[Any]:
 
 
 def _make_pickler_class() -> type[Any]:
-    import cloudpickle  # 15 ms: only where something needs it
+    import cloudpickle  # takes 15 ms: imported only where it's needed
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """The cloudpickle pickler, with tensors as buffers, and with the sources of functions defined in
@@ -246,7 +246,7 @@ def _make_pickler_class() -> type[Any]:
 
 
 _NO_FILENAME = "<dynamic-code>"
-"""What cloudpickle 3.1.3 and later put in the place of the file that code is from."""
+"""Substitute of cloudpickle 3.1.3 and later for a code's file name."""
 
 
 def _with_filename(code: types.CodeType, reduced: tuple[Any, tuple[Any, ...]]) -> tuple[Any, tuple[Any, ...]]:
@@ -290,7 +290,7 @@ def _reduce_tensor(torch: Any, tensor: Any, storages: dict[int, _StorageBytes]) 
     flat = tensor.detach()
     storage = flat.untyped_storage()
     if storage.data_ptr() not in storages and storage.nbytes() > 2 * flat.numel() * flat.element_size():
-        flat = flat.contiguous().clone()  # a small view must not drag its whole storage along
+        flat = flat.contiguous().clone()  # a small view must not carry its whole storage along
         storage = flat.untyped_storage()
     shared = storages.get(storage.data_ptr())
     if shared is None:
@@ -332,12 +332,12 @@ def _finish_tensor(tensor: Any, requires_grad: bool, is_parameter: bool) -> Any:
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-# --- who can't be pickled
+# --- finding the unpicklable part
 
 
 def find_unpicklable(value: object, path: str, depth: int = 6, above: tuple[int, ...] = ()) -> str | None:
     """Return the path to the innermost part of `value` that can't be pickled, or None if all of it can."""
-    if id(value) in above or _can_pickle(value):  # a reference back up the path is not the culprit
+    if id(value) in above or _can_pickle(value):  # a reference back up the path isn't the cause
         return None
     if depth:
         for step, child in _children(value):

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 VERSION = 1
 MAX_BYTES = 1 << 16
 TOKEN = "mnb:"
-"""What an invitation in one line begins with; no mesh's name can."""
+"""Prefix of an invitation in one line; no mesh's name can begin with it."""
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 """Z85 text of 32 bytes."""
 Made = TypeVar("Made")

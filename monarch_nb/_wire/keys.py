@@ -57,8 +57,8 @@ class Gatekeeper:
         if not known:
             self.refused += 1
         code, text = (b"200", b"OK") if known else (b"400", b"unknown key")
-        # ZeroMQ puts this on each message that comes by the connection (`key_of`): whoever has a key can't
-        # speak as another.
+        # ZeroMQ adds this to each message from the connection (`key_of`): the holder of a key can't
+        # impersonate another.
         user = z85.encode(frames[6]) if known else b""
         self.socket.send_multipart([b"1.0", request, code, text, user, b""])
 

@@ -19,7 +19,7 @@ from monarch_nb._wire import mapped_bytes
 from monarch_nb._wire.segment import MIN_BYTES, address_of, copy_bytes
 
 _MAX_SEARCHED: Final = 128
-"""Of a message's values so many are looked at."""
+"""Maximum number of a message's values that are examined."""
 _MADV_HUGEPAGE: Final = 14
 _HUGE_PAGE: Final = 2 << 20
 
@@ -32,7 +32,7 @@ def is_long(value: object) -> bool:
 def holds_long_bytes(value: object) -> bool:
     """Say whether there are long bytes among the first values of nested dicts, lists and tuples."""
     queue = [value]
-    for each in queue:  # which grows meanwhile
+    for each in queue:  # the list grows meanwhile
         if is_long(each):
             return True
         if type(each) is dict:

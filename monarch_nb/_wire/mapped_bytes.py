@@ -25,9 +25,9 @@ from typing import Final, NamedTuple
 from monarch_nb._wire.segment import Mapping, SegmentError, address_of
 
 LOOK_S: Final = 5.0
-"""How often a process with nothing to do looks whether bytes were dropped, as long as it has any."""
+"""Interval at which an idle process checks whether such bytes were dropped, as long as it has any."""
 MAX_LENT: Final = 256
-"""So many can there be at a time, for all are looked at after each call; more are copied."""
+"""Maximum number at a time, since all are checked after each call; further ones are copied."""
 TRIED: Final = ((3, 11), (3, 12), (3, 13))
 """The versions of CPython that this has been tried with (`tests/unit/test_mapped_bytes.py`)."""
 _MAP_FIXED: Final = 0x10
@@ -60,7 +60,7 @@ class _Lent(NamedTuple):
 
 _lent: list[_Lent] = []
 _of_parents: list[list[_Lent]] = []
-"""What processes had that this one was forked from: never given back here."""
+"""Objects inherited from the process that this one was forked from: never given back here."""
 _lock = threading.Lock()
 
 

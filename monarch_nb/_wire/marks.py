@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 from monarch_nb._protocol.shown import Shown
 
-TEXT = "t"  #: what follows is text of this origin and stream
+TEXT = "t"  #: text of this origin and stream follows
 DISPLAY = "d"  #: a rich display; the argument is base64 of JSON
-SETTLED = "s"  #: what comes before this was printed before an answer that names the same number, the argument
+#: all output before this mark was printed before the answer that has the same number, which is the argument
+SETTLED = "s"
 
 _MAX_HELD_BYTES = 64 << 20
 
@@ -71,7 +72,7 @@ class Parser:
                 if len(data) - at < _MAX_HELD_BYTES:
                     self._held = data[at:]
                     return
-                data = data[at + len(self._start) :]  # no mark of ours is as long; what follows is text
+                data = data[at + len(self._start) :]  # no mark is that long; text follows
                 continue
             yield from self._mark(data[at + len(self._start) : end])
             data = data[end + 1 :]

@@ -15,8 +15,8 @@ from monarch_nb._wire import address
 from monarch_nb._wire.process import is_running, machine_id, start_time
 
 APART = "MONARCH_NB_RDMA_MACHINE"
-"""Processes for which this variable differs take each other for processes of other machines: to try on one
-what happens on several.
+"""Processes with different values of this variable treat each other as processes of other machines: for tests
+on one machine.
 """
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 _PR_SET_NAME = 15
 _STATE, _START_TIME, _EXIT_CODE = 0, 19, 49
-"""Where these stand among the fields of /proc/PID/stat that follow the name."""
+"""Positions among the fields of /proc/PID/stat that follow the name."""
 
 
 def set_process_name(name: str) -> None:

@@ -128,7 +128,7 @@ class SegmentPool:
         with self._lock:
             fitting = [s for s in self._free if total <= s.capacity <= 4 * total]
             if fitting:
-                # Of equal ones the last used: its pages are the warmest.
+                # Among equal ones the one used last: its pages are most likely in the cache.
                 segment = min(reversed(fitting), key=lambda s: s.capacity)
                 self._free.remove(segment)
             else:
@@ -243,7 +243,7 @@ class Mapping(mmap.mmap):
 
     on_release: Callable[[], None] | None = None  # stays None if the mapping was refused
     place = (0, 0, 0)
-    """Whose it is: pid, descriptor, inode."""
+    """The owner's pid, descriptor, inode."""
 
     def open_file(self) -> int:
         """Open the segment's file once more; return a descriptor, to be closed.

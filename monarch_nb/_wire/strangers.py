@@ -43,13 +43,13 @@ class Strangers:
     ) -> None:
         self._socket, self._on_gone = socket, on_gone
         self._waiting: dict[int, Peer] = {}
-        """By descriptor, in the order in which they came."""
+        """Connections by descriptor, in order of arrival."""
         socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
         address = f"inproc://monarch_nb-strangers-{id(self):x}"
         socket.monitor(address, _EVENTS)
         self.monitor = context.socket(zmq.PAIR)
-        self.monitor.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ's own thread waits while it's full
+        self.monitor.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ's own thread blocks while the socket is full
         self.monitor.connect(address)
 
     def read_event(self) -> None:
@@ -88,7 +88,7 @@ class Strangers:
 def end_connection(fd: int, peer: Peer) -> None:
     """End a connection with somebody: ZeroMQ reads its end, and closes it."""
     with suppress(OSError), sockets.fromfd(fd, sockets.AF_INET, sockets.SOCK_STREAM) as connection:
-        if connection.getpeername() == peer:  # else the descriptor is another one's by now
+        if connection.getpeername() == peer:  # otherwise the descriptor belongs to another connection by now
             connection.shutdown(sockets.SHUT_RDWR)
 
 

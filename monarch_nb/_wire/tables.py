@@ -15,7 +15,7 @@ from typing import Any
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 SLACK = 1.1
-"""A table whose buffers are so many times as large as itself is a slice."""
+"""A table is a slice if its buffers are larger than it by this factor."""
 _reducers: dict[type, Callable[[Any], Reduced | None] | None] = {}
 
 
@@ -73,7 +73,7 @@ def _reduce_polars(frame: Any) -> Reduced | None:
     is_series = isinstance(frame, polars.Series)
     whole = polars.DataFrame({"": frame}) if is_series else frame
     if any(dtype.is_object() or dtype.is_nested() for dtype in whole.dtypes):
-        return None  # Arrow has no such type, or another one
+        return None  # Arrow lacks this type, or converts it to another one
     table = whole.to_arrow(compat_level=polars.CompatLevel.newest())
     return _read_polars, (table, dict(whole.schema), frame.name if is_series else None)
 

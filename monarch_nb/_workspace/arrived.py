@@ -73,7 +73,7 @@ class Arrived:
         found = status(self._at, source)
         if found is None or found.st_size != entry.size:
             raise FileNotFoundError(errno.ENOENT, "its content has not arrived: sync again")
-        if self._uses[source]:  # another one is to hold the same
+        if self._uses[source]:  # another file has the same content
             source = f"{entry.content}.copy"
             _copy(self._at, entry.content, source)
         os.chmod(source, MODES[entry.kind], dir_fd=self._at)

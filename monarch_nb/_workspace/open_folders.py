@@ -22,7 +22,7 @@ class OpenFolders:
         self._at = root
         self._open = ExitStack()
         self._sources: list[str] = []
-        """Python's files of the folder that were replaced, or deleted."""
+        """Python sources of the folder that were replaced or deleted."""
 
     def __enter__(self) -> OpenFolders:
         return self

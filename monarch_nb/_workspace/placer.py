@@ -80,7 +80,7 @@ class Placer:
         found = os.statvfs(at)
         return found.f_bavail * found.f_frsize
 
-    # --- looking
+    # --- comparison
 
     def look(self, manifest: Manifest, *, is_dry: bool = False) -> Lacking:
         """Compare the folder with a manifest. Nothing is changed, but contents that lie there under another
@@ -92,7 +92,7 @@ class Placer:
         self._record.refresh()
         self.staging.refresh()
         root = self._open_root(make=False)
-        if root is None:  # what has arrived for a folder that isn't there yet is of use
+        if root is None:  # contents that have arrived are useful even before the folder exists
             others = self._other_stagings()
             files = [each for each in manifest.values() if not each.is_link]
             lacking = [each for each in files if not self._has_arrived(each, others, is_dry)]

@@ -97,7 +97,7 @@ class Record:
                 self._num_lines += 1
                 with suppress(
                     ValueError, TypeError, KeyError
-                ):  # the last one, if we were killed while it was written
+                ):  # the last record, if the process was killed while writing
                     self._take_line(json.loads(line))
 
     def _take_line(self, line: dict[str, object]) -> None:

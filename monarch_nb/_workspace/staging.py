@@ -27,7 +27,7 @@ class Staging:
     def __init__(self, path: str) -> None:
         self.path = path
         self._begun: dict[str, tuple[int, Any]] = {}
-        """Files of which some has come: how many bytes, and their hash so far."""
+        """Partially received files: number of bytes, and their hash so far."""
         self._packs = Packs(path)
 
     @contextmanager

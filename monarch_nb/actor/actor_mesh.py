@@ -47,9 +47,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_SPEC_BYTES = 64 << 20
-"""Actors that were spawned with larger arguments can't be made again by `heal`: their arguments are not
-kept.
-"""
+"""Actors spawned with larger arguments can't be created again by `heal`, since such arguments aren't kept."""
 
 
 class Actor:
@@ -88,7 +86,7 @@ class Actor:
 
 
 _WITH_ENDPOINTS: weakref.WeakValueDictionary[int, ActorMesh[Any]] = weakref.WeakValueDictionary()
-"""Handles of which endpoints have been asked for."""
+"""Handles whose endpoints have been accessed."""
 
 
 def _renew_all_endpoints() -> Sequence[str]:
@@ -221,10 +219,10 @@ class ActorMesh(MeshHandle, Generic[T]):
         self._proc_mesh = proc_mesh
         session = sessions.of_transport(transport)
         session.meshes[self._actor_id] = self
-        session.actor_states[self._actor_id] = self._state  # before a rank can tell that it has failed
+        session.actor_states[self._actor_id] = self._state  # before a rank can report its failure
         where = self._placement
         gather = self._spawned = GatherReply(transport, where.procs)
-        gather.asker = _nobody  # until somebody asks for `initialized`
+        gather.asker = _nobody  # until `initialized` is accessed
         call(
             gather, where.receivers, calls.SPAWN, body,
             target=self._actor_id, origin=origin_in(transport), context=where.context,
@@ -411,7 +409,7 @@ def _check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any])
             f"{cls.__name__}{inspect.signature(cls)} was spawned with other arguments: {error}"
         ) from None
     except ValueError:
-        return  # no signature to be had
+        return  # it has no signature
 
 
 class NotAnEndpoint:

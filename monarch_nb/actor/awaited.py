@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 RUNNING = "RUNNING"
 FINISHED = "FINISHED"
-"""As `concurrent.futures` calls them."""
+"""The states' names in `concurrent.futures`."""
 
 
 class Waiter(Protocol):

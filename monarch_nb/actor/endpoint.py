@@ -224,7 +224,7 @@ class Endpoint(Generic[P, R]):
         self._signature = signature
         self._arity = _arity_of(signature)
         self.what = f"{callees.name}.{name}"
-        """What people know it by."""
+        """Its name for display."""
         self._transport: Transport = transport_of(mesh)
         self._placement = placement_of(mesh)
         self._receivers = self._placement.receivers

@@ -18,7 +18,8 @@ def needs_envoy(mesh: MeshAddress | None) -> bool:
     if mesh is None or process_context.rank is None or process_context.is_own_mesh(mesh) or mesh.is_near:
         return False
     own = process_context.transport().mesh
-    return own is not None and not own.is_near  # else the envoy would be no nearer than we are
+    # otherwise the envoy would be no closer to that mesh than this process
+    return own is not None and not own.is_near
 
 
 def is_relayed(handle: MeshHandle) -> bool:

@@ -26,7 +26,7 @@ U = TypeVar("U")
 
 HEARTBEAT_S = 0.2
 _making = threading.Lock()
-"""Held while it's decided which `Awaited` a future has."""
+"""Held while a future's `Awaited` is created."""
 
 
 class Future(Generic[T]):
@@ -103,7 +103,7 @@ class Future(Generic[T]):
             self._value = finish(self._pending)
         except BaseException as error:
             self._error = error
-            self._pending.transport.unread.pop(id(self._pending), None)  # it's read
+            self._pending.transport.unread.pop(id(self._pending), None)  # the answer was read
         self._finish = None
 
     def result(self, timeout: float | None = None) -> T:
@@ -146,7 +146,7 @@ class Future(Generic[T]):
         context = contextvars.copy_context()
         self._pending.when_ready(lambda: context.run(callback, self))
 
-    # --- what `concurrent.futures` looks for
+    # --- attributes that `concurrent.futures` uses
 
     @property
     def _condition(self) -> threading.Condition:
@@ -186,7 +186,8 @@ class Future(Generic[T]):
     def then(self, function: Callable[[T], U]) -> Future[U]:
         """Return a future of `function` of the value; it's called when that is asked for."""
         other = Future(self._pending, lambda _pending: function(self.get()), self._what)
-        self._pending.asker = weakref.ref(self)  # which the other one keeps, so that either may be dropped
+        # the other one keeps a reference, so that either may be dropped
+        self._pending.asker = weakref.ref(self)
         return other
 
     def drop(self) -> None:

@@ -39,7 +39,7 @@ class MeshHandle(MeshTrait):
         self._known_transport = transport
         self._mesh = mesh
         self._owner: Any = None
-        """The actor of this process that has spawned this: it ends with that."""
+        """The actor of this process that has spawned it, and with which it ends."""
 
     @property
     def _shape(self) -> Shape:
@@ -125,7 +125,7 @@ def is_on_other_hosts(handle: MeshHandle) -> bool:
     return any(address.host_of(proc) != here for proc in placement_of(handle).procs)
 
 
-# --- who has spawned it
+# --- the owner
 
 
 def own_by_caller(handle: MeshHandle) -> None:

@@ -355,7 +355,7 @@ def _shut_down_controller(session: Session) -> Future[None]:
             raise MeshError(
                 f"the controller (pid {pid}) was told to end, and has not within {CONTROLLER_ENDS_S:g} s"
             )
-        session.close()  # the next this_host() starts anew
+        session.close()  # the next this_host() starts a new mesh
 
     return Future(reply, finish, "shutdown of hosts")
 

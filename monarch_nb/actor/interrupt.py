@@ -81,7 +81,7 @@ def shut_down(pending: Pending, what: str) -> KernelShutDown:
 
 
 def _wait(pending: Pending, seconds: float) -> bool:
-    with suppress(KeyboardInterrupt):  # pressed again: on to the next step
+    with suppress(KeyboardInterrupt):  # pressed again: take the next step
         pending.transport.reader.wait(pending, time.monotonic() + seconds)
     return pending.ready
 

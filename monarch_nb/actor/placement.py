@@ -83,7 +83,7 @@ class Placement:
         """Return the base ranks of those of these processes that are among `procs`."""
         return [rank for rank, proc in zip(self.shape.ranks, self.procs, strict=True) if proc in procs]
 
-    # --- others made of it
+    # --- derived placements
 
     def with_shape(self, shape: Shape) -> Placement:
         """Return the same spawn, restricted or laid out otherwise."""

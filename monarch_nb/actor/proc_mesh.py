@@ -355,7 +355,7 @@ class ProcMesh(MeshHandle):
                 self.heal()
             elif answer == OnFailure.SHRINK:
                 self.shrink()
-        except Exception as error:  # nobody else would hear of it
+        except Exception as error:  # nobody else would be told
             print(
                 f"on_failure of {self._placement.group}: {type(error).__name__}: {error}",
                 file=sys.stderr,
@@ -471,7 +471,7 @@ def _parts_of_call(
     """Return the function and the arguments of a call, by the names that an error has for them."""
     try:
         named = inspect.signature(function).bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):  # it doesn't fit, or says of itself nothing
+    except (TypeError, ValueError):  # the signature doesn't fit, or there's none
         named = {**{str(number): value for number, value in enumerate(args, 1)}, **kwargs}
     return {what: function, **{f"{what}, argument `{name}`": value for name, value in named.items()}}
 

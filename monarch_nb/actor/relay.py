@@ -53,7 +53,7 @@ class Envoy(Actor):
 
     def __init__(self) -> None:
         self._spawned: dict[int | str, Spawned] = {}
-        """What lives still, by `_key`."""
+        """The spawned objects that still live, by `_key`."""
         self._runner = call_context.get().actor
         self._loop = asyncio.get_running_loop()
         process_context.transport().event_handlers.append(Handlers(self))
@@ -67,7 +67,7 @@ class Envoy(Actor):
             handle = getattr(handle, name)
         result = handle(*args, **kwargs)
         if isinstance(result, ActorMesh | ProcMesh):
-            disown(result)  # it belongs to whoever has asked for it
+            disown(result)  # the spawned mesh belongs to its asker
             self._spawned_for(asker, result)
             return result
         return await result if inspect.isawaitable(result) else result
@@ -75,9 +75,9 @@ class Envoy(Actor):
     def _spawned_for(self, asker: Asker, mesh: ActorMesh[Any] | ProcMesh) -> None:
         if isinstance(mesh, ActorMesh):
             self._runner.spawned_for[actor_id_of(mesh)] = asker
-        if asker.actor:  # what a cell spawns outlives its rank, as in its own mesh
+        if asker.actor:  # spawns of a cell outlive its rank, as in the cell's own mesh
             self._spawned[_key(mesh)] = Spawned(mesh, asker)
-        if asker.proc in process_context.transport().ends:  # meanwhile
+        if asker.proc in process_context.transport().ends:  # its asker has ended meanwhile
             self._stop_those_of({asker.proc})
 
     def _forget(self, mesh: ActorMesh[Any] | ProcMesh) -> None:
@@ -99,7 +99,7 @@ class Envoy(Actor):
         for mesh, asker in reversed(list(self._spawned.values())):
             if asker.proc in procs:
                 self._forget(mesh)
-                with suppress(Exception):  # it may be gone, with its process or its mesh
+                with suppress(Exception):  # the mesh may be gone, with its process
                     mesh.stop(f"the process of its owner, {_rank_of(asker.proc)}, has ended").drop()
 
 
@@ -123,7 +123,7 @@ def ask(handle: Any, path: Sequence[str], args: Any = (), kwargs: Any = None) ->
         try:
             return future.get()
         except DeviceMeshError as error:
-            if isinstance(error.exception, MeshError):  # what it has met there, not that it has met something
+            if isinstance(error.exception, MeshError):  # shows the remote error, not the relay's
                 raise error.exception from None
             raise
 

@@ -34,7 +34,7 @@ from monarch_nb.exceptions import MeshStartError
 
 ATTACH_S = 20.0
 OWN_KEY = "trust_all_connections"
-"""Monarch's word for no authentication; here it means this user's own key file, which other users can't
+"""Monarch's word for no authentication; here it stands for this user's own key file, which other users can't
 read.
 """
 

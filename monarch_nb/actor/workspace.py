@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 RELOAD_S = 10.0
 Ask = Callable[[int, ReloadRequest], "Future[Any]"]
-"""Has one process reload."""
+"""Has one process reload modules."""
 
 
 @dataclass(frozen=True)

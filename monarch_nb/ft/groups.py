@@ -30,7 +30,7 @@ class Lighthouse(Actor):
     """
 
     def __init__(self, min_replicas: int, join_timeout_ms: int) -> None:
-        os.environ.setdefault("RUST_LOG", "warn")  # else it writes several lines a step
+        os.environ.setdefault("RUST_LOG", "warn")  # otherwise it writes several lines a step
         from torchft.coordination import LighthouseServer
 
         self.server = LighthouseServer(
@@ -127,7 +127,7 @@ class ReplicaGroups:
                     "WORLD_SIZE": str(num),
                     "MASTER_ADDR": address,
                     "MASTER_PORT": str(port),
-                    # else torchft writes several lines a step
+                    # otherwise torchft writes several lines a step
                     "RUST_LOG": os.environ.get("RUST_LOG", "warn"),
                 }
                 for rank in range(num)

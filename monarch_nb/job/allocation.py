@@ -130,7 +130,7 @@ def _spec(table: dict[str, Any]) -> HostSpec:
     return HostSpec(**{**table, "machines": tuple(table["machines"]), "setup": tuple(table["setup"])})
 
 
-# --- where they lie
+# --- the files
 
 
 def records_directory() -> str:

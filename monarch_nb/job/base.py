@@ -142,7 +142,7 @@ def job_loads(data: bytes) -> JobTrait:
     """
     try:
         job = pickle.loads(data)
-    except Exception as error:  # a pickle may raise anything
+    except Exception as error:  # unpickling may raise any error
         raise TypeError(
             f"job_loads takes what a job's dumps() has returned: {type(error).__name__}: {error}"
         ) from None

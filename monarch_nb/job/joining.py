@@ -22,10 +22,10 @@ from monarch_nb.job.spec import HostSpec
 JOIN_S = 60.0
 """How long hosts may take to join once the engine has granted them."""
 QUEUE_EXPIRY_S = 30 * 86400.0
-"""How long an invitation is good while a request waits in a queue; its places bound what it's good for."""
+"""How long an invitation is valid while a request waits in a queue; its number of places limits its use."""
 LOOK_S = 1.0
 STUCK_S = 30.0
-"""For so long a request may wait for a reason that won't pass by itself."""
+"""How long a request may wait for a reason that won't pass by itself."""
 
 
 def reserve(session: Session, engine: Engine, asked: Allocation) -> tuple[Allocation, Invitation]:

@@ -158,7 +158,7 @@ class _Entry(_Relay):
         port, receiver = Channel.open()
         try:
             out = await self._exit.open.call_one(port)
-        except Exception:  # nobody listens there: that's the answer to whoever has connected
+        except Exception:  # nobody listens there, which is the answer to the connecting program
             receiver.close()
             writer.close()
             return

@@ -265,7 +265,7 @@ KEYS: dict[str, tuple[str, Callable[[object], object]]] = {
     "ports": ("ports", _ports),
     "usd_per_gpu_hour": ("usd_per_gpu_hour", _price),
 }
-"""What a profile may have besides `engine`, `hosts` and the engine's own table: field and reader."""
+"""Keys of a profile besides `engine`, `hosts` and the engine's own table: field and parser."""
 
 
 def read_table(table: Mapping[str, object], engines: Iterable[str]) -> HostSpec:

@@ -94,7 +94,7 @@ class Meeting:
         where = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
         try:
             self._store = _store(environment, hosts_it=self.rank == 0)
-            # A connection does one thing at a time: who waits on it keeps others from speaking.
+            # A connection does one thing at a time: a waiting thread blocks the others.
             self._listener = _store(environment, hosts_it=False)
             self.nodes = Nodes(self.rank, self._gather("node", _node(environment)))
         except RuntimeError as error:  # torch's own errors are such, and say little
@@ -152,7 +152,7 @@ class Meeting:
         """Tell all that there will be no mesh."""
         self.say("listener", json.dumps({"error": why}))
 
-    # --- words
+    # --- wording
 
     def say(self, key: str, text: str) -> None:
         """Write a word that others wait for. It's open to all."""

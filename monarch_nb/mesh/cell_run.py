@@ -196,7 +196,7 @@ class CellRun:
         session_of(self._mesh).watch(self._feed, request)
         return self
 
-    # --- what comes; in the reading thread
+    # --- events, in the reading thread
 
     def text(self, rank: int, stream: str, text: str) -> None:
         """Pass a rank's output text to the watcher."""

@@ -139,12 +139,12 @@ class Mesh(ProcMesh):
     def sync_mode(self, mode: str) -> None:
         self.code.set_mode(mode)
 
-    # --- what ran, and what was printed
+    # --- journal and output
 
     history = delegate("journal", History.entries)
     last_lines = delegate("journal", History.last_lines)
 
-    # --- what is wrong
+    # --- diagnosis
 
     stacks = delegate("debugging", Debugging.stacks)
     why = delegate("debugging", Debugging.why)
@@ -153,7 +153,7 @@ class Mesh(ProcMesh):
     diff_env = delegate("debugging", Debugging.diff_env)
     diff_hosts = delegate("debugging", Debugging.diff_hosts)
 
-    # --- its life
+    # --- life cycle
 
     status = delegate("life", Life.status)
     watch_status = delegate("life", Life.watch_status)
@@ -195,7 +195,7 @@ class Mesh(ProcMesh):
         """
         return dashboard_url(self._name)
 
-    # --- its picture
+    # --- display
 
     def _ipython_display_(self) -> None:
         """Show the card: this mesh was the last line of a cell."""

@@ -39,7 +39,8 @@ def delegate(part: str, method: Callable[Concatenate[T, P], R]) -> Callable[Conc
             trace = error.__traceback__
             if trace is None or trace.tb_next is not None:
                 raise
-            wrong = str(error).replace(method.__qualname__, method.__name__)  # the call itself was wrong
+            # the call itself had wrong arguments
+            wrong = str(error).replace(method.__qualname__, method.__name__)
             raise BadType(wrong) from None
 
     return update_wrapper(call, method)

@@ -33,7 +33,7 @@ WAIT_S = 90.0
 _NUM_NAMES = 3
 _ENVIRONMENT = "%mesh sync --env, or see %mesh diff --env --hosts"
 _known: weakref.WeakKeyDictionary[Session, dict[int, str]] = weakref.WeakKeyDictionary()
-"""In what hosts differ, by session; "" of those that are just being compared for the first time."""
+"""Differences of hosts, by session; "" for hosts that are being compared for the first time."""
 
 
 def compare_later(session: Session, hosts: Iterable[int]) -> threading.Thread | None:
@@ -65,7 +65,7 @@ def _begin_comparison(session: Session, hosts: Sequence[int]) -> threading.Threa
 
 def _compare(session: Session, hosts: Sequence[int]) -> None:
     asks_quietly.set(True)
-    with suppress(Exception):  # the mesh ends, or this program: nobody waits for the answer
+    with suppress(Exception):  # the mesh or this program ends: nobody waits for the answer
         found, known = differences(session, hosts), _known[session]
         new = {host: text for host, text in found.items() if text != known.get(host, "")}
         known.update(found)
@@ -118,13 +118,14 @@ def _read(reply: Reply[HostPackages], limit: float) -> HostPackages | None:
 
 
 def _of_packages(answers: Mapping[int, HostPackages]) -> dict[int, str]:
-    from monarch_nb._sync.env.errors import EnvironmentSyncError  # SQLite and more, which no start waits for
+    # imports SQLite and more, which no start waits for
+    from monarch_nb._sync.env.errors import EnvironmentSyncError
     from monarch_nb._sync.env.installed import installed_here
     from monarch_nb._sync.env.packages import PackageDigest
 
     try:
         here = installed_here()
-    except EnvironmentSyncError:  # a distribution's: `%mesh sync --env` says why it can't go
+    except EnvironmentSyncError:  # a distribution's Python: `%mesh sync --env` explains why it can't be sent
         return {}
     found = {}
     for host, answer in answers.items():

@@ -26,7 +26,7 @@ _PER_RANK = re.compile(
     r"|NVIDIA_VISIBLE_DEVICES|SLURM_(PROCID|LOCALID|NODEID|GTIDS|TASK_PID|TOPOLOGY_ADDR)"
     r"|(OMPI_COMM_WORLD|PMI|PMIX|MPI)_\w*RANK|JPY_PARENT_PID|SHLVL|PWD|OLDPWD|_"
 )
-"""Variables that are each rank's or each host's own, as a whole name."""
+"""Names of variables that are each rank's or each host's own; whole names."""
 
 _ABOUT_RANDOM = (
     "right if ranks draw their own (dropout, order of data); wrong if all are to build the same weights: "

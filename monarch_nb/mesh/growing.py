@@ -25,7 +25,7 @@ from monarch_nb.mesh.core import Mesh
 HOSTS = "hosts"
 
 
-# --- more
+# --- growing
 
 
 def grow(
@@ -113,7 +113,7 @@ def _more_hosts(
     session, engine = session_of(mesh), engine_of(asked.spec)
     part = _request_for(engine, asked, num, machines)
     part, invitation = reserve(session, engine, part)
-    _put(mesh.name, part)  # first: if we end now, whoever looks finds it
+    _put(mesh.name, part)  # first: if this process ends now, the record shows the request
     try:
         part = engine.submit(part, invitation)
         _put(mesh.name, part)
@@ -140,7 +140,7 @@ def _request_for(engine: Engine, asked: Allocation, num: int, machines: Sequence
     return Allocation.new(asked.mesh, asked.profile, spec, replace(asked.plan, num_spares=0))
 
 
-# --- fewer
+# --- shrinking
 
 
 def shrink(mesh: Mesh, num: int = 0, *, dim: str = "", hosts: Sequence[str] = ()) -> HealReport:
@@ -248,7 +248,7 @@ def _smaller(engine: Engine, asked: Allocation, names: Sequence[str], messages: 
         return asked
 
 
-# --- what was lost
+# --- replacing lost hosts
 
 
 def heal(
@@ -310,7 +310,7 @@ def _put(name: str, part: Allocation) -> None:
 
 def _give_back(session: Session, name: str, part: Allocation) -> None:
     """Give back all of a further request, and forget it."""
-    session.request(Withdraw(part.plan.guest))  # else it would wait for those that have never come
+    session.request(Withdraw(part.plan.guest))  # otherwise it would wait for hosts that never joined
     session.request(StopHosts(list(part.hosts)))
     engine_of(part.spec).end_allocation(part)
     _edit(name, lambda asked: replace(asked, added=tuple(p for p in asked.added if p.hosts != part.hosts)))

@@ -150,7 +150,7 @@ class Entry:
 
 _DAY_S = 86400.0
 _TOOK, _SOURCE = 5, 6
-"""Which columns are set flush right, and not filled up beyond `_MAX_SHOWN`."""
+"""Columns that are right-aligned, and not padded beyond `_MAX_SHOWN`."""
 
 
 def _clock(when: float) -> str:

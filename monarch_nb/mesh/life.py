@@ -132,7 +132,7 @@ class Life:
         session = session_of(self._mesh)
         session.check_may_end()
         for tell in self._mesh.when_stopped:
-            tell("it was stopped")  # a picture stays where it is shown
+            tell("it was stopped")  # a static picture stays where it was displayed
         mark_stopped(self._mesh, reason or "it was stopped")
         reply, pid = session.ask_to_end()
 

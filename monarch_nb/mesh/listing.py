@@ -58,7 +58,7 @@ def list_rows(timeout_s: float = ANSWER_S) -> list[Row]:
     def ask(connection: Connection) -> None:
         try:
             found[connection.name] = _asked(connection)
-        except Exception as error:  # whatever is wrong with one mesh is said of that one
+        except Exception as error:  # an error of one mesh is reported in its row
             found[connection.name] = _unknown(connection, str(error).partition("\n")[0][:80])
 
     threads = [
@@ -84,7 +84,7 @@ def table_text(rows: Sequence[Row], current: str | None = None) -> str:
 
 
 def _asked(connection: Connection) -> Row:
-    if why_unusable(connection):  # which `attach` says in full
+    if why_unusable(connection):  # which `attach` explains in full
         return _unknown(connection, "out of reach" if connection.trouble else "another version")
     mesh = attach(connection.name, listens=False, observes=True)
     try:

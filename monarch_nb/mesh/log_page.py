@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
 
 SEARCH_BYTES = 32 << 20
-"""How much of the journal one page looks through for lines that match."""
+"""Length of the journal that one page searches for matching lines."""
 MAX_LINE = 10_000
 LONGEST_BYTES = 4 << 20
-"""How far around a page the ends of lines are looked for that are cut by its bounds."""
+"""Distance around a page that is searched for the ends of lines cut by its bounds."""
 
 Key = tuple[int, str]
 

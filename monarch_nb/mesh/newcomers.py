@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
 
 _TELL_S = 10.0
-"""So long ranks of new hosts are waited for to take on where the files are."""
+"""How long to wait for ranks of new hosts to be told where the files are."""
 _GONE = (HostState.LEAVING, HostState.STOPPED)
 _seen: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
-"""How often ranks had moved when their hosts were looked at last, by session."""
+"""Number of moves of ranks when their hosts were last checked, by session."""
 _compared: weakref.WeakKeyDictionary[Session, dict[int, int]] = weakref.WeakKeyDictionary()
-"""Generations of the hosts that newcomers are told by, by session."""
+"""Generations of the hosts, by which newcomers are recognised, by session."""
 
 
 def supply(mesh: Mesh) -> None:

@@ -33,7 +33,7 @@ from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
 
 SPAWN_S = 120.0
-"""How long ranks may take to start on hosts that are there."""
+"""Limit for ranks to start on hosts that have joined."""
 
 
 class MeshQueued(MeshError):
@@ -160,7 +160,7 @@ def _ask(session: Session, engine: Engine, asked: Allocation, with_program: bool
         owner_pid=owner,
     )
     session.request(adopt)
-    records.write_record(asked)  # first: if we end now, whoever looks finds it
+    records.write_record(asked)  # first: if this process ends now, the record shows the request
     asked = engine.submit(asked, invitation)
     records.write_record(asked)
     return asked
@@ -274,7 +274,7 @@ def _default_dims(session: Session, indices: list[int]) -> Mapping[str, int]:
     return {"gpus": gpus} if gpus else {"procs": min(row.num_cores for row in rows)}
 
 
-# --- giving back
+# --- releasing hosts
 
 
 def cancel(name: str) -> Allocation:
@@ -326,7 +326,7 @@ def give_back(name: str) -> None:
         cancel(name)
 
 
-# --- looking
+# --- listing
 
 
 def looks() -> list[tuple[Allocation, Look]]:

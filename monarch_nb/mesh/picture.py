@@ -23,7 +23,7 @@ def show(mesh: Mesh) -> None:
     try:
         show_card(mesh)
     except MeshEnded as error:
-        print(error)  # it says all
+        print(error)  # its text explains everything
     except (MeshError, TransportClosed) as error:
         print(f"mesh {mesh.name!r} has ended ({error}). Start one anew: %mesh start {mesh.name}")
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.history import Entry
 
 CELL_S = 60.0
-"""How long a cell may take in a replay: one that waits for ranks that don't take part would wait for ever."""
+"""Limit for a cell in a replay: one that waits for ranks that don't take part would wait for ever."""
 
 _GROUP = "init_process_group"
 _COLLECTIVES = frozenset(
@@ -102,13 +102,13 @@ def defines_state(entry: Entry) -> bool:
     if entry.kind != EntryKind.CELL or entry.status != CellStatus.OK or entry.record.replay_of:
         return False
     if entry.record.script or entry.record.always:
-        return False  # its state ended with it; new ranks have run it
+        return False  # its state ended with the script; new ranks have run it
     if entry.record.nolog:
-        return True  # it may have: nobody knows
+        return True  # it may have changed state: unknown
     try:
         body = ast.parse(entry.source).body
     except SyntaxError:
-        return True  # IPython's own: %load_ext, !pip
+        return True  # IPython's syntax: %load_ext, !pip
     return not all(_only_shows(statement) for statement in body)
 
 

@@ -12,7 +12,7 @@ _TABLES: dict[str, Callable[[Any, int, int], Any]] = {
     "polars": lambda frame, begin, length: frame.slice(begin, length),
     "pandas": lambda frame, begin, length: frame.iloc[begin : begin + length],
 }
-"""How rows are cut out of a package's tables."""
+"""Functions that cut rows out of a package's tables."""
 
 
 def parts_of(name: str, value: Any, num: int, dim: int) -> list[Any]:

@@ -127,10 +127,10 @@ def start_or_attach(
     """
     while True:
         if launch.wait_until_settled(name, on_wait=on_wait):
-            with suppress(MeshNotFound, MeshEnded):  # it has just ended: look again
+            with suppress(MeshNotFound, MeshEnded):  # the mesh has just ended: look again
                 return attach(), False
         else:
-            with suppress(NameTaken):  # somebody else was quicker: look again
+            with suppress(NameTaken):  # another program was faster: look again
                 return start(), True
 
 
@@ -323,7 +323,7 @@ def made(name: str, session: Session, record: GroupRecord, *, make_current: bool
     if "joblib" in sys.modules:  # so that joblib.parallel_config(backend="monarch_nb") finds it
         importlib.import_module("monarch_nb.mesh.tasks.joblib")
     assert session.output is not None and session.connection is not None
-    session.connection = session.connection._replace(name=name)  # a spare has had none
+    session.connection = session.connection._replace(name=name)  # a spare controller had no name
     if session.transport.mesh is not None:
         session.transport.mesh = session.transport.mesh._replace(name=name)
     session.output.default.sizes[record.group] = len(mesh)

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 SYNC_S = 10.0
 BAR_AFTER_S = 1.0
-"""What takes longer is shown while it lasts."""
+"""Work that takes longer is displayed while it lasts."""
 MODE_S = 1.0
-"""So long ranks are waited for that are to do something else from now on."""
+"""How long to wait for ranks to take on another mode."""
 _NAME = "sync"
 _followed: weakref.WeakKeyDictionary[Session, shipping.FollowedEnvironment] = weakref.WeakKeyDictionary()
-"""This program's environment, where hosts of a mesh are to have it as it is."""
+"""This program's environment, for meshes whose hosts are kept up to date with it."""
 
 
 class EnvironmentChoice(msgspec.Struct, frozen=True):
@@ -264,5 +264,5 @@ def set_sync_mode(mesh: Mesh, mode: str) -> None:
         _stop_following(session_of(mesh))
     with suppress(
         RankTimeout, DeviceMeshError
-    ):  # those that are busy read it when they're done; those that have died, when they're started again
+    ):  # busy ranks read it when their work ends; dead ones, when they are restarted
         mesh.living().set_environment({SYNC_VARIABLE: str(mode)}).get(MODE_S)

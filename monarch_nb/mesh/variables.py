@@ -253,7 +253,7 @@ def _compare(mesh: Mesh, name: str, path: str, groups: list[tuple[int, ...]]) ->
 
 
 MISSING = "<missing>"
-"""What a rank answers that has no such part."""
+"""A rank's answer if it has no such part."""
 
 
 def describe_difference(value: Any, reference: Any) -> str:

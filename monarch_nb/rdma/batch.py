@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from monarch_nb.rdma.data_plane import DataPlane
 
 MAX_WORKERS = 4
-"""So many at a time."""
+"""Maximum number of concurrent transfers."""
 
 Unit = Callable[[], Receipt]
 
@@ -88,7 +88,7 @@ class Batch:
         start = time.perf_counter()
         try:
             path.transfer_together(jobs)
-        except PathUnavailable:  # as each of them is told
+        except PathUnavailable:  # each transfer is run alone, as its own paths permit
             return together([self._plane.run(job, self._forced) for job in jobs], time.perf_counter() - start)
         receipt = Receipt(jobs[0].op, path.name, sum(job.nbytes for job in jobs), time.perf_counter() - start)
         self._plane.totals.add(receipt)

@@ -179,7 +179,7 @@ class RDMABuffer:
             512 MiB to 16 in 1.1 s; copies: 2 by verbs, 14 by shm
             >>> weights.broadcast_into(mesh, "weights").get()                         # doctest: +SKIP
         """
-        deadline_of(timeout)  # bad ones are told at once
+        deadline_of(timeout)  # invalid arguments raise at once
         if isinstance(to, ProcMesh):
             if name is None or not name.isidentifier():
                 raise MeshUsageError(
@@ -214,7 +214,7 @@ class RDMABuffer:
         """
         return RDMABuffer._of(self._handle.part(index))
 
-    # --- what it is
+    # --- description
 
     def size(self) -> int:
         """Return its bytes."""

@@ -18,9 +18,9 @@ from monarch_nb._wire.mesh_address import APART
 from monarch_nb.rdma.layout import Layout
 
 MemoryKind = Literal["tensor", "array", "bytes"]
-"""What memory was made of."""
+"""Kind of object that memory was made from."""
 PROCESS = secrets.randbits(63)
-"""This run of this program. A fork draws anew (`_drawn_anew`)."""
+"""Random number of this run of the program. A fork draws anew (`_drawn_anew`)."""
 
 
 def _drawn_anew() -> None:
@@ -43,7 +43,7 @@ def this_machine() -> str:
 
 
 Addresses = tuple[tuple[str, int], ...]
-"""Meshes, and the proc id in each."""
+"""Meshes, with the proc id in each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class Answer:
 
 
 Answerer = Callable[[Any], object]
-"""Answers a question, by what its type says or by an `Answer` that holds it."""
+"""Answers a request, with the type that the request declares or an `Answer` that holds it."""
 
 
 class Link(Protocol):
@@ -108,7 +108,7 @@ class _LateReply(OneReply):
         return ()
 
     def when_ready(self, callback: Callable[[], None]) -> None:
-        if self.due is not None and not self.ready:  # a thread that waits looks at the clock itself
+        if self.due is not None and not self.ready:  # a waiting thread checks the time itself
             self.transport.reader.call_at(self.due, self._on_timer)
         super().when_ready(callback)
 
@@ -230,7 +230,7 @@ class MeshLink:
             def on_request(message: Message) -> None:
                 body = Body(
                     transport, message
-                )  # now: a buffer that travels along is mapped before its sender forgets it
+                )  # at once: a buffer in the answer is mapped before its sender drops it
                 submit(lambda: self._answer(transport, answerer, message, body))
 
             transport.services[calls.DATA_PLANE] = on_request

@@ -124,21 +124,21 @@ class Path(ABC):
     """
 
     name: str
-    """What people call it: `verbs`."""
+    """Name for display: `verbs`."""
     reaches_gpus = False
     """Whether local memory and the buffer may be on a GPU. If not, the data plane brings local GPU memory
     through the host.
     """
 
     takes_strides = False
-    """Whether it moves elements that lie strewn as fast as they can be. If not, the data plane brings thin
-    ones through memory in one piece.
+    """Whether it moves strided elements at full speed. If not, the data plane copies scattered ones into
+    contiguous memory.
     """
 
     encrypts = False
-    """Whether what leaves the machine can't be read on its way."""
+    """Whether bytes that leave the machine are encrypted."""
     fuses = False
-    """Whether many transfers cost less in one go (`transfer_together`)."""
+    """Whether many transfers cost less together (`transfer_together`)."""
 
     def __init__(self, plane: DataPlane) -> None:
         self.plane = plane

@@ -41,7 +41,7 @@ class RemoteArguments:
         self.plane = plane
         self._lock = threading.Lock()
         self._left: dict[int, tuple[RDMABuffer, set[Receiver]]] = {}
-        """By key: the buffer, and who has still to fetch it."""
+        """By key: the buffer, and the receivers that haven't fetched it yet."""
         self._watched: set[str] = set()
         plane.services[Fetched.to] = self.fetched
 
@@ -155,5 +155,5 @@ def fetch(payload: bytes, buffer: RDMABuffer, sizes: Sequence[int]) -> Any:
 
 
 def _notify_fetched(plane: DataPlane, buffer: RDMABuffer) -> None:
-    with suppress(RDMAError, TransportClosed):  # the owner has ended, or we are about to
+    with suppress(RDMAError, TransportClosed):  # the owner has ended, or this process is about to
         plane.ask(Fetched(handle_of(buffer), plane.owner.addresses))

@@ -35,9 +35,9 @@ class Segment(mmap.mmap):
 
 
 _by_address: dict[int, tuple[int, int, int]] = {}
-"""By the address where it begins: length, descriptor, inode."""
+"""By start address: length, descriptor, inode."""
 _starts: list[int] = []
-_lock = threading.RLock()  # __del__ may come at any time, in the same thread
+_lock = threading.RLock()  # __del__ may run at any time, in the same thread
 
 
 def allocate(nbytes: int) -> Segment:

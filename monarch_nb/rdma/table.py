@@ -25,7 +25,7 @@ from contextlib import contextmanager
 NUM_SLOTS = 1 << 17
 KEY_BYTES = 8
 WRITERS_S = 10.0
-"""Writers look at the key between chunks: none is at it for so long."""
+"""Time after which no writer can still be using a key: writers check it between chunks."""
 _TICK_S = 0.0005
 
 
@@ -119,7 +119,7 @@ class TableView:
         """Let the owner wait for us before it lets the memory of a line go. Look at the key inside: it may
         have been cleared before.
         """
-        with self._lock:  # a lock is the open file's: several threads of ours have one together
+        with self._lock:  # the lock belongs to the open file: several threads of this process share it
             self._writers[slot] = self._writers.get(slot, 0) + 1
             if self._writers[slot] == 1:
                 _lock(self._fd, slot, fcntl.F_RDLCK)

@@ -14,7 +14,7 @@ from monarch_nb.rdma.local_future import LocalFuture
 from monarch_nb.rdma.path import Job, Op
 
 STOP_S = 5.0
-"""How long somebody who has given up waits for the transfer to leave the memory alone."""
+"""How long a cancelled wait lasts until the transfer has stopped using the memory."""
 
 LONG_S = 1.0
 """A transfer that takes longer is shown in a notebook while it's waited for."""
@@ -92,7 +92,7 @@ class Transfer(LocalFuture[Receipt]):
             return super()._wait(timeout)
         except KeyboardInterrupt:
             self.cancel()
-            super()._wait(STOP_S)  # who is interrupted may use the memory again
+            super()._wait(STOP_S)  # an interrupted caller may reuse the memory
             raise
 
     def _wait_for(self, ended: threading.Event, timeout: float | None) -> bool:

@@ -108,7 +108,8 @@ def adapt_to_cpu() -> None:
 def _set_device() -> None:
     importlib.import_module("torchtitan.tools.utils")
     cpu = {"device_type": "cpu", "device_module": CpuDevice("torch.cpu")}
-    for name, module in list(sys.modules.items()):  # also those that have taken one of them by name already
+    # also modules that have imported one of them by name already
+    for name, module in list(sys.modules.items()):
         if name.startswith("torchtitan."):
             vars(module).update({each: cpu[each] for each in cpu.keys() & vars(module).keys()})
 
@@ -118,7 +119,7 @@ def _set_attention() -> None:
 
     attention: Any = importlib.import_module("torchtitan.models.common.attention")
     attention.FlexAttention._compiled_flex_attn = staticmethod(dense_attention)
-    attention._compiled_create_block_mask = create_block_mask  # to compile takes longer than to run it
+    attention._compiled_create_block_mask = create_block_mask  # compiling takes longer than running it
 
 
 def dense_attention(

@@ -49,7 +49,7 @@ class Backend(Protocol):
     """The interface of a run that has begun."""
 
     where: str
-    """Where people find it."""
+    """Where users find the run."""
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         """Record values of a step."""
@@ -86,10 +86,11 @@ class WandB:
         self._run = wandb.init(
             project=spec.project, name=spec.name, group=spec.group or None, id=spec.key, resume="allow",
             config=spec.all_config, dir=spec.folder or None,
-            # Without `reinit` a second run of this process would be the first one.
+            # Without `reinit` a second run of this process would continue the first one.
             settings=wandb.Settings(silent=True, console="off", reinit="create_new"),
         )  # fmt: skip
-        # Ranks may be at different steps, and W&B drops what comes for an earlier one: so it's a value.
+        # Ranks may be at different steps, and W&B drops values for an earlier one: so the step is logged as a
+        # value.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
         self.where = self._run.dir if self._run.offline else self._run.url
@@ -122,7 +123,7 @@ class MLflow:
     def write(self, values: Mapping[str, float], step: int) -> None:
         """See `Backend`."""
         for name, value in values.items():
-            # Its store of files can't have both `loss` and `loss/rank0`.
+            # MLflow's file store can't have both `loss` and `loss/rank0`.
             self._client.log_metric(self._id, _RANK.sub(r".\1", name), value, step=step)
 
     def finish(self, *, failed: bool) -> None:

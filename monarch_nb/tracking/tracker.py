@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     import monarch_nb.mesh
 
 LOG_S = 60.0
-"""How long a tracker may take for one step, a first connection to its server included."""
+"""Time limit of a tracker for one step, including a first connection to its server."""
 _NAME = "tracked run"
-"""Under it the mesh keeps the run that has begun last, for ranks that are started later."""
+"""Name under which the mesh keeps the latest run, for ranks that are started later."""
 _current: TrackedRun | None = None
-"""The run of the mesh that this process is in."""
+"""The run of this process' mesh."""
 
 
 class RunActor(Actor):
@@ -129,7 +129,7 @@ class TrackedRun:
             return
         try:
             self.finish(failed=True)
-        except MeshError as error:  # what was raised in the block is what the user is to see
+        except MeshError as error:  # the error raised in the block is what the user must see
             print(
                 f"the run at {self.where} couldn't be ended as failed: {error}\n"
                 "After mesh.heal(): run.finish(failed=True)",

@@ -53,8 +53,9 @@ from monarch_nb._wire.pieces import cut, join
 from monarch_nb._wire.process import machine_id
 
 SILENT_S = 60.0
-"""How long the controller may say nothing though the connection stands: its process was stopped, or its
-machine is out of reach."""
+"""How long the controller may be silent on an open connection: its process was stopped, or its machine is out
+of reach.
+"""
 _HANDSHAKE_MS = 5000
 
 
@@ -120,7 +121,7 @@ class HostAgent(HostProcess):
 
     def before_export(self, message: Message) -> None:
         if message.kind == wire.REPLY and message.dst == address.CONTROLLER:
-            self.supervisor.drain()  # what a cell has printed goes before the event of its end
+            self.supervisor.drain()  # output of a cell is sent before the event of the cell's end
 
     def _on_disconnect(self) -> None:
         self._controller_gone.recv_multipart()
@@ -131,7 +132,7 @@ class HostAgent(HostProcess):
     def send_remote(self, host: int, frames: list[Any]) -> None:
         self._link.send_multipart(cut(frames), copy=sum(map(len, frames)) < 1 << 16)
 
-    # --- what the controller and ranks tell
+    # --- events of the controller and of ranks
 
     @handles(RankIsUp)
     def on_up(self, event: RankIsUp, sender: Sender) -> None:
@@ -193,7 +194,8 @@ class HostAgent(HostProcess):
     # --- the end
 
     def preempted(self) -> None:
-        if self._is_notified:  # a scheduler tells all processes of a job, then our launcher tells us again
+        # a scheduler signals all processes of a job, and then the launcher passes its own signal on
+        if self._is_notified:
             return
         self._is_notified = True
         self.event(address.CONTROLLER, HostPreempted(self.config.job))
@@ -227,7 +229,8 @@ class HostAgent(HostProcess):
         self.event(address.CONTROLLER, RankPrinted(rank.rank, piece), src=rank.proc)
 
     def close_link(self) -> None:
-        self.event(address.CONTROLLER, HostLeft())  # the last word: the ends of all ranks here have been told
+        # the last message: the ends of all ranks here have been reported
+        self.event(address.CONTROLLER, HostLeft())
         self._link.disable_monitor()
         self._link.close(500)
         self._controller_gone.close(0)

@@ -15,12 +15,14 @@ from monarch_nb._wire.process import process_trouble
 
 LOOK_S = 2.0
 PING_S = 6.0
-"""How long after a rank's last answer it's asked again."""
+"""Time after a rank's last answer until the next question."""
 SILENT_S = 10.0
-"""How long it may take to answer. Any thread that holds the interpreter's lock delays the answer."""
+"""Limit for the answer. Any thread that holds the interpreter's lock delays it."""
 
 PING_REF = 1 << 50
-"""The ref of all our questions; those below are numbers of cells, and questions of the controller."""
+"""The ref of all questions of this kind; smaller ones are numbers of cells, and questions of the
+controller.
+"""
 
 
 class Heartbeat:
@@ -46,8 +48,8 @@ class Heartbeat:
         self._send = send
         self._on_change = on_change
         self._asked: dict[int, float] = {}
-        """By proc: the time of the question that hasn't been answered, by the loop's clock: our own
-        silence is nobody's fault.
+        """Time of the unanswered question to each proc, by the loop's clock: delays of this process don't
+        count against the rank.
         """
         self._answered: dict[int, float] = {}
         self._trouble: dict[int, str] = {}

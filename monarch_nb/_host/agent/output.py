@@ -23,7 +23,7 @@ class OutputReader:
         self._on_piece = on_piece
         self.fd, self.write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.fd, False)
-        with suppress(OSError):  # beyond the user's limit of pipe pages: the default size does
+        with suppress(OSError):  # the user's limit of pipe pages is reached: the default size is enough
             fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self.on_close: Callable[[OutputReader], None] = lambda _reader: None
         loop.watch_file(self.fd, self._read)

@@ -58,7 +58,7 @@ class PackageService:
         try:
             answer: object = HostPackages(False, look(command, variables))
             failed = False
-        except Exception as error:  # whatever it is, who asks waits
+        except Exception as error:  # any error must be answered: the asker waits
             answer, failed = f"host {process.hostname}: {error}", True
         with suppress(RuntimeError):  # the host process ends
             process.loop.call_soon_threadsafe(

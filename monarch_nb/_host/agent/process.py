@@ -67,7 +67,7 @@ class HostProcess:
         self.directory = config.directory
         self.hostname = config.label or sockets.gethostname()
         self.successor: HostConfig | None = None
-        """The configuration to begin again with, for a spare that takes another host's place."""
+        """The configuration with which to begin again, for a spare that takes another host's place."""
         private_directory(self.directory)
         self.loop = Loop()
         self.handlers = Handlers(self, WorkspaceService(self), PackageService(self))

@@ -37,7 +37,7 @@ def rank_command(spec: RankSpec, spec_fd: int) -> RankCommand:
     command = group.commands[min(spec.place.rank, len(group.commands) - 1)] if group.commands else None
     env = _environment(command)
     pythonpath = env.get("PYTHONPATH")
-    if command is not None:  # `python -m` is to find us; the rank puts it back
+    if command is not None:  # `python -m` must find this package; the rank restores the variable
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (PACKAGE_ROOT, pythonpath)))
     place = {"path": group.sys_path, "fd": spec_fd, "parent": os.getpid(), "pythonpath": pythonpath}
     env = {**dict([HUGE_PAGES]), **env, **group.env, RANK_VARIABLE: json.dumps(place)}

@@ -40,16 +40,16 @@ from monarch_nb._wire.activity_page import BUSY, DEBUGGING, IDLE, PAGE_BYTES, Ac
 POLL_S = 0.1
 SAMPLE_S = 1.0
 HISTORY_POINTS = 60
-"""Five minutes."""
+"""Number of points: five minutes."""
 PSS_PER_SAMPLE = 1
-"""How many ranks' memory is read at a time: the kernel walks all their pages for it, some 2.5 ms with
-torch loaded.
+"""Number of ranks whose memory is read in one round: the kernel walks all their pages, some 2.5 ms with torch
+loaded.
 """
 WHERE_REF = (1 << 50) + 1
 CELL = "cell"
-"""What a rank calls a cell on its activity page."""
+"""The word for a cell on a rank's activity page."""
 FRESH_S = 0.4
-"""How long a fresh look at everything may wait for ranks."""
+"""How long a fresh reading of everything may wait for ranks."""
 
 Rows = dict[int, MonitoredRank]
 OnChange = Callable[[Rows, MonitoredHost | None], None]
@@ -87,16 +87,16 @@ class ResourceMonitor:
         self._counts: dict[int, tuple[int, ...]] = {}
         self._rows: Rows = {}
         self._fresh: set[int] = set()
-        """Procs whose rows have changed and haven't been published."""
+        """Procs whose rows have changed since the last publication."""
         self._asked: set[int] = set()
         self._next_pss = 0
         self._history: deque[tuple[float | None, float | None, float | None]] = deque(maxlen=HISTORY_POINTS)
         self._watched = False
         self._num_watches = 0
-        """How often somebody has begun to watch: timers of an earlier time end."""
+        """Counter of watches: it invalidates timers of earlier ones."""
         self._next_history = 0.0
         self._waiting: list[Callable[[], None]] = []
-        """Who waits for ranks to say where they stand."""
+        """Callbacks that wait for ranks to say where they are."""
         loop.call_later(HISTORY_S, self._sample_unwatched)
 
     # --- when

@@ -17,10 +17,10 @@ from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Answer, Message
 
 COMBINE_S = 0.005
-"""How long an answer may wait for others of its call. Errors don't wait."""
+"""How long an answer may wait for other answers to its call. Errors don't wait."""
 
 COMBINE_BYTES = 1 << 16
-"""Larger answers go by themselves."""
+"""Larger answers are sent separately."""
 
 Frames = list[Any]
 Send = Callable[[int, bytes], None]
@@ -64,7 +64,7 @@ class Router:
         if message.kind == wire.REPLY and self._gather(message):
             return
         for key in [k for k, g in self._gatherings.items() if k[0] == message.dst and g.answers]:
-            self._flush(key)  # nothing overtakes an answer that is being held back
+            self._flush(key)  # no message overtakes an answer that is held back
         frame, extra = self._to_frames(message)
         self._send_remote(address.host_of(message.dst), [frame, *extra])
 

@@ -79,7 +79,7 @@ class Sampler:
         cpu: float | None = None
         if process is None:
             process = self._processes[pid] = psutil.Process(pid)
-            process.cpu_percent()  # the first reading only sets the beginning
+            process.cpu_percent()  # the first reading only sets the baseline
         else:
             cpu = process.cpu_percent()
         return ProcessSample(cpu, process.memory_full_info().pss if with_memory else None)
@@ -90,7 +90,7 @@ class Sampler:
         cpu: float | None = psutil.cpu_percent()
         if self._gpus is None:
             self._gpus = GpuReader()
-            cpu = None  # the first reading only sets the beginning
+            cpu = None  # the first reading only sets the baseline
         memory = psutil.virtual_memory()
         return MonitoredHost(cpu, memory.total - memory.available, memory.total, tuple(self._gpus.read()))
 

@@ -28,17 +28,17 @@ from monarch_nb._wire import address, dump
 from monarch_nb._wire.process import process_trouble
 
 WRITE_S = 0.3
-"""How long a rank may take to write its stacks. It's C code in a signal handler: some milliseconds, unless
-the machine is overloaded.
+"""Limit for a rank to write its stacks. C code in a signal handler does it: some milliseconds, unless the
+machine is overloaded.
 """
 PY_SPY_S = 5.0
 NATIVE_S = 20.0
-"""py-spy reads the symbols of all libraries for native frames."""
+"""Limit for native frames, for which py-spy reads the symbols of all libraries."""
 NUM_AT_ONCE = 4
 _LOOK_S = 0.005
 
 Found = dict[int, RankStacks]
-"""By proc."""
+"""Stacks by proc."""
 
 
 class _Target(NamedTuple):
@@ -210,7 +210,7 @@ def _by_py_spy(target: _Target, found: RankStacks, native: bool) -> None:
                 "missing": "",
             }
         )
-    except (ValueError, LookupError):  # it has printed no stacks
+    except (ValueError, LookupError):  # the process has printed no stacks
         found["missing"] = f"{before}py-spy: {_reason(ran.stderr)}"
 
 

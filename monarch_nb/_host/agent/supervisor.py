@@ -40,7 +40,7 @@ from monarch_nb._wire.process import count_oom_kills, set_process_name
 
 STOP_GRACE_S = 3.0
 COMMAND_S = 120.0
-"""How long a command of the user's may take until it's a rank."""
+"""Limit for a command of the user's to become a rank."""
 _PR_SET_CHILD_SUBREAPER = 36
 _LAST_LINES = 20
 
@@ -59,9 +59,9 @@ class Rank:
     outputs: list[OutputReader] = field(default_factory=list)
     tail: list[bytes] = field(default_factory=list)
     gpu: str = ""
-    """What CUDA_VISIBLE_DEVICES gives it, if we do that."""
+    """CUDA_VISIBLE_DEVICES for the rank, if this process sets it."""
     asked: socket.socket | None = None
-    """The way to the zygote that was asked to fork it."""
+    """Connection to the zygote that was asked to fork it."""
 
     def remember(self, text: bytes) -> None:
         """Keep the last lines for the obituary."""
@@ -97,9 +97,9 @@ class Supervisor:
         self._zygote: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self.warm = False
-        """Whether the zygote has loaded all that it means to."""
+        """Whether the zygote has finished its imports."""
         self.on_warm: Callable[[dict[str, list[str]]], None] = lambda _modules: None
-        """Told the top-level modules, by the directory that they come from, when it has."""
+        """Called then with the top-level modules, by the directory that they come from."""
         self._environment: RankEnvironment | None = None
         self._held: list[int] = []
         self._switch: ZygoteSwitch | None = None
@@ -154,7 +154,7 @@ class Supervisor:
         self._sys_path = sys_path
         assert self._link is not None
         fd = _in_memory(json.dumps(belongings).encode())
-        with suppress(OSError):  # it has just died; its successor inherits all that
+        with suppress(OSError):  # the zygote has just died; its successor inherits the requests
             socket.send_fds(self._link, [_encoded({"move": True})], [fd])
         os.close(fd)
 
@@ -162,7 +162,7 @@ class Supervisor:
         process, link = self._zygote, self._link = zygote
         self._loop.watch_file(
             link.fileno(), lambda: self._on_zygote(process, link)
-        )  # its end may be heard after its successor's start
+        )  # its end may be reported after its successor's start
 
     @property
     def zygote_pid(self) -> int | None:
@@ -178,7 +178,7 @@ class Supervisor:
             answer: ZygoteAnswer = json.loads(data)
             if "ready" in answer:
                 return
-            if "groups" in answer:  # of a zygote that has retired
+            if "groups" in answer:  # from a zygote that has retired
                 with suppress(OSError):
                     if self._link is not None:
                         self._link.send(_encoded({"adopt": answer["groups"]}))
@@ -218,7 +218,7 @@ class Supervisor:
             place = one.place
             rank = self.ranks[place.proc] = Rank(place.proc, place.rank, spec.group.group, one.own.token)
             rank.gpu = one.gpu
-            with suppress(OSError):  # of the one that was at this place before
+            with suppress(OSError):  # left by the rank that had this place before
                 os.unlink(address.stop_path(self._directory, rank.proc))
         if method == StartMethod.SPAWN or spec.group.commands or (spec.group.python or python) != python:
             for one in specs:
@@ -234,7 +234,7 @@ class Supervisor:
         for own in ranks:
             self.ranks[own.place.proc].asked = self._link
             fds += self._make_pipes(self.ranks[own.place.proc])
-        with suppress(OSError):  # it has just died: `_on_zygote` hears of it
+        with suppress(OSError):  # the zygote has just died: `_on_zygote` will be called
             socket.send_fds(self._link, [_encoded({"ranks": to_builtins(ranks)})], fds)
         for fd in fds:
             os.close(fd)
@@ -285,12 +285,12 @@ class Supervisor:
             )
             self._loop.call_later(
                 0.0, lambda: self._ended(rank, None, reason)
-            )  # who has asked for it is to know of it first
+            )  # the asker must be told of the start first
             return
         finally:
             for fd in (spec_fd, out_fd, err_fd):
                 os.close(fd)
-        process.returncode = 0  # ours to wait for, by pidfd; Popen must not
+        process.returncode = 0  # this process waits for it by pidfd; Popen must not
         self._started(rank, process.pid)
         if command.is_users:
             self._loop.call_later(COMMAND_S, lambda: self._give_up(rank))
@@ -333,7 +333,7 @@ class Supervisor:
         os.close(rank.pidfd)
         rank.pidfd = -1
         with suppress(OSError):
-            os.killpg(rank.pid, signal.SIGKILL)  # what it had started and not taken along
+            os.killpg(rank.pid, signal.SIGKILL)  # child processes that it left behind
         self._ended(rank, status)
         reap_strangers({r.pid for r in self.ranks.values() if r.pidfd >= 0} | {self.zygote_pid or 0})
 

@@ -54,7 +54,7 @@ class WorkspaceService:
         def work() -> None:
             try:
                 answer, failed = do(), False
-            except Exception as error:  # whatever it is, who asks waits
+            except Exception as error:  # any error must be answered: the asker waits
                 answer, failed = _reason(error, process.hostname), True
             process.loop.call_soon_threadsafe(
                 lambda: process.reply(sender.proc, sender.ref, answer, error=failed)

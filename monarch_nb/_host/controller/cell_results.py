@@ -13,7 +13,7 @@ from monarch_nb._protocol.states import CellStatus
 
 INTERRUPT = "KeyboardInterrupt"
 MAX_MESSAGE = 2000
-"""How many characters of an error's text the summary of a cell has."""
+"""Maximum length of an error's text in the summary of a cell."""
 
 
 def read_failure(rank: int, body: bytes) -> CellFailure:

@@ -59,7 +59,7 @@ from monarch_nb._shape import name_ranks
 from monarch_nb.exceptions import cause_time
 
 GRACE_S = 2.0
-"""How long the other ranks may go on with a cell that has raised on one."""
+"""How long other ranks may continue a cell that has raised on one."""
 
 
 class RankFacts(Protocol):
@@ -196,7 +196,7 @@ class CellStates:
             case _:
                 assert_never(event)
 
-    # --- what there is
+    # --- queries
 
     @property
     def num_running(self) -> int:
@@ -247,7 +247,7 @@ class CellStates:
             *([CellWaits(cell.waits)] if cell.waits else []),
         ]
 
-    # --- beginning
+    # --- the beginning
 
     def _submit(self, event: Submitted) -> None:
         cell = self._cells[event.n] = Cell(event.n, event.group, event.procs)
@@ -281,7 +281,7 @@ class CellStates:
             self._tell(cell, CellWaits(""))
         self._effects.append(Send(cell.n, [(cell.procs[r], r) for r in ranks]))
 
-    # --- ending on a rank
+    # --- the end on a rank
 
     def _answering(self, n: int, rank: int, seconds: float) -> Cell | None:
         """Return the cell that runs on a rank which has answered; None if the answer comes too late."""
@@ -380,7 +380,7 @@ class CellStates:
             if first and not cell.over and cell.escalation is None:
                 self._give_grace(cell)
 
-    # --- making it end
+    # --- interrupts and escalation
 
     def _end_wanted(self, n: int, reason: str) -> None:
         """Begin to end a cell. Its user may ask for that several times, and takes the next step each time."""
@@ -388,8 +388,8 @@ class CellStates:
         if cell is None or cell.over or (cell.escalation is not None and reason != EndReason.USER):
             return
         if reason != EndReason.USER and any(self._ranks.is_attended(cell.procs[r]) for r in cell.left):
-            # Somebody looks at it in the debugger, or is asked: time-outs and graces begin anew when the rank
-            # runs on.
+            # The rank is in the debugger, or asks its user: time-outs and grace periods restart when it
+            # continues.
             self._effects.append(After(GRACE_S, EndWanted(n, reason)))
             return
         if cell.escalation is None:
@@ -471,7 +471,7 @@ class CellStates:
         escalation = cell.escalation
         if escalation is None or not escalation.aborted:
             self._finish(cell, "")
-        elif escalation.num_aborted is not None:  # else the cell was faster than the event of the abort
+        elif escalation.num_aborted is not None:  # otherwise the cell ended before the event of the abort
             self._remake_groups(cell, escalation.num_aborted)
 
     def _remake_groups(self, cell: Cell, num_aborted: int) -> None:
@@ -505,7 +505,7 @@ class CellStates:
             cell.over = True
             self._effects.append(Over(cell.n, cell.summary(), tells_watchers=False))
 
-    # --- telling
+    # --- messages to watchers
 
     def _say_on(self, proc: int, text: str) -> None:
         queue = self._queues.get(proc)

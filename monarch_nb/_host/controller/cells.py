@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from monarch_nb._host.loop import Loop
 
 LATE_BYTES = 16 << 20
-"""How much of the journal after a cell's end is searched for its late output."""
+"""Length of the journal after a cell's end that is searched for its late output."""
 
 MAX_SOURCE_SHOWN = 100_000
 
@@ -242,7 +242,7 @@ class Cells:
     def _on_aborted(self, n: int, answers: Answers) -> None:
         self._happens(Aborted(n, sum(1 for found in answers.values() if found)))
 
-    # --- beginning
+    # --- the beginning
 
     @handles(RunCell)
     def do_run_cell(self, request: RunCell, sender: Sender) -> Later | None:
@@ -276,16 +276,17 @@ class Cells:
             raise ValueError(closed)
         procs: dict[int, int] = dict(zip(request.ranks, request.procs, strict=True))
         self._refuse_stuck(procs)
-        is_free = {proc: self._states.is_free(proc) for proc in procs.values()}  # raises for an unknown one
+        # raises for an unknown number
+        is_free = {proc: self._states.is_free(proc) for proc in procs.values()}
         n = self._enter(request, who)
         running = self._running[n] = _Running(
             self._frame(request, n), partial(self._when_over, request, n, when_over)
         )
         submitted = Submitted(n, request.group, procs)
         if all(is_free.values()):
-            self._happens(submitted)  # the ranks begin while the rest is done
+            self._happens(submitted)  # ranks begin while the rest is done
         self._add_asker(running, n, *watcher)
-        if not all(is_free.values()):  # there's something to tell: that it waits, or that ranks are lost
+        if not all(is_free.values()):  # a message is due: that the cell waits, or that ranks are lost
             self._happens(submitted)
         if request.timeout_s is not None:
             time_is_up = EndWanted(n, f"timeout {request.timeout_s:g}")
@@ -353,7 +354,7 @@ class Cells:
                 f"see where: %mesh stacks --ranks {ranks}; or restart: %mesh restart --ranks {ranks}"
             )
 
-    # --- ending on a rank
+    # --- the end on a rank
 
     def answered(self, n: int, rank: int, flags: int, payload: Any) -> None:
         """Take a rank's answer to a cell."""
@@ -369,7 +370,7 @@ class Cells:
         """Count the cells that ran or waited on a dead rank as failed there."""
         self._happens(RankGone(exited.end))
 
-    # --- making it end
+    # --- interrupts and escalation
 
     def interrupt(self, n: int) -> bool:
         """Begin to end a cell, as the user wants; asked again, take the next step at once. False if it's
@@ -388,7 +389,7 @@ class Cells:
     # --- the end
 
     def _end_cell(self, over: to_do.Over) -> None:
-        self._controller.supervisor.drain()  # what its ranks have printed goes before the event of its end
+        self._controller.supervisor.drain()  # output of its ranks is sent before the event of the cell's end
         running = self._running.pop(over.n)
         self._enter_end(over.n, over.summary, seen=bool(running.watchers))
         if over.tells_watchers:
@@ -438,7 +439,7 @@ class Cells:
         return LATER
 
     def _watch_running(self, sender: Sender, n: int, position: int) -> None:
-        self._happens(TellDone(n))  # to those who watch already: the new one learns it from the history
+        self._happens(TellDone(n))  # to existing watchers: a new one learns it from the history
         watch = self._controller.output.watch_cell(sender.proc, sender.ref, n, position, None)
         self._running[n].watches.append(watch)
         for message in self._states.history(n):

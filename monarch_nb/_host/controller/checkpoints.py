@@ -93,14 +93,14 @@ class CheckpointService:
         self._gatherings: dict[Key, _Gathering] = {}
         self._saved: dict[int, list[Saved]] = {}
         self._failures: dict[tuple[int, int], _Failure] = {}
-        """By actor and version."""
+        """Failures by actor and version."""
         self._writing: dict[int, set[str]] = {}
-        """Where something is being written, by actor."""
+        """Directories that are being written, by actor."""
         self._in_trouble: set[int] = set()
-        """Actors whose last checkpoint couldn't be written, as programs have been told."""
+        """Actors whose last checkpoint couldn't be written, as programs were told."""
         self._epochs: dict[int, int] = {}
-        """How often members of an actor were lost, or it went back: what began to be saved before that
-        isn't completed.
+        """How often members of an actor were lost, or it was restored: saves that began before aren't
+        completed.
         """
 
     def newest(self, actor_id: int) -> Saved | None:
@@ -235,7 +235,7 @@ class CheckpointService:
         """
         actor_id, version, phase = key
         first, base = gathering.first, self._base(gathering, key, name)
-        # The epoch: members of before a loss may still be writing there.
+        # The epoch is part of the name: members from before a loss may still be writing to the old one.
         writing, final = (
             os.path.join(base, f".step-{version}.{first.epoch}.writing"),
             os.path.join(base, f"step-{version}"),
@@ -265,7 +265,7 @@ class CheckpointService:
     def _enter(self, actor_id: int, saved: Saved, keep: int) -> None:
         kept = [
             s for s in self._saved.get(actor_id, ()) if s.version < saved.version
-        ]  # later ones were taken back
+        ]  # later checkpoints were taken back
         kept.append(saved)
         for old in kept[: -max(1, keep)]:
             shutil.rmtree(old.path, ignore_errors=True)
@@ -312,7 +312,7 @@ class CheckpointService:
         for key in [k for k in self._failures if k[0] == actor_id]:
             del self._failures[key]
 
-    # --- a host is about to be taken away
+    # --- a host that is about to be taken away
 
     @handles(HostPreempted)
     def on_preempted(self, event: HostPreempted, sender: Sender) -> None:

@@ -70,8 +70,8 @@ class ClientService:
     def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._left: dict[int, str] = {}
-        """What those who have left were known by, the last ones: the kernel may tell of a program's end
-        before its last message is read.
+        """Names of the last programs that have left: the kernel may report a program's end before its last
+        message is read.
         """
 
     @handles(Hello)
@@ -163,7 +163,7 @@ class ClientService:
         controller.router.forget(client.proc)
         if not client.observes:
             controller.lease.begin_anew()
-        if not address.host_of(client.proc):  # another machine's may have the number of one here
+        if not address.host_of(client.proc):  # a process of another machine may have the same pid
             with suppress(OSError):
                 os.unlink(address.socket_path(controller.directory, client.proc))
 

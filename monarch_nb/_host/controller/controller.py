@@ -267,7 +267,7 @@ class ControllerProcess(HostProcess):
             partial(self.hosts.tell_all, Leave()),
             self.members.mesh_ends,
         ):
-            guarded(step)  # whatever goes wrong in one, this process ends, and its hosts do
+            guarded(step)  # whatever fails in one service, this process ends, and so do its hosts
         super().shut_down()
 
     def handler_of(self, message: Message) -> Handler:

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 ABANDONED_S = 600.0
 BREAK_S = 3.0
 POST_MORTEM_S = 10.0
-"""How long ranks may take to stand where they failed: one that is busy doesn't get there before it's done."""
+"""Limit for ranks to stop where they failed: a busy rank doesn't get there before its work ends."""
 
 
 class Parts(SendsFrames, Protocol):
@@ -147,7 +147,7 @@ class DebugService:
         rank = self._controller.registry.procs[stop.proc].rank
         return protocol.Stop(id=stop.id, rank=rank, state=stop.state, mode=stop.mode, **asdict(stop.where))
 
-    # --- what ranks tell
+    # --- events of ranks
 
     @handles(DebugStopped)
     def do_debug_stopped(self, request: DebugStopped, sender: Sender) -> None:
@@ -219,7 +219,7 @@ class DebugService:
                 if not command.left:
                     self._finish(command)
 
-    # --- what clients ask
+    # --- requests of clients
 
     @handles(DebugStops)
     def do_debug_stops(self, request: DebugStops, sender: Sender) -> list[protocol.Stop]:
@@ -337,7 +337,7 @@ class DebugService:
             self._controller.event(entry.proc, DebugSettingsChanged(**self.settings))
         return DebugSettings(**self.settings, abandoned_s=self.abandoned_s)
 
-    # --- who watches
+    # --- watchers
 
     @handles(WatchDebug)
     def do_watch_debug(self, request: WatchDebug, sender: Sender) -> Later | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from monarch_nb._host.controller.registry import Group, Registry
 
 CELL_S = 60.0
-"""How long such a cell may take on new ranks: it can't wait for ranks that don't take part."""
+"""Limit for such a cell on new ranks: it can't wait for ranks that don't take part."""
 
 
 class Definitions:
@@ -32,7 +32,7 @@ class Definitions:
     def __init__(self, registry: Registry, cells: Cells) -> None:
         self._registry, self._runs = registry, cells
         self._cells: dict[str, tuple[DefinitionCell, ...]] = {}
-        """By group, in the order in which they run."""
+        """Cells by group, in the order in which they run."""
         self._restarted: set[int] = set()
 
     def add(self, group: str, cell: DefinitionCell) -> None:
@@ -72,7 +72,7 @@ class Definitions:
         )  # fmt: skip
         self._runs.begin_cell(request, "the host process", when_over=go_on)
 
-    # --- restarts, of which nobody waits for a report
+    # --- restarts for whose report nobody waits
 
     def restarting(self, procs: list[int]) -> None:
         """Note that ranks are being restarted by hand: cells are run on them once they're up."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from monarch_nb._host.loop import Loop
 
 SWITCH_S = 120.0
-"""How long a zygote may take until it answers."""
+"""Limit for the answer of a zygote."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class EnvironmentService:
         number = self._num_switches
         self._switches[number] = _Switch(sender.proc, sender.ref, set(wanted))
         for index, environment in wanted.items():
-            self._in_use[index] = environment  # before it's asked: our own host may answer at once
+            self._in_use[index] = environment  # before the request: this process' own host may answer at once
             self._hosts.ask(index, SwitchEnvironment(environment, number))
         self._loop.call_later(SWITCH_S, lambda: self._give_up(number))
         return LATER

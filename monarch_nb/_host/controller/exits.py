@@ -143,26 +143,27 @@ class Parts(Protocol):
 def subscribers(parts: Parts) -> tuple[Subscriber, ...]:
     """Return the subscribers of exits, in the order in which they are told."""
     return (
-        # Answers of the dead come no more: what waits for them goes on with those of others.
+        # The dead rank won't answer any more: gathering services continue with the other answers.
         Subscriber("router", lambda e: parts.router.forget(e.end.proc)),
         Subscriber("asking", lambda e: parts.asking.forget(e.end.proc)),
-        # From here on the registry says that it's dead; all below rely on that. Programs and ranks are told
-        # before anything is done about it, so that nothing that is done overtakes this event.
+        # From here on the registry has it as dead, on which all services below rely. Programs and ranks are
+        # told before any action, so that no action overtakes this event.
         Subscriber("ranks", parts.ranks.note_exit),
         Subscriber("journal", parts.journal.rank_exited),
-        # Peers are released from collectives and owners asked before cells hear of it: a cell whose other
-        # ranks hang in a collective with the dead one shall end by their own errors.
+        # Peers are released from collectives, and owners asked, before cells are told: a cell whose other
+        # ranks hang in a collective with the dead rank shall end by their own errors.
         Subscriber("healing", parts.healing.rank_exited),
-        # What is being saved is refused while the spawn specs still name its members.
+        # Saves in progress are refused while the spawn specs still name their members.
         Subscriber("checkpoints", parts.checkpoints.rank_exited),
-        # Forgets the spawn specs of a rank that was stopped, then stops what its actors owned elsewhere.
+        # Drops the spawn specs of a rank that was stopped, then stops what its actors owned
+        # on other processes.
         Subscriber("orphans", parts.orphans.rank_exited),
         Subscriber("cells", parts.cells.rank_exited),
-        # Built of what the registry and cells say.
+        # Computed from the registry and the cells.
         Subscriber("status", lambda e: parts.status_publisher.proc_has_ended(e.end.proc)),
         Subscriber("debug", lambda e: parts.debug.proc_has_ended(e.end.proc)),
         Subscriber("questions", lambda e: parts.questions.proc_has_ended(e.end.proc)),
-        # Last: from then on the same proc id belongs to another process.
+        # Last: after this the same proc id belongs to another process.
         Subscriber("restart", lambda e: parts.ranks.start_again(e.end.proc) if e.again else None),
     )
 

@@ -20,7 +20,7 @@ _DESCRIBE_S = 2.0
 _START_S = 5.0
 _REMAKE_S = 20.0
 _FUNCTIONS_S = 5.0
-"""For how long functions that run are waited for: one that hung in a collective is about to raise."""
+"""How long to wait for running functions: one that hung in a collective is about to raise."""
 _LOOK_S = 0.1
 _BROKEN = "the process group is broken and was not made anew"
 _ADVICE = f"{_BROKEN}{{}}: on all ranks, dist.destroy_process_group() and dist.init_process_group(...)"

@@ -112,7 +112,7 @@ class Handover:
             self._connections.add(connection)
             if self._keeper is None and _peer(connection) == self._controller.lease.owner_pid:
                 self._keeper = connection
-                if self._controller.supervisor.warm:  # the zygote was quicker than the keeper
+                if self._controller.supervisor.warm:  # the zygote was ready before the keeper
                     self._tell_keeper(WARM)
             self._controller.loop.watch_file(connection.fileno(), lambda: self._hear(connection))
 
@@ -158,7 +158,7 @@ class Handover:
             return
         if not controller.supervisor.warm or controller.supervisor.zygote_pid is None:
             self._dismiss(connection)
-            controller.shut_down()  # it isn't what it was kept for; the keeper starts another
+            controller.shut_down()  # the requirements differ; the keeper starts another controller
             return
         self._taker = connection
         try:

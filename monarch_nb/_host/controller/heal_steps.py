@@ -19,7 +19,7 @@ from monarch_nb._wire import address
 from monarch_nb.exceptions import describe_end
 
 START_S = 60.0
-"""How long hosts and ranks are waited for that are being started."""
+"""How long to wait for hosts and ranks that are being started."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ def heal_steps(registry: Registry, request: Heal, is_stuck: Callable[[int], bool
     members = [p for p in registry.procs.values() if p.group == group and p.state != ProcState.STOPPED]
     wanted = {p.proc for p in members} if request.procs is None else set(request.procs)
     lost = [p for p in members if p.end is not None and p.proc in wanted]
-    # Who asks wants a mesh that works. By itself nothing is ended that still lives: somebody may want to look
-    # at it.
+    # A heal on request must give a working mesh. An automatic one ends nothing that still lives: its user may
+    # want to inspect it.
     hanging = [p for p in members if p.proc in (request.procs or ()) and is_stuck(p.proc)]
     yield from _restart(hanging, report)
     yield from _start(registry, lost, report)

@@ -154,7 +154,7 @@ class Healing:
             owner = above.creator if above is not None else (0, 0)
         return 0, 0
 
-    # --- what is asked
+    # --- requests
 
     @handles(ActorStopped)
     def do_actor_stopped(self, request: ActorStopped, sender: Sender) -> None:
@@ -180,7 +180,7 @@ class Healing:
         self.resize(request, partial(self._controller.reply, sender.proc, sender.ref), sender.proc)
         return LATER
 
-    # --- one thing after the other
+    # --- turns
 
     def heal(self, asked: Heal, done: Done, client: int = 0) -> None:
         """Put back what a group has lost; `done` gets the report. `client` has asked for it."""
@@ -237,7 +237,7 @@ class Healing:
             )  # fmt: skip
             self._controller.journal.note(client, entry)
 
-    # --- by itself
+    # --- automatic healing
 
     def _follow_policy(self, end: RankExit) -> None:
         """Follow the policy after the death of a rank of this group."""
@@ -258,7 +258,7 @@ class Healing:
         done = partial(self._tell, group.name)
         if group.policy.on_failure == OnFailure.HEAL:
             self.heal(Heal(group.name), done)
-        elif group.policy.on_failure == OnFailure.SHRINK:  # it may have got another policy meanwhile
+        elif group.policy.on_failure == OnFailure.SHRINK:  # its policy may have changed meanwhile
             self.resize(Resize(group.name), done)
 
     def _tell(self, group: str, what: Report | str) -> None:

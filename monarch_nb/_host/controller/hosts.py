@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 GONE_S = 10.0
-"""For how long a request to end hosts waits for them; longer than one takes that ends its ranks by force."""
+"""How long a request to end hosts waits for them; longer than a host takes that ends its ranks by force."""
 
 
 class Parts(link.Parts, Protocol):
@@ -125,7 +125,7 @@ class HostService:
             for h in self._controller.registry.hosts.values()
         ]
 
-    # --- coming
+    # --- joining
 
     @handles(Tickets)
     def do_tickets(self, request: Tickets, sender: Sender) -> list[Ticket]:
@@ -163,7 +163,7 @@ class HostService:
             host = self._controller.registry.hosts[index]
             host.elsewhere = tuple({**dict(host.elsewhere), **dict(pairs)}.items())
 
-    # --- going
+    # --- leaving
 
     @handles(HostLeaving)
     def on_leaving(self, event: HostLeaving, sender: Sender) -> None:
@@ -190,7 +190,7 @@ class HostService:
         for host in hosts:
             self._controller.event(
                 address.host_proc(host.index), Leave()
-            )  # one that is expected gets it when it joins
+            )  # an expected host is sent the message when it joins
             self.link.leaves(host.index)
             for entry in self._controller.registry.alive_on(host.index):
                 entry.state = ProcState.STOPPING

@@ -60,7 +60,7 @@ class Invitations:
     def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._guests: dict[str, _Open] = {}
-        """By the key that may only knock."""
+        """Open invitations, by the key that may only knock."""
         self._refusals: deque[str] = deque(maxlen=MAX_REFUSALS)
 
     # --- inviting
@@ -192,7 +192,7 @@ class Invitations:
         host.label = host.label or knock.node
         if len(opened.taken) == len(
             opened.hosts
-        ):  # answered first: what was asked by this connection goes on
+        ):  # the knock is answered first: earlier requests of this connection continue
             self._controller.loop.call_later(1.0, lambda: self._close(guest))
         return host
 

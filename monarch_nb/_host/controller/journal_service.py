@@ -48,12 +48,10 @@ if TYPE_CHECKING:
     from monarch_nb._host.loop import Loop
 
 DROP_S = 3600.0
-"""How often what is too old is looked for."""
+"""Interval at which expired entries are dropped."""
 RETRY_S = 1.0
 MAX_RETRY_S = 60.0
-"""How long it takes until the disk is tried again; twice as long each time that it has failed again within
-the maximum.
-"""
+"""Maximum time until the disk is tried again; the time doubles after each failure."""
 
 
 class Parts(Protocol):
@@ -164,7 +162,7 @@ class JournalService:
             self._keep_for(self.store.max_age_s)
         self._tell(f"the journal of mesh {self._controller.name!r} is written again; {missing}")
 
-    # --- what is kept, and for how long
+    # --- what is kept, and how long
 
     def is_unlogged(self, n: int) -> bool:
         """Say whether a cell is one that isn't to be kept."""

@@ -56,7 +56,7 @@ class Lease:
         self.owner_pid: int | None = None
         """The process that this mesh ends with, if there is one."""
         self._owner_fd = -1
-        """Watches it."""
+        """Descriptor that watches the owner."""
         self._state = LeaseState(None, time.monotonic())
         if controller.config.owner_pid:
             self._watch_owner(controller.config.owner_pid)
@@ -68,7 +68,7 @@ class Lease:
         """The time that the mesh lives without client and running cell; None: it has no lease."""
         return self._state.idle_timeout_s
 
-    # --- whose it is
+    # --- the owner
 
     def belong_to(self, pid: int) -> None:
         """End with another process than until now."""
@@ -122,13 +122,13 @@ class Lease:
         )
         controller.journal.note(sender.proc, entry)
         controller.mesh_name.show(request.connection_file)
-        self._forget_owner()  # last: what goes wrong before leaves no controller that nobody can find
+        self._forget_owner()  # last: an earlier error must not leave a controller that cannot be found
         if request.owner_pid:
             self._watch_owner(request.owner_pid)
         if self.idle_timeout_s:
             self._look_later()
 
-    # --- how long it lives
+    # --- the lease
 
     def begin_anew(self) -> None:
         """Count the idle time from now on: the mesh was in use until now."""

@@ -7,9 +7,9 @@ import math
 from monarch_nb._units import duration
 
 LOOK_S = 5.0
-"""How often, at least, one looks whether somebody is there."""
+"""Maximum time between two checks whether the mesh is used."""
 MIN_LOOK_S = 0.05
-"""How often at most, however short the lease is."""
+"""Minimum time between two checks, however short the lease is."""
 
 
 class LeaseState:

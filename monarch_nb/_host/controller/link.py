@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 
 _BIG_BYTES = 1 << 16
 BACK_S = BEAT_S + 0.2
-"""How long a host whose connection has ended may take to be heard of by another one: it beats meanwhile."""
+"""How long a host whose connection has ended may take to be heard on another one: it sends heartbeats
+meanwhile.
+"""
 STILL_READ_S = 0.15
 Taker = Callable[[list[zmq.Frame]], None]
 _IDENTITY = re.compile(rb"h(\d{1,9})\.(\d{1,9})\.[0-9a-f]+")
@@ -100,17 +102,19 @@ class HostLink:
         self._endpoints: dict[str, str] = {}
         self._identities: dict[int, bytes] = {}
         self._connections: dict[int, int] = {}
-        """The host that spoke last by a connection, by descriptor."""
+        """The host that spoke last on a connection, by descriptor."""
         self._takers: dict[str, Taker] = {}
-        """What takes messages by connections that are no host's, by their keys."""
+        """Receivers of messages on connections that aren't hosts', by their keys."""
         self._members: dict[int, tuple[bytes, int, Peer | None]] = {}
         """Identity, descriptor and address of the connection of each member, by its index."""
         self._heard: dict[int, float] = {}
-        """When a host has spoken last, by the loop's clock."""
+        """Time of the last message from each host, by the loop's clock."""
         self._directories: list[str] = []
-        """Of host processes that we have started: they end with us, and have no time to tidy up."""
+        """Directories of host processes that this one has started: they end with it, without time to clean
+        up.
+        """
 
-    # --- letting hosts in
+    # --- admission of hosts
 
     def ticket(self, host: Host, bind: str) -> Ticket:
         """Return a ticket by which a host process dials in and takes a place; the last ticket for the place
@@ -144,7 +148,7 @@ class HostLink:
         if self._socket is None:
             return
         for endpoint in set(self._endpoints.values()):
-            with suppress(zmq.ZMQError):  # an address of one that we listen at
+            with suppress(zmq.ZMQError):  # an address at which this process listens
                 self._socket.unbind(endpoint)
         self._endpoints.clear()
         self._take_keys(self._socket)
@@ -214,7 +218,7 @@ class HostLink:
         identity = bytes(frames[0].buffer)
         index, generation = _claimed(identity)
         host = self._controller.registry.hosts.get(index)
-        if host is None or index == 0:  # the controller's own place is nobody's
+        if host is None or index == 0:  # the controller's own place can't be taken
             return
         if generation != host.generation or host.state in (HostState.LOST, HostState.STOPPED):
             self._send_away(identity, index)
@@ -284,7 +288,7 @@ class HostLink:
 
     def _member_gone(self, index: int, fd: int) -> None:
         if self._members.get(index, (b"", -1))[1] != fd:
-            return  # it's back already
+            return  # the host is back already
 
         def judge() -> None:
             if self._members.get(index, (b"", -1))[1] == fd:
@@ -344,7 +348,7 @@ class HostLink:
             host.state = HostState.STOPPED
             self._on_lost(host)
 
-    # --- beats
+    # --- heartbeats
 
     def remote_hosts(self) -> list[Host]:
         """Return the other hosts that are up."""
@@ -353,13 +357,13 @@ class HostLink:
     def _beats(self) -> None:
         self._controller.loop.call_later(
             BEAT_S, self._beats
-        )  # first: whatever goes wrong below, the beat goes on
+        )  # first: whatever fails below, the heartbeat continues
         now = self._controller.loop.clock()
         self._controller.members.cut_silent()
         for host in self._controller.registry.hosts.values():
             if host.state == HostState.LEAVING and now - host.last_beat > LOST_AFTER_S:
                 host.state = HostState.STOPPED
-                self._on_lost(host)  # ranks of it whose end wasn't heard
+                self._on_lost(host)  # ranks of that host whose end wasn't reported
         for host in self.remote_hosts():
             if now - host.last_beat > LOST_AFTER_S:
                 host.state, host.why_lost = HostState.LOST, f"has not been heard of for {LOST_AFTER_S:g} s"
@@ -367,7 +371,7 @@ class HostLink:
             else:
                 self._controller.event(address.host_proc(host.index), Beat())
 
-    # --- another in its place
+    # --- replacing a host
 
     def replace(self, host: Host) -> str:
         """Get another host process for a lost host's place: a spare, or a new one; return why there's
@@ -381,7 +385,8 @@ class HostLink:
             )
         host.generation += 1
         host.state, host.backlog, host.taken = HostState.EXPECTED, [], ""
-        ticket = self.ticket(host, (spare or host).endpoint)  # the way by which it can reach us
+        # the address by which the host can reach the controller
+        ticket = self.ticket(host, (spare or host).endpoint)
         if spare is None:
             self.start(ticket, host.env)
         else:
@@ -413,7 +418,7 @@ class HostLink:
         ours = controller.config
         config = HostConfig(ticket.host, directory, ours.sys_path, ours.log).with_ticket(ticket, directory)
         process = start_host_process(config, {**os.environ, **env})
-        process.returncode = 0  # our child; it's reaped with the orphans of ranks
+        process.returncode = 0  # this process' child; it's reaped with the orphans of ranks
 
     # --- the end
 

@@ -60,14 +60,14 @@ if TYPE_CHECKING:
     from monarch_nb._host.loop import Loop
 
 UNUSED_S = 3600.0
-"""How long an invitation without a time of its own waits for somebody to come by it."""
+"""How long an invitation without an expiry of its own waits for its first use."""
 MAX_MEMBERS = 256
 MAX_PROGRAMS = 64
-"""Of one member."""
+"""Maximum number of programs of one member."""
 SILENT_S = 30.0
-"""After how long without a word a member's connection is ended: its machine sleeps, or is out of reach."""
+"""Time of silence after which a member's connection is ended: its machine sleeps, or is out of reach."""
 LAST_WORD_S = 0.3
-"""How long a member that is sent away has to read why."""
+"""How long a member that is disconnected has to read the reason."""
 _BOUND = (HostState.EXPECTED, HostState.UP, HostState.LEAVING)
 _TO_RANKS = (wire.CALL, wire.REPLY, wire.RELEASE)
 _HELLO, _GOODBYE = Hello.wire_name, Goodbye.wire_name
@@ -106,7 +106,7 @@ class Member:
     addresses: tuple[str, ...]
     ends: float | None
     public: str = ""
-    """Their own key; none before they have knocked."""
+    """The member's own public key; empty before the first knock."""
     who: str = ""
     peer: str = ""
     fd: int = -1
@@ -209,7 +209,8 @@ class Members:
             )
         self._controller.invitations.close_all()
 
-        def take_keys() -> None:  # connections end by it, so those who were let in are told why before
+        # the connections end with the key, so their programs are told the reason before
+        def take_keys() -> None:
             self._link.rekey()
             self._controller.reply(sender.proc, sender.ref, rows)
 
@@ -239,7 +240,7 @@ class Members:
         for member in self._members.values():
             self._tell(member, Leave())
 
-    # --- coming and going
+    # --- connecting and leaving
 
     def _knocks(self, member: Member, frames: list[zmq.Frame]) -> None:
         """Answer whoever has an invitation; nothing in what they say can harm us."""
@@ -298,7 +299,7 @@ class Members:
                 self._link.cut(member.index)
                 self._forget_programs(member)
 
-    # --- what they say
+    # --- requests
 
     def _take_message(self, member: Member, frames: list[zmq.Frame]) -> None:
         self._link.comes_by(member.index, frames[0])
@@ -370,7 +371,7 @@ class Members:
         elif inner.kind == wire.CONTROL:
             self._controller.reply(message.src, inner.ref, trouble, error=True)
 
-    # --- who did what
+    # --- the audit
 
     def note_own(self, message: Message) -> None:
         """Enter what a program of the owner's asks for."""

@@ -23,7 +23,7 @@ from monarch_nb._wire import message as wire
 CONTROLLERS = "controllers"
 """The group of processes that named singletons live in."""
 GRACE_S = 3.0
-"""How long actors of an orphaned group may clean up."""
+"""Limit for the clean-up of actors of an orphaned group."""
 
 
 class StopsRanks(Protocol):
@@ -79,7 +79,8 @@ class Orphans:
         orphaned = self._stop_groups(proc)
         reason = f"the process of its owner, {who}, has ended"
         for spec in self._specs.owned_by(proc):
-            if not self._is_controller(spec):  # that's the mesh's, whoever asked for it first
+            # named singletons belong to the mesh, whoever asked for them first
+            if not self._is_controller(spec):
                 self._stop_actors(spec, reason, but=orphaned)
 
     def _stop_groups(self, proc: int) -> set[int]:

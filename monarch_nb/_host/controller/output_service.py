@@ -43,9 +43,9 @@ class OutputService:
         self._store = controller.journal.store
         self.watches = Watches()
         self._own: list[Watch] = []
-        """What clients see of their own calls."""
+        """Watches of clients on output of their own calls."""
 
-    # --- what comes in
+    # --- incoming records
 
     @handles(RankPrinted)
     def on_output(self, event: RankPrinted, sender: Sender) -> None:
@@ -67,7 +67,7 @@ class OutputService:
     def _settled(self, proc: int, piece: Piece) -> None:
         """Tell the client that waits for an answer that all output printed before the answer has come."""
         if not piece.data.isdigit():
-            return  # nothing of ours
+            return  # not a mark of this package
         data = records.MARK.pack(proc, int(piece.data) & 0xFFFFFFFF)
         record = Record(records.SETTLED, "stdout", 0, 0, piece.origin, 0, 0.0, data)
         packed = records.pack(record)
@@ -81,11 +81,11 @@ class OutputService:
             groups = {**self._store.groups, group: len(self._store.groups)}
             self._controller.clients.tell_listeners(GroupsKnown(groups))
         journal = self._controller.journal
-        journal.entries.flush()  # a controller that is killed leaves no output of a cell that isn't there
+        journal.entries.flush()  # so that a killed controller doesn't leave output of a cell without an entry
         keep = not journal.is_unlogged(origin)
         self.watches.offer(self._store.append(kind, stream, group, rank, origin, data, keep=keep))
 
-    # --- who watches
+    # --- watchers
 
     def watch_own(self, client: Client) -> None:
         """Let a client see what its own calls print, and what belongs to nobody."""

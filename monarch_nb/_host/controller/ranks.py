@@ -97,7 +97,7 @@ class RankService:
     def do_spawn(self, request: Spawn, sender: Sender) -> list[int]:
         """Start ranks on hosts; answers with their proc ids at once."""
         if request.creator_actor and not self._controller.registry.lives(sender.proc):
-            return []  # nobody waits for them, or would end them
+            return []  # no program waits for them, or would end them
         procs = self.spawn(request)
         self._controller.registry.groups[request.group].creator = (sender.proc, request.creator_actor)
         return procs
@@ -247,7 +247,7 @@ class RankService:
         for index, theirs in self._controller.hosts.of(procs).items():
             self._controller.hosts.ask(index, SignalRanks(theirs, number, cell))
 
-    # --- the end, and signs of it
+    # --- exits and heartbeats
 
     @handles(RankHeartbeat)
     def on_heartbeat(self, event: RankHeartbeat, sender: Sender) -> None:
@@ -285,7 +285,7 @@ class RankService:
         controller, proc = self._controller, end.proc
         entry, group = controller.registry.procs.get(proc), controller.registry.groups.get(end.group)
         if entry is not None:
-            end = replace(end, rank=entry.rank)  # it may have got another number since it started
+            end = replace(end, rank=entry.rank)  # its number may have changed since it started
             taken = controller.registry.hosts[address.host_of(proc)].taken
             if taken and entry.state != ProcState.STOPPING:
                 end = replace(end, stopped=False, reason=taken)
@@ -310,6 +310,6 @@ class RankService:
 
 def _point(end: RankExit, group: Group | None) -> dict[str, int]:
     """Return the coordinates of a rank."""
-    if group is None or end.proc not in group.procs:  # the mesh may do without it by now
+    if group is None or end.proc not in group.procs:  # the mesh may have removed it by now
         return {}
     return dict(group.extent.point(end.rank))

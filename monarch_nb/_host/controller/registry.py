@@ -30,26 +30,28 @@ class Host:
     hostname: str = ""
     pid: int = 0
     machine: str = ""
-    """Where its pid means something (`_wire.process.machine_id`)."""
+    """Machine on which its pid is valid (`_wire.process.machine_id`)."""
     num_cores: int = 0
     num_gpus: int = 0
     last_beat: float = 0.0
     backlog: list[list[Any]] = field(default_factory=list)
     """Messages for a host that hasn't joined yet."""
     kind: str = ""
-    """What sort of job it came from, if the controller can start another by itself."""
+    """Kind of job that it came from, if the controller can start another one by itself."""
     generation: int = 0
-    """How often another process has taken this place."""
+    """How many processes have had this place before."""
     public_key: str = ""
     endpoint: str = ""
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables for another process in this place, if the controller starts it."""
     why_lost: str = ""
-    """What is said of it once it's lost, after its name."""
+    """Reason why it is lost, as displayed after its name."""
     taken: str = ""
-    """Why it's being taken away, if it was told to end: what becomes of its ranks is a loss, then."""
+    """Reason why it is being taken away, if it was told to end: the end of its ranks counts as a loss
+    then.
+    """
     elsewhere: tuple[tuple[str, str], ...] = ()
-    """Folders of the notebook's, and where they lie on this machine."""
+    """Folders of the notebook, and their paths on this machine."""
 
 
 @dataclass
@@ -63,10 +65,10 @@ class Proc:
     pid: int = 0
     end: RankExit | None = None
     trouble: str = ""
-    """Why it doesn't react, if it doesn't."""
+    """Reason why it is unresponsive, if it is."""
     local_rank: int = 0
     own_env: dict[str, str] = field(default_factory=dict)
-    """Environment variables that it was given since it started: whoever takes its place gets them, too."""
+    """Environment variables that it was given after its start: a process that replaces it gets them, too."""
 
 
 @dataclass
@@ -134,14 +136,14 @@ class Client:
     what: str
     number: int
     listens: bool = True
-    """Whether it shows what actors print."""
+    """Whether it shows output of actors."""
     observes: bool = False
-    """Whether it only looks on: then it doesn't keep the mesh alive."""
+    """Whether it only observes: then it doesn't keep the mesh alive."""
     pidfd: int = -1
     kernel: str = ""
-    """Jupyter's id of the kernel that it is."""
+    """Jupyter's id of its kernel."""
     used: float = 0.0
-    """When it has made this mesh the one that it uses."""
+    """Time at which it has chosen this mesh as the one it uses."""
 
 
 @dataclass
@@ -166,7 +168,7 @@ class Registry:
         self.clients: dict[int, Client] = {}
         self.names: dict[str, Plain] = {}
         self.mesh: GroupRecord | None = None
-        """The ranks that people call by the mesh's name, once they have started."""
+        """The ranks that have the mesh's name, once they have started."""
         self.waiting: list[Waiting] = []
         self._hosts = itertools.count()
         self._locals: dict[int, itertools.count[int]] = {}

@@ -156,7 +156,7 @@ class Reshaping:
         ]
         if all(
             controller.registry.procs[p].end is None for p in old_procs
-        ):  # else what the others hold may be half a step
+        ):  # otherwise the other ranks' states may be half a step old
             yield from controller.healing.save(one_state, _SAVE_S)
         gone = [p for p in old_procs if p not in procs]
         controller.ranks.leave_out(gone)

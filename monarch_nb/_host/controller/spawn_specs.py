@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from monarch_nb._protocol.healing import ActorSpawned
 
 MAX_IN_MEMORY_BYTES = 64 << 20
-"""What can't be written to disk is kept here, up to so much in all."""
+"""Maximum memory in all for specifications that can't be written to disk."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class SpawnSpec:
     kept: bool
     checkpointed: str = ""
     data: bytes | None = None
-    """What couldn't be written to disk."""
+    """The specification, if it couldn't be written to disk."""
 
     def slots_on(self, procs: set[int]) -> dict[int, int]:
         """Return the slots that are on some procs, with their procs."""

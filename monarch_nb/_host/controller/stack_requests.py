@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 ANSWER_S = 0.4
 HANG_S = 1.0
-"""torch's flight recorder writes out all that it holds: 30 ms for 2000 operations, more if all ranks do it
-at once on few cores.
+"""Limit for the facts of a hang: torch's flight recorder writes out all its entries, 30 ms for 2000
+operations, longer if all ranks do it at once on few cores.
 """
 
 ByRank = dict[int, RankStacks]
@@ -109,7 +109,7 @@ class StackRequests:
 
         self._controller.asking.ask(ranks, AwaitedThings(), answered, HANG_S)
 
-    # --- those that don't answer
+    # --- ranks that don't answer
 
     def _after_asking(self, ranks: Mapping[int, int], answers: Answers, done: Done) -> None:
         silent = [p for r, p in ranks.items() if r not in answers]
@@ -177,7 +177,7 @@ class StackRequests:
                     return lines[line - 1].strip() if line <= len(lines) else ""
         return ""
 
-    # --- services
+    # --- the services that are asked
 
     def _take_stacks(self, procs: Iterable[int], native: bool, done: Callable[[Found], None]) -> None:
         """Have the hosts of ranks take their stacks."""

@@ -47,7 +47,7 @@ PUBLISH_S = 0.05
 LOOK_S = 0.6
 _LEASE_S = 30.0
 _SHORT = 6
-"""Digits of an environment's id that people see."""
+"""Number of displayed digits of an environment's id."""
 _TAIL_BYTES = 400
 _UNMEASURED = MonitoredHost()
 
@@ -108,7 +108,7 @@ class StatusPublisher:
         self._looks: dict[int, tuple[set[int], Callable[[], None]]] = {}
         self._num_looks = 0
 
-    # --- what comes in
+    # --- events
 
     @handles(ResourcesSeen)
     def on_resources(self, event: ResourcesSeen, sender: Sender) -> None:
@@ -149,7 +149,7 @@ class StatusPublisher:
         self._monitored.pop(proc, None)
         self.touch((proc,))
 
-    # --- who watches
+    # --- watchers
 
     @handles(WatchStatus)
     def do_watch_status(self, request: WatchStatus, sender: Sender) -> Later | None:
@@ -158,7 +158,7 @@ class StatusPublisher:
         was_watched = self.watched
         self._watches.append(StatusWatch(sender.proc, sender.ref, group))
         if not was_watched:
-            self._versions.clear()  # nobody has kept them up to date
+            self._versions.clear()  # rows weren't updated while nobody watched
             self._controller.watch_resources(True)
             self._controller.loop.call_later(_LEASE_S, self._touch_lease)
         self.touch()
@@ -191,7 +191,7 @@ class StatusPublisher:
         if was_watched and not self.watched:
             self._controller.watch_resources(False)
 
-    # --- what goes out
+    # --- sending
 
     def _publish(self) -> None:
         self._is_due = False
@@ -246,7 +246,7 @@ class StatusPublisher:
         self._fill(versioned, group, group.procs)
         return versioned.full()
 
-    # --- a fresh look
+    # --- fresh readings
 
     def _look(self, done: Callable[[], None]) -> None:
         """Ask all hosts for fresh readings; `done` is called when they have come, or after `LOOK_S`."""
@@ -334,7 +334,7 @@ class StatusPublisher:
         cells = self._controller.cells.on(entry.proc)
         is_sent = (
             self._controller.cells.at(entry.proc) is not None
-        )  # to the rank, which counts it if it has yet to begin
+        )  # sent to the rank, which counts it until it begins
         return RankStatus(
             rank=entry.rank,
             host=address.host_of(entry.proc),
@@ -363,9 +363,9 @@ class StatusPublisher:
         at = self._controller.cells.at(entry.proc)
         n, began = at if at is not None else (None, 0.0)
         if at is None and monitored.is_cell and not self._controller.cells.is_stuck(entry.proc):
-            monitored = UNMONITORED  # the cell has ended since that was seen
+            monitored = UNMONITORED  # the cell has ended since that reading
         if monitored.is_before_cells:
-            at, n, began = None, None, 0.0  # the cell has been sent there, and waits in the rank
+            at, n, began = None, None, 0.0  # the cell was sent to the rank, and waits there
         doing = f"cell #{n}" if at is not None else monitored.doing
         if monitored.debugging:
             return RankState.DEBUGGING, doing, monitored.since, n

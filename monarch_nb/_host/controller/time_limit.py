@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 UNLIMITED_S = 300 * 86400.0
 LOOK_S = 30.0
-"""How often, at least, the clock is looked at: it may be set, and machines sleep."""
+"""Maximum time between two looks at the clock: it may be set, and machines sleep."""
 
 
 class Parts(Protocol):
@@ -50,7 +50,7 @@ class TimeLimit:
         self._state = TimeLimitState()
         self._job = ""
         self._looks = 0
-        """Number of the look that is to come; one that was planned before another is none."""
+        """Number of the planned look, which invalidates earlier plans."""
 
     @property
     def ends_at(self) -> float | None:

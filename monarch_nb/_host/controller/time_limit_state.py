@@ -7,12 +7,12 @@ from __future__ import annotations
 from enum import StrEnum
 
 SAVE_S = 120.0
-"""So long before the limit states are saved once more."""
+"""Time before the limit at which states are saved once more."""
 CLOSE_S = 20.0
-"""In the last seconds no cell is taken: it would be cut off."""
+"""Time before the limit in which no cells are accepted, since they would be cut off."""
 NOTICE_S = 600.0
 OVER_S = 180.0
-"""For so long after the limit an end is put down to it: engines are late."""
+"""Time after the limit for which an end is attributed to it: engines may be late."""
 
 
 class Step(StrEnum):

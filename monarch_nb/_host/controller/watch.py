@@ -23,7 +23,7 @@ from monarch_nb._wire import message as wire
 WINDOW_BYTES = 8 << 20
 _BATCH_BYTES = 1 << 18
 _MAX_CELLS = 100
-"""How many cells are watched; of more, the oldest that is over isn't looked at for late output any more."""
+"""Maximum number of watched cells; beyond that, the oldest ended one is no longer watched for late output."""
 
 Wanted = Callable[[Record], bool]
 
@@ -63,14 +63,14 @@ class Watch:
         self._batch_bytes = 0
         self._ahead_bytes = 0
         self._num_unkept_bytes = 0
-        """Of what couldn't be sent, and isn't on disk."""
+        """Number of bytes that couldn't be sent, and aren't on disk."""
         self._scheduled = False
         self._scheduled_soon = False
         self._messages: list[WatchMessage] = []
         self._is_last = False
         self.over = False
         self.ended = False
-        """Whether the cell is over; what it prints still later goes on being shown in its place."""
+        """Whether the cell is over; its late output is still shown in its place."""
         if not self._live:
             self._schedule()
 
@@ -86,7 +86,7 @@ class Watch:
             return
         self._note_unkept()
         if record.kind == records.RESULT:
-            self._batch.append(packed)  # ranks mostly end together, and then their results go together
+            self._batch.append(packed)  # ranks mostly end together, and then their results are sent together
             self._batch_bytes += len(packed)
             self._schedule_soon()
         else:
@@ -99,7 +99,7 @@ class Watch:
         if new.kept:
             self._live = False
             self._position = self._store.end - len(new.packed)
-        elif new.record.kind == records.RESULT:  # how a cell has ended must be known
+        elif new.record.kind == records.RESULT:  # the end of a cell must be known
             self._add(new.packed)
         else:
             self._num_unkept_bytes += len(new.packed)
@@ -177,7 +177,7 @@ class Watch:
     def _catch_up(self) -> None:
         """Read one stretch from disk; others have their turn before the next."""
         if self._ahead_bytes > WINDOW_BYTES:
-            return  # `taken` goes on
+            return  # `taken` continues
         scan = self._store.scan(self._position, self._wanted)
         self._position = scan.position
         if scan.num_lost_bytes:

@@ -10,7 +10,7 @@ E = TypeVar("E")
 
 GoOn = Callable[[Any], None]
 Step = Callable[[GoOn], None]
-"""Begins something; calls what it's given with the outcome, now or later, in the loop's thread."""
+"""Starts an operation, and calls its argument with the outcome, now or later, in the loop's thread."""
 
 Workflow = Generator[Step, Any, T]
 

@@ -15,7 +15,7 @@ _OPS = {
     "sum": "SUM", "avg": "SUM", "product": "PRODUCT", "min": "MIN", "max": "MAX",
     "band": "BAND", "bor": "BOR", "bxor": "BXOR",
 }  # fmt: skip
-"""What the process group calls it. An average is a sum that is divided: gloo has none."""
+"""The process group's name of each reduction. An average is a divided sum: gloo has none."""
 
 
 def reduced(value: torch.Tensor, group: Any, reduction: str, scatter: bool) -> torch.Tensor:

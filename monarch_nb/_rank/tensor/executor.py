@@ -53,13 +53,13 @@ from monarch_nb._transport.failure import class_name, message_of, traceback_of
 
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(
     logging.ERROR
-)  # advice that isn't for the user
+)  # advice that isn't meant for the user
 DECISION_S = 120.0
-"""So long a rank waits for a decision; then the controller is gone, and it goes on by itself."""
+"""How long a rank waits for a decision; then the controller is gone, and the rank continues by itself."""
 KEPT_BATCHES = 256
 
 executors: dict[str, Executor] = {}
-"""Those of this process, by name of the engine."""
+"""The executors of this process, by name of the engine."""
 
 
 class Halted(Exception):
@@ -106,11 +106,11 @@ class Executor:
             **modules.operations(self._meshes.by_number),
         }
 
-    # --- the stream
+    # --- the command stream
 
     def run(self, batch: Batch) -> None:
         """Do the commands of a message."""
-        if not self._has_begun:  # it was under way when a rank was lost
+        if not self._has_begun:  # the message was under way when a rank was lost
             return
         self._batches.append(batch)
         words = words_of(batch)
@@ -165,7 +165,7 @@ class Executor:
         mesh = None if plan.grid is None else self._meshes.by_number[plan.grid]
         if plan.op.startswith("own."):
             return op
-        if not plan.num_inputs:  # it makes a tensor: where this rank has its
+        if not plan.num_inputs:  # the operation creates a tensor: on this rank's device
             return functools.partial(op, device=device_type())
         if plan.is_random:
             op = seeded(op)
@@ -216,7 +216,7 @@ class Executor:
                 return self.decisions.get(timeout=0.25)
             except queue.Empty:
                 continue
-            except KeyboardInterrupt:  # the decision comes by itself, at once
+            except KeyboardInterrupt:  # the decision arrives without a request, at once
                 continue
         return GoOn(report.seq)
 
@@ -316,7 +316,7 @@ class Executor:
         self._meshes.clear()
         self._halts.clear()
 
-    # --- values that leave
+    # --- values that are sent away
 
     def fetch(self, slot: int, how: FetchFrom, first: int = 0) -> Fetched:
         """Return a value: `first`: from one rank only, that of number `first`; `each`: from all;
@@ -335,7 +335,7 @@ class Executor:
             return Fetched()
         return Fetched(pytree.tree_map(lambda x: _plain(_to_local(x)), value))
 
-    # --- operations of our own
+    # --- operations of this package
 
     def _put(self, mesh_number: int | None, placements: Any, ranks: Sequence[int], maps: bool) -> Any:
         """Take a plain tensor out of the message; keep this rank's part of it.
@@ -354,7 +354,7 @@ class Executor:
             return whole.clone()
         part = (in_place if maps else place)(whole, self._meshes.by_number[mesh_number], placements)
         local = local_of(part)
-        if not maps and _shares(local, whole):  # the message's memory, which others may map, too
+        if not maps and _shares(local, whole):  # the message's memory, which other processes may map, too
             local.set_(local.clone(memory_format=torch.contiguous_format))
         return part
 
@@ -427,7 +427,7 @@ _COLLECTIVES_TAKE: Final = frozenset({
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
     torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool,
 })  # fmt: skip
-"""Of gloo and NCCL both."""
+"""Dtypes that the collectives of both gloo and NCCL support."""
 
 
 def _to_local(value: Any) -> Any:

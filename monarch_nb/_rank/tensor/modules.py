@@ -71,7 +71,7 @@ class OnRank:
         self._call: Callable[..., Any] = self._ddp() if spec.strategy == "ddp" else self.module
         if spec.compiles:
             self.module.compile()
-        if spec.strategy == "fsdp":  # else shards that are padded move with the first forward
+        if spec.strategy == "fsdp":  # otherwise padded shards would move with the first forward
             self.module.unshard()
             self.module.reshard()
         self.parameters = self._parameters()
@@ -96,7 +96,7 @@ class OnRank:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         apart = {self.module.get_parameter(name) for name in self._spec.apart}
-        # None: the rest, whose backward comes first, isn't gathered twice
+        # None: the remaining parameters, whose backward comes first, aren't gathered twice
         named: dict[str, Any] = {
             "mesh": self._mesh,
             "reshard_after_forward": None if self._spec.reshards else False,
@@ -220,7 +220,7 @@ class OnRank:
         local = [self._share(g, p, scale) for g, p in zip(gradients, layouts, strict=True)]
         try:
             torch.autograd.backward([ran.outputs[n] for n in numbers], local, retain_graph=keeps)
-            # fully_shard swaps parameters: only now they are those that have gradients
+            # fully_shard replaces parameters: only now they are the ones that have gradients
             parameters = list(self.module.parameters())
             found = [self._as_global(self._taken(parameters[n], n)) for n in wanted]
         except Exception as error:
@@ -265,7 +265,7 @@ class OnRank:
         layout = [each if each.is_shard() else Partial() for each in placements]
         return DTensor.from_local(gradient, self._mesh, layout, run_check=False)
 
-    # --- what went wrong
+    # --- errors
 
     def _located(self, error: Exception, phase: str) -> Exception:
         """Return an error that names the layer and the line of the user's."""

@@ -61,7 +61,7 @@ def restride(tensor: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...
     """Give a wrapper, which has no memory of its own, another shape in place."""
     before = is_meta_included()
     with no_dispatch():
-        include_meta(True)  # otherwise its memory is checked
+        include_meta(True)  # otherwise torch checks the tensor's memory
         try:
             tensor.as_strided_(size, stride, offset)
         finally:

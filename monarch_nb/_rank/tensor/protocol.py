@@ -15,7 +15,7 @@ from typing import Any, Literal
 FetchFrom = Literal["first", "each", "describe"]
 """One rank, each rank, or each rank without the data of tensors."""
 DROP = 0
-"""The plan whose command empties slots."""
+"""Number of the plan whose command empties slots."""
 FIRST_PLAN = 1
 SINGLE = -1
 """In `Definition.outputs`: the result itself, not a part of it."""
@@ -243,7 +243,7 @@ class Described:
 
 
 NOT_BEGUN = -2
-"""In `Fetched.failed`: this rank was started anew, and knows nothing of what was before."""
+"""In `Fetched.failed`: this rank was restarted, and has no earlier values."""
 
 
 @dataclass(frozen=True, slots=True)

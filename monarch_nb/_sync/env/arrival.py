@@ -35,13 +35,13 @@ SHIPPED = (
     "_sync.env.fits", "_sync.env.manifest", "_sync.env.mounts", "_sync.env.place", "_sync.env.store",
     "_sync.env.suitable", "_sync.env.templates",
 )  # fmt: skip
-"""Modules of this package that this one needs, and itself."""
+"""Modules of this package that this one needs, including itself."""
 STANDS_FOR = {
     "__init__.py": "",
     "_sync/__init__.py": "",
     "exceptions.py": "class MeshError(Exception):\n    pass\n",
 }
-"""Files that stand for modules which need more than the standard library."""
+"""Substitutes for modules that need more than the standard library."""
 _BLOCK_BYTES = 1 << 20
 
 
@@ -78,7 +78,7 @@ def main(own: str) -> None:
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
     try:
         receive(own, sys.stdin.buffer, answers)
-    except Incomplete:  # whoever has sent knows
+    except Incomplete:  # the sending side knows
         pass
     except (EnvironmentSyncError, OSError) as error:
         with suppress(OSError):

@@ -33,8 +33,9 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 from monarch_nb._sync.env.errors import EnvironmentSyncError
 
 FILE, EXECUTABLE, TEMPLATE, SCRIPT, LINK = "f", "x", "t", "u", "l"
-"""Kinds: a file, an executable one, one that is written anew for each prefix (`templates`), an executable
-such, a symbolic link."""
+"""Kinds of entries: a file, an executable file, a template written anew for each prefix (`templates`), an
+executable template, a symbolic link.
+"""
 KINDS = frozenset((FILE, EXECUTABLE, TEMPLATE, SCRIPT, LINK))
 MADE_THERE = frozenset((TEMPLATE, SCRIPT))
 PART_HEADER = "monarch_nb part 1"

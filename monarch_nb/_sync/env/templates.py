@@ -23,11 +23,12 @@ from typing import Any
 from monarch_nb._sync.env.errors import EnvironmentSyncError
 
 MAX_SHEBANG_BYTES = 127
-"""Linux reads so much of a script's first line (`BINPRM_BUF_SIZE`), including `#!` and without the
-newline."""
+"""Linux reads only this part of a script's first line (`BINPRM_BUF_SIZE`), including `#!` and without the
+newline.
+"""
 _MAGIC = b"mnb template 1 "
 _ENDS = rb"(?![A-Za-z0-9_.+~-])"
-"""What follows a prefix's path where it's meant: `/opt/env2` isn't below `/opt/env`."""
+"""Pattern after a prefix's path, so that `/opt/env2` doesn't count as below `/opt/env`."""
 _SHEBANG = re.compile(rb"#!([^\n]*)\n?")
 
 

@@ -23,7 +23,7 @@ RAW, BYTE_CODE, PREFIX, LOADER = "", "pyc", "prefix", "loader"
 MAX_TEXT_BYTES = 16 << 20
 """Larger files aren't searched for paths, unless they're ELF files."""
 STALE = Content(0, False, "")
-"""What doesn't go."""
+"""The content of a file that isn't sent."""
 _BLOCK_BYTES = 1 << 20
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]*@")
 
@@ -75,7 +75,7 @@ class Treater:
             return f"{BYTE_CODE} {source.origin[0]} {source.origin[1]}"
         if source.treatment == RAW:
             return RAW
-        if source.treatment == LOADER:  # also on what has been built since
+        if source.treatment == LOADER:  # depends also on files that were built since
             return f"{LOADER} {self._name} {hashlib.sha256(self.read(source).content).hexdigest()}"
         placeholder = hashlib.sha256(source.placeholder.encode()).hexdigest()[:8]
         return f"{PREFIX} {self._name} {source.path} {placeholder}"

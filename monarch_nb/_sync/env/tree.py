@@ -20,7 +20,7 @@ GIT_S = 30.0
 _PRIVATE = frozenset(
     ("pip.conf", ".condarc", "conda-meta/state", "condarc", "etc/pip.conf", ".netrc", ".pypirc")
 )
-"""May have credentials in them; below a layer's root."""
+"""Files below a layer's root that may contain credentials."""
 _OF_NO_USE = re.compile(
     r"lib/python[0-9.]+t?/(test|idlelib|config-[^/]*|.*/(idle_test|tests?))|share/(man|doc)|pkgs|envs"
 )

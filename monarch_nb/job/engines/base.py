@@ -83,7 +83,7 @@ class Engine(ABC):
     name: ClassVar[str]
     can: ClassVar[Capabilities] = Capabilities()
     own_keys: ClassVar[tuple[str, ...]] = ()
-    """What may stand in the engine's own table of a profile; empty: anything."""
+    """Keys allowed in the engine's own table of a profile; empty: any."""
 
     @abstractmethod
     def usable(self, spec: HostSpec) -> Usable:

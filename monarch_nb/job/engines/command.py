@@ -46,8 +46,8 @@ TEMPLATES: dict[str, dict[str, str]] = {
         "each": _EACH_LSF,
     },
 }
-"""What `template =` stands for; what a profile says goes before it. `each` runs a command on every node
-of a job. Tested with answers in the form of the manuals, never by a real scheduler.
+"""Defaults of `template =`; keys of the profile take precedence. `each` runs a command on every node of a
+job. Tested with answers in the form of the manuals, never by a real scheduler.
 """
 
 

@@ -37,7 +37,7 @@ _STUCK = {
     "CreateContainerError": "the node can't make the container from what the profile says",
     "RunContainerError": "the image needs a shell, /bin/sh",
 }
-"""What keeps a container from ever running, and the cure."""
+"""Reasons why a container can never run, with the remedy."""
 
 
 class Kubernetes(Engine):
@@ -183,7 +183,7 @@ class Kubernetes(Engine):
         found = manifest.job(allocation)
         return json.dumps(found, indent=1) + f"\nand a secret {found['metadata']['name']} with the invitation"
 
-    # --- what is there
+    # --- queries
 
     def _api(self, spec: HostSpec) -> Api:
         from monarch_nb.job.engines.kubernetes_api import Api
@@ -213,7 +213,7 @@ class Kubernetes(Engine):
         return []
 
 
-# --- reading
+# --- parsing
 
 
 def _wrong_values(spec: HostSpec) -> list[str]:

@@ -22,7 +22,7 @@ from monarch_nb.job.spec import HostSpec
 DRIVER_S = 60.0
 _DRIVER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ray_driver.py")
 _PLACED = "CREATED"
-"""What Ray says of a placement group that has its nodes."""
+"""Ray's state of a placement group that has its nodes."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Host:
         def end_with_worker() -> None:
             ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
 
-        # Ray counts a worker's threads, and calls each of its children a worker: ranks are none.
+        # Ray counts a worker's threads, and takes its child processes for workers: ranks are none.
         kept = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS" and not k.startswith("RAY_")}
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as this actor
         self.process = subprocess.Popen(
@@ -92,7 +92,7 @@ class MeshHosts:
             for i, host in enumerate(hosts):
                 if i not in self.words:
                     self.note(i, host.ended.remote(), self.words)
-        time.sleep(ASK_S)  # whoever waits for the hosts is told first why they don't come
+        time.sleep(ASK_S)  # the program that waits for the hosts is told first why they don't join
         os._exit(0)
 
     def note(self, i: int, answer: Any, found: dict[int, str]) -> None:

@@ -49,7 +49,7 @@ _STUCK = {
     "JobHeldUser": "it is held: scontrol release",
     "JobHeldAdmin": "an administrator holds it",
 }
-"""Reasons that don't pass by themselves, and the cure."""
+"""Reasons that don't pass by themselves, with the remedy."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class Slurm(Engine):
 
     def release(self, allocation: Allocation, nodes: Sequence[str]) -> Allocation:
         left = [node for node in self.look(allocation).nodes if node not in nodes]
-        if left:  # else it has ended, as the last launcher has
+        if left:  # otherwise the request has ended, as its last launcher has
             update = ["scontrol", "update", f"JobId={allocation.id}", f"NodeList={','.join(left)}"]
             done = self._run(allocation.spec, update)
             if done.code != 0:

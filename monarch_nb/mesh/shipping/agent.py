@@ -169,7 +169,7 @@ class SyncAgent(Actor):
         memory = self._memories[slot]
         try:
             holder.read_into(memory).get()
-        except Exception as error:  # whatever has become of the holder
+        except Exception as error:  # whatever has happened to the holder
             return Taken(problem=f"{type(error).__name__}: {error}".splitlines()[0])
         assert self._receiver is not None
         wrong = self._receiver.check(pack, memory, sums)

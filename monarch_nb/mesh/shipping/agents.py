@@ -57,7 +57,7 @@ def agents_on(session: Session, hosts: Sequence[int]) -> Iterator[Agents]:
         for host in hosts:
             try:
                 procs = HostMesh((host,), session=session).spawn_procs(name=f"{GROUP}-{host}")
-            except MeshError as error:  # it's lost, or has no room
+            except MeshError as error:  # the host is lost, or has no room
                 agents.trust.lose(host, reason_of(error))
                 continue
             stack.callback(_stop, procs)
@@ -67,7 +67,7 @@ def agents_on(session: Session, hosts: Sequence[int]) -> Iterator[Agents]:
 
 
 def _stop(procs: Any) -> None:
-    with suppress(Exception):  # it's gone already
+    with suppress(Exception):  # the agent is gone already
         procs.stop().get(AGENT_S)
 
 

@@ -201,7 +201,7 @@ class _Sending:
                 self._unpack(has_python=bool(python))
                 fields = self._send(python)
             finally:
-                if not fields:  # else the receiver has removed it
+                if not fields:  # otherwise the receiver has removed it
                     try_script(self._machine, f'rm -rf "${{TMPDIR:-/tmp}}/{self._name}"')
         except EnvironmentSyncError as error:
             self._progress.left_out(self._index)

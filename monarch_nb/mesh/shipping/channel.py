@@ -21,7 +21,7 @@ from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.job.engines.shell import ssh_command
 
 STALL_S = 60.0
-"""So long the other side may take nothing."""
+"""How long the other side may read nothing."""
 _BLOCK_BYTES = 1 << 16
 _END_S = 10.0
 

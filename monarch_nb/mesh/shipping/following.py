@@ -68,7 +68,7 @@ class FollowedEnvironment:
         try:
             self._watch.follow(find_layers(this_interpreter()))
             part = with_scan(changed)
-        except OSError as error:  # somebody is just removing it
+        except OSError as error:  # somebody is removing it at this moment
             raise EnvironmentSyncError(f"can't read {error.filename}: {error.strerror}") from None
         if part is not None:
             self.sent(part)

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 STRIKES = 2
 NOTEBOOK_FEEDS = 2
-"""So many read from the notebook's machine at once."""
+"""Number of agents that read from the notebook's machine at once."""
 
 Host = TypeVar("Host", bound=Hashable)
 
@@ -63,7 +63,7 @@ class Refused(Exception):
 
 
 Outcome = tuple[tuple[str, ...], str]
-"""Contents that weren't right; why nothing could be read."""
+"""Contents that were wrong, and why nothing could be read."""
 
 
 def broadcast(
@@ -123,7 +123,7 @@ class _Spread(Generic[Host]):
             if near:
                 holder = max(
                     near, key=lambda h: h is not None
-                )  # the notebook's machine last: its link is everybody's
+                )  # the notebook's machine last, since all hosts share its link
                 self._free.remove(holder)
                 self._waiting.remove(target)
                 return holder, target

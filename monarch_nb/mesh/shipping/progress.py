@@ -14,7 +14,7 @@ from monarch_nb._units import elapsed_text, rate_text, size_text
 from monarch_nb.mesh.shipping.packs import PACK_BYTES
 
 BEHIND_BYTES = 2 * PACK_BYTES
-"""A host that lacks so much more than the one that lacks the least is behind."""
+"""A host lags behind if it lacks this much more than the most advanced one."""
 
 
 class Progress:

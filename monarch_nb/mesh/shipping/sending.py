@@ -43,7 +43,7 @@ SWITCH_S = 150.0
 _TRIED = ("zmq", "cloudpickle", "monarch_nb._protocol.base")
 
 LOOKS = 4
-"""So often an environment is looked at whose files change while they're sent."""
+"""How often an environment is scanned when its files change while they are sent."""
 
 _Done = TypeVar("_Done")
 _Room = Mapping[int, Sequence[RDMABuffer]]

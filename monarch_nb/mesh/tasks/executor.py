@@ -93,6 +93,6 @@ class _TaskFuture(ConcurrentFuture[R]):
         return super().exception(timeout)
 
     def __del__(self) -> None:
-        error = getattr(self, "_exception", None)  # the base class' own, which needs no lock
+        error = getattr(self, "_exception", None)  # the base class' method, which needs no lock
         if error is not None and not self._is_read:
             say_unread(self._what, [error.__cause__ if isinstance(error.__cause__, ActorError) else error])

@@ -26,7 +26,7 @@ from monarch_nb.rdma.path import READ, Job
 from monarch_nb.rdma.transfer import Receipt
 
 MAX_STEPS = 32
-"""So many copies at a time, in all."""
+"""Maximum number of concurrent copies, in all."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Spread:
         self._feeds: set[int] = set()
         self._waiting = list(targets)
         self._on_its_way: set[str] = {source.owner.machine}
-        """Machines that have a holder, or are about to get one."""
+        """Machines that have the bytes, or are about to get them."""
         self._num_running = 0
         self._over = threading.Event()
         self.failure: BaseException | None = None
@@ -93,7 +93,7 @@ class Spread:
         """Copy until all have it, or one has failed."""
         if not self._waiting:
             return
-        if len(self._waiting) == 1:  # nobody to pass it on to
+        if len(self._waiting) == 1:  # no further machine needs the bytes
             self.receipts.append(self._copy(self._holders[0][0], self._waiting.pop()))
             self.depth = 1
             return

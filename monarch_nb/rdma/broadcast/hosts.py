@@ -59,7 +59,7 @@ class ArrayLocation:
 
 
 ArrayLocations = Mapping[int, "ArrayLocation | RDMABuffer"]
-"""By host (its index); a buffer is mapped itself."""
+"""Locations by host (its index); a buffer is mapped itself."""
 
 
 def broadcast_to_hosts(

@@ -45,9 +45,7 @@ if TYPE_CHECKING:
 
 _LOOK_UP_S = 0.5
 _TOGETHER_S = 0.005
-"""How long one waits for ranks to be at the barrier; who comes later is waited for until it has the
-variable.
-"""
+"""How long to wait for ranks at the barrier; later ones are waited for until they have the variable."""
 
 
 def begin_broadcast(
@@ -178,7 +176,7 @@ def lead(
         barrier.mark_done()
         if bound.done() or not barrier.wait_for_arrivals(
             len(mesh), _TOGETHER_S
-        ):  # some are busy with a cell, or have failed
+        ):  # some ranks are busy with a cell, or have failed
             barrier.open()
             _await(bound, mesh, timeout, deadline, f"{name!r} is as it was")
     except BaseException:

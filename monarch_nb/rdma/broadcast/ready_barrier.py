@@ -17,7 +17,7 @@ from contextlib import suppress
 from types import TracebackType
 
 BarrierAddress = tuple[int, int, int, int]
-"""Pid of who holds it; descriptor and inode of the file; descriptor of the pipe."""
+"""The holder's pid; descriptor and inode of the file; descriptor of the pipe."""
 _OPENED = b"1"
 _ARRIVED, _LEFT = b".", b"!"
 
@@ -106,7 +106,7 @@ def wait_at(where: BarrierAddress) -> bool:
 
 
 def _notify(what: bytes, path: str) -> None:
-    with suppress(OSError):  # it's gone: the file tells more
+    with suppress(OSError):  # the pipe is gone: the file tells why
         arrival_pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             os.write(arrival_pipe, what)

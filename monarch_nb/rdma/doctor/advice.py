@@ -22,7 +22,7 @@ OK: Final = "ok"
 SEVERITIES: tuple[Severity, ...] = (CHANGE, NOTE, OK)
 
 DEFAULT_SHM_BYTES = 64 << 20
-"""What docker gives a container."""
+"""The size that docker gives a container."""
 
 
 @dataclass(frozen=True)

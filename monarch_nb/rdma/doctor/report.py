@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SIZE_BYTES = 64 << 20
 PROBE_S = 10.0
 MAX_GROUPS = 8
-"""So many different answers of a kind are shown."""
+"""Maximum number of different answers of a kind that are displayed."""
 _FOUND = ("what", "ranks", "found")
 _MEASURED = ("from", "to", "path", "GB/s", "4 KiB", "why not")
 _FIGURES = (3, 4)

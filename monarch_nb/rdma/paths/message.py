@@ -70,7 +70,7 @@ class MessagePath(Path):
         if not all(0 <= start <= start + nbytes <= memory.span_bytes for start, nbytes in question.parts):
             raise MeshUsageError(f"bytes beyond the {memory.span_bytes:,} of a buffer")
         parts = [memory.at(Layout.contiguous((nbytes,), 1, start)) for start, nbytes in question.parts]
-        with region.lock:  # dropping waits
+        with region.lock:  # a drop waits until this is done
             if isinstance(question, ReadBytes):
                 return b"".join(staging.load(part) for part in parts)
             if memory.read_only:

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from monarch_nb.rdma.data_plane import DataPlane
 
 CHUNK_BYTES = 16 << 20
-"""So much at a time: between two, time-outs and cancellation are seen."""
+"""Size of a copy between two checks for time-outs and cancellation."""
 PARALLEL_BYTES = 8 << 20
-"""From this size on several threads copy."""
+"""Size from which several threads copy."""
 MAX_STRETCHES = 1024
 """The kernel's limit for one call (IOV_MAX)."""
 MAX_COPIERS = 4
@@ -86,7 +86,7 @@ class Peer:
     @property
     def lives(self) -> bool:
         """Whether it has not ended."""
-        poll = select.poll()  # one of its own: a poll object is one thread's
+        poll = select.poll()  # a poll object of its own: each belongs to one thread
         poll.register(self._pidfd, select.POLLIN)
         return not poll.poll(0)
 
@@ -103,7 +103,7 @@ class Peer:
 
 
 MAPPED = 0
-"""In place of a pid: the memory of the other process is mapped here."""
+"""Used instead of a pid if the memory of the other process is mapped here."""
 
 
 class Lane(NamedTuple):
@@ -136,7 +136,7 @@ class ShmPath(Path):
         self._peers: dict[int, Peer] = {}
         self._maps: dict[int, tuple[mmap.mmap, Handle]] = {}
         self._seen: dict[int, None] = {}
-        """Segments that were read once: the mapping is kept from the second time on, for it keeps the
+        """Segments that were read once: the mapping is kept from the second time on, since it keeps the
         memory, too.
         """
         self._lock = threading.Lock()
@@ -168,7 +168,8 @@ class ShmPath(Path):
                 ) from None
             with self._lock:
                 while len(self._peers) >= MAX_PEERS:
-                    self._peers.pop(next(iter(self._peers)))  # closed when nobody uses it: by its finalizer
+                    # closed by its finalizer when it is no longer used
+                    self._peers.pop(next(iter(self._peers)))
                 self._peers[key] = peer
         return peer
 
@@ -186,7 +187,7 @@ class ShmPath(Path):
         for job in jobs:
             self.peer(job.handle).check(job.handle)
         lanes: dict[tuple[Op, int], Lane] = {}
-        kept = []  # until the end nobody else may unmap what we copy from
+        kept = []  # until the end no other thread may unmap the source
         for job in jobs:
             base, pid = job.handle.address, job.handle.owner.pid
             if job.handle.shared is not None:
@@ -238,7 +239,7 @@ class ShmPath(Path):
         with self._lock:
             found = self._maps.pop(inode, None) or (self._map_anew(handle), handle)
             if inode in self._seen:
-                self._maps[inode] = found  # the last used is the last
+                self._maps[inode] = found  # the most recently used is last
             self._seen[inode] = None
             while len(self._seen) > MAX_SEEN:
                 self._seen.pop(next(iter(self._seen)))
@@ -277,7 +278,7 @@ class ShmPath(Path):
         done = call(lane.pid, near, num, far, num, 0)
         if done == sum(part.nbytes for part in parts):
             return
-        if done >= 0 and num > 1:  # cut short in the middle: one by one, to learn where
+        if done >= 0 and num > 1:  # interrupted in the middle: copied one by one, to find the place
             for part in parts:
                 self._vm_copy(lane, [part])
             return
@@ -322,7 +323,7 @@ class ShmPath(Path):
                 if found is None:
                     return
                 lane, batch = found
-                if lane.op == WRITE:  # the owner may be waiting for us to stop
+                if lane.op == WRITE:  # the owner may be waiting for this copy to stop
                     handle = lane.job_of(batch[0]).handle
                     self.peer(handle).check(handle)
                 self._copy(lane, batch)
@@ -338,7 +339,7 @@ class ShmPath(Path):
             raise
         finally:
             for helper in helpers:
-                helper.exception()  # wait: after us nobody touches the memory
+                helper.exception()  # wait: after this call nothing touches the memory
         for helper in helpers:
             helper.result()
 

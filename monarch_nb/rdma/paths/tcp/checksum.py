@@ -57,7 +57,7 @@ class Sum:
         self._sums: Any = numpy.empty((num, LANES), "<u8")
         self._add = numpy.add.reduce
         self.blocks = [data[at : at + step] for at in range(0, step * (num - 1), step)]
-        """The chunk's bytes; the last one has what is left of a row, too."""
+        """The chunk's bytes in blocks; the last one contains the rest of an incomplete row, too."""
         self.blocks.append(data[step * (num - 1) :])
 
     def add(self, block: int) -> None:

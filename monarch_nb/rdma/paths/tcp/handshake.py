@@ -150,5 +150,6 @@ class PendingConnection:
         self._got += data
         if len(self._got) == self.handshake.wanted:
             data, self._got = self._got, b""
-            self.sock.send(self.handshake.receive(data), socket.MSG_NOSIGNAL)  # some bytes: they fit
+            # a few bytes: they fit into the socket's buffer
+            self.sock.send(self.handshake.receive(data), socket.MSG_NOSIGNAL)
         return self.handshake.over

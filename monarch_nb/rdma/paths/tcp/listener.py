@@ -18,7 +18,7 @@ from monarch_nb.rdma.paths.tcp.handshake import SECRET_BYTES, Answering, Connect
 HANDSHAKE_S = 3.0
 """A connection whose handshake takes longer is cut."""
 MAX_PENDING = 64
-"""So many connections may be unproven; one more, and the oldest is cut."""
+"""Maximum number of unauthenticated connections; one more, and the oldest is cut."""
 MAX_SECRETS = 4096
 FULL_S = 0.05
 
@@ -116,7 +116,7 @@ class Listener:
                     self._accept(key.fileobj)  # type: ignore[arg-type]
                 elif (
                     key.data == "pending" and key.fd in self._pending
-                ):  # it may have been cut just now, for another
+                ):  # it may have been cut at this moment, to make room
                     self._proceed(self._pending[key.fd])
             now = time.monotonic()
             for pending in [p for p in self._pending.values() if now - p.since > HANDSHAKE_S]:
@@ -127,7 +127,7 @@ class Listener:
             sock, _ = listening.accept()
         except BlockingIOError:
             return
-        except OSError:  # no descriptors are left: it stays readable
+        except OSError:  # no descriptor is free: the socket stays readable
             time.sleep(FULL_S)
             return
         if len(self._pending) >= MAX_PENDING:

@@ -62,7 +62,7 @@ class TcpPath(Path):
         peer = self._peers.get(handle.owner.process)
         return peer is not None and peer.is_quick
 
-    # --- who reads or writes
+    # --- the requesting side
 
     def transfer(self, job: Job) -> None:
         start = time.monotonic()
@@ -72,7 +72,7 @@ class TcpPath(Path):
             self._run(exchange, job)
         except BaseException:
             if job.op == WRITE and exchange.broken and not self.closed:
-                with suppress(RDMAError):  # what was raised first counts
+                with suppress(RDMAError):  # the first error counts
                     self._settle(exchange, job, SETTLE_S)
             raise
         took = time.monotonic() - start
@@ -132,7 +132,7 @@ class TcpPath(Path):
                 self._pool = ThreadPoolExecutor(MAX_HELPERS, "monarch_nb-rdma-tcp")
             return self._pool
 
-    # --- the owner
+    # --- the owner's side
 
     def answer(self, question: Question[object], region: Region) -> Listening | int | Done:
         match question:

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from monarch_nb.rdma.regions import Region
 
 IDLE_S = 60
-"""A stream on which nothing was asked for so long is closed."""
+"""Time without requests after which a stream is closed."""
 NEAR_BUFFER_BYTES = 1 << 20
 """Socket buffers between processes of one machine: small enough that what is on its way stays in the
 processor's cache (a fifth more bytes a second on two and more streams), large enough that one side fills
 while the other sums up. Between machines the kernel finds out itself what the network needs.
 """
 DROP_S = 1.0
-"""A drop lets chunks that are under way end for so long; then their streams are cut."""
+"""How long a drop waits for chunks under way; then their streams are cut."""
 
 
 class Refused(Exception):
@@ -142,7 +142,7 @@ class Serving:
                 request = wire.receive_request(self._sock, self._wait)
                 self._idle = False
                 self._do(request)
-        except (OSError, wire.Corrupt):  # the other side asks what has become of it
+        except (OSError, wire.Corrupt):  # the other side asks for the stream's error
             pass
         finally:
             self._server.gone(self)
@@ -190,7 +190,7 @@ class Serving:
     def _status(self, request: wire.Request) -> int:
         return wire.OK if self._holds(request) else wire.GONE
 
-    # --- to whoever reads
+    # --- reads
 
     def _read(self, request: wire.Request, memory: Memory) -> None:
         head = wire.encode_answer(request.tag, wire.OK, request.nbytes)
@@ -201,7 +201,7 @@ class Serving:
         else:
             wire.send_chunk(self._sock, head, data, request.seed, self._wait, lambda: self._status(request))
 
-    # --- from whoever writes
+    # --- writes
 
     def _write(self, request: wire.Request, memory: Memory) -> None:
         with _gpu_may_refuse():
@@ -256,5 +256,5 @@ def _is_near(sock: socket.socket) -> bool:
     """Say whether both ends have the same address: that's one machine."""
     try:
         return bool(sock.getpeername()[0] == sock.getsockname()[0])
-    except OSError:  # it has ended, as who uses it will be told
+    except OSError:  # it has ended, which its user will be told
         return False

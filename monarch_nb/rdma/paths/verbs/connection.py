@@ -24,13 +24,13 @@ from monarch_nb.rdma.paths.verbs.nic import Nic
 from monarch_nb.rdma.paths.verbs.queue import QPInfo, QueuePair
 
 DEPTH = 256
-"""So many requests may be posted at a time."""
+"""Maximum number of posted requests."""
 BOUNCE_BYTES = 64 << 10
-"""Up to that many bytes are copied through memory that is registered anyway."""
+"""Maximum number of bytes that are copied through memory which is registered already."""
 LINE_BYTES = 64
 SPIN_S = 60e-6
 LOOK_UP_S = 0.25
-"""Even if nothing completes, one looks up so often: cancelled, closing."""
+"""Interval at which cancellation and closing are checked, even if nothing completes."""
 DRAIN_S = 1.0
 
 
@@ -208,7 +208,7 @@ class Connection:
             return done
         self.num_sleeps += 1
         if self._channel.wait(patience(LOOK_UP_S)):
-            self._channel.channel.get_cq_event(self._completions)  # there is one: returns at once
+            self._channel.channel.get_cq_event(self._completions)  # an event is there: returns at once
             self._completions.ack_events(1)
         return max(0, self._poll())
 

@@ -92,7 +92,7 @@ def register(library: Any, domain: Any, memory: Memory, access: int) -> tuple[An
                 "this pyverbs knows no dma-bufs: modprobe nvidia-peermem, or install pyverbs 38 or later"
             )
         with _dma_buf(memory.address, memory.span_bytes) as (descriptor, offset):
-            # pyverbs takes the offset for the address, too.
+            # pyverbs uses the offset also as the address.
             return library.DmaBufMR(
                 domain, memory.span_bytes, access, descriptor, offset
             ), offset - memory.address

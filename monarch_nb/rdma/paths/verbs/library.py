@@ -23,7 +23,7 @@ INSTALL = (
     "or pip install pyverbs where libibverbs' headers are"
 )
 _ENUMS = ("pyverbs.enums", "pyverbs.libibverbs_enums")
-"""Before version 59, and since."""
+"""Names of the module of constants before version 59, and since."""
 _lock = threading.RLock()
 
 
@@ -75,8 +75,8 @@ class Library:
             for name in names:
                 setattr(self, name, getattr(modules[module], name, None))
         self.forgets_to_free = hasattr(self.SGE, "__dealloc")
-        """Whether work requests must be closed by hand: versions that spell `__dealloc__` so never free
-        them.
+        """Whether work requests must be closed by hand: versions with this spelling of `__dealloc__` never
+        free them.
         """
 
     def __getattr__(self, name: str) -> Any:
@@ -142,6 +142,6 @@ def library(folders: Sequence[str] | None = None) -> Library:
         if _found is None:
             try:
                 _found = Library(distribution_folders() if folders is None else folders)
-            except ImportError as error:  # a shared library of it is missing, or doesn't fit
+            except ImportError as error:  # one of its shared libraries is missing, or doesn't fit
                 raise LibraryMissing(f"pyverbs can't be loaded ({error}): {INSTALL}") from None
         return _found

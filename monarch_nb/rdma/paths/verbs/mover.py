@@ -21,7 +21,7 @@ from monarch_nb.rdma.table import KEY_BYTES
 CHUNK_BYTES = 2 << 20
 MAX_CHAIN = 32
 MAX_UNDER_WAY_BYTES = 8 << 20
-"""So much is posted at a time: what is left to do when somebody gives up."""
+"""Maximum number of posted bytes: the remaining work after a cancellation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Mover:
         self._silent = silent
         self._is_read = job.op == READ
 
-    # --- the whole
+    # --- the transfer
 
     def in_place(self, local: Local) -> None:
         """Move the bytes between the buffer and registered memory."""
@@ -109,7 +109,8 @@ class Mover:
     def _flush(self) -> list[Work]:
         if self._is_read or self._job.handle.device == "cpu":
             return []
-        # What was written to a GPU may still be on its way through PCIe; a READ of it comes back behind it.
+        # Bytes written to a GPU may still be on their way through PCIe; a READ of them returns after they
+        # have arrived.
         handle = self._job.handle
         first = handle.address + self._target.shift + handle.layout.span[0]
         scratch = (self._connection.scratch_address + KEY_BYTES, 1)
@@ -120,7 +121,7 @@ class Mover:
         parts = [(self._connection.scratch_address, KEY_BYTES)]
         return Work(True, there, self._table_key, parts, self._connection.scratch_lkey, counts=False)
 
-    # --- going on
+    # --- progress
 
     def _post(self, chain: list[Work]) -> None:
         connection = self._connection

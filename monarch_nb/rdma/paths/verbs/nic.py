@@ -17,7 +17,7 @@ from monarch_nb.rdma.paths.verbs.port import Port
 T = TypeVar("T")
 MAX_SGE = 16
 MAX_READS = 16
-"""So many READs of one queue pair may be answered at a time, if the NICs can."""
+"""Maximum number of concurrent READs of one queue pair, if the NICs support as many."""
 
 
 class Registration:

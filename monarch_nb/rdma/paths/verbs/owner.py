@@ -59,7 +59,8 @@ class OwnerSide:
                 return self._register(question, region)
             if isinstance(question, Connect):
                 return self._connect(question)
-            return Done()  # alive, and the buffer holds: else nobody would have come here
+            # the owner lives, and the buffer exists: otherwise the request would not have come here
+            return Done()
         except (VerbsError, LibraryMissing) as error:
             return Refused(str(error))
 
@@ -73,7 +74,7 @@ class OwnerSide:
         with region.lock:
             if (
                 self._plane.regions.find(region.key) is not region
-            ):  # dropped meanwhile, and nobody will forget what we make now
+            ):  # dropped meanwhile: an object made now would never be freed
                 raise gone(question.handle)
             made = region.made.setdefault(NAME, {})
             if port.name not in made:

@@ -12,7 +12,7 @@ from monarch_nb.rdma.paths.verbs.library import LibraryMissing, library
 __all__ = ["PortReport", "describe_devices", "memlock_text", "unavailable_reason"]
 
 _missing = ("", 0.0)
-"""Why there's no library, and until when that's believed."""
+"""Why the library is missing, and until when that is assumed."""
 
 
 def unavailable_reason() -> str:
