@@ -26,6 +26,7 @@ from monarch_nb._rank import collectives, rendezvous
 from monarch_nb._runtime.actor_host import ActorHost
 from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._transport import process_context
+from monarch_nb._transport.call import answer_failure
 from monarch_nb._transport.failure import describe
 from monarch_nb._transport.pending import Body
 from monarch_nb._wire.message import Message
@@ -89,9 +90,8 @@ class RankActors(ActorHost):
         try:
             self._reply(message, rendezvous.open_for_run())
         except Exception as error:
-            self._reply_error(
-                message, describe(error, **process_context.whereabouts(), endpoint="open_rendezvous")
-            )
+            failure = describe(error, **process_context.whereabouts(), endpoint="open_rendezvous")
+            answer_failure(self.transport, message, failure, marks_output=False)
 
     @handles(SetBreak)
     def do_set_break(self, request: SetBreak, sender: Sender) -> str:

@@ -263,8 +263,7 @@ def run_coroutine(coroutine: Any) -> Any:
         raise
     except KeyboardInterrupt:
         # If another task was hit, the cell's task still runs. If the loop was left inconsistent after all, it
-        # never
-        # ends: hence the limit.
+        # never ends: hence the limit.
         task.cancel()
         with suppress(KeyboardInterrupt):
             loop.run_until_complete(asyncio.wait([task], timeout=CANCEL_S))

@@ -36,7 +36,7 @@ from monarch_nb._runtime.forked import end_if_forked
 from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._shape import Shape, decode_extent
 from monarch_nb._transport import process_context
-from monarch_nb._transport.call import answer
+from monarch_nb._transport.call import answer, answer_failure
 from monarch_nb._transport.context import NO_CALL, CallContext, call_context
 from monarch_nb._transport.failure import class_name, describe, encode_failure, message_of, trace_of
 from monarch_nb._transport.pending import Body
@@ -299,15 +299,9 @@ class Worker:
         else:
             try:
                 answer(transport, message, body, flags)
-            except MemoryError as error:  # no shared memory left
-                body = encode_failure(
-                    describe(
-                        error, **process_context.whereabouts(), endpoint=message.name.decode(errors="replace")
-                    )
-                )
-                transport.post(
-                    message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref
-                )
+            except MemoryError as error:
+                where, name = process_context.whereabouts(), message.name.decode(errors="replace")
+                answer_failure(transport, message, describe(error, **where, endpoint=name))
 
     def _fields(self, message: Message) -> Any:
         return Body(self.rank.transport, message).value()

@@ -8,7 +8,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -33,8 +32,9 @@ from monarch_nb._runtime.checkpoints import Checkpoints
 from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._shape import Extent, Shape
 from monarch_nb._transport import process_context
+from monarch_nb._transport.call import answer_failure
 from monarch_nb._transport.data_plane import remote_arguments
-from monarch_nb._transport.failure import describe, encode_failure, without_details
+from monarch_nb._transport.failure import describe, encode_failure
 from monarch_nb._transport.pending import Body
 from monarch_nb._transport.transport import Transport
 from monarch_nb._wire import address, codec
@@ -153,7 +153,8 @@ class ActorHost:
                 return None
         except Exception as error:  # the reading thread must survive any request
             traceback.print_exc()
-            self._reply_error(message, describe(error, **process_context.whereabouts(), endpoint=name))
+            failure = describe(error, **process_context.whereabouts(), endpoint=name)
+            answer_failure(self.transport, message, failure, marks_output=False)
             return None
         if self._on_work is not None:
             return self._on_work(message)
@@ -201,16 +202,7 @@ class ActorHost:
             host=where.get("host", ""),
             pid=where.get("pid", 0),
         )
-        self._reply_error(message, failure)
-
-    def _reply_error(self, message: Message, failure: Failure) -> None:
-        for each in (failure, without_details(failure)):
-            with suppress(MemoryError):  # no shared memory for a long traceback
-                self.transport.post(
-                    message.src, wire.REPLY, encode_failure(each), flags=wire.ERROR, slot=message.slot,
-                    ref=message.ref,
-                )  # fmt: skip
-                return
+        answer_failure(self.transport, message, failure, marks_output=False)
 
     def _reply(self, message: Message, value: object) -> None:
         if message.ref:
@@ -324,7 +316,7 @@ class ActorHost:
                 failure = describe(
                     KeyboardInterrupt("interrupted before it had begun"), **process_context.whereabouts()
                 )
-                self._reply_error(waiting, failure)
+                answer_failure(self.transport, waiting, failure, marks_output=False)
                 return True
         return False
 
@@ -341,17 +333,17 @@ class ActorHost:
     def report_failure(self, owner: tuple[int, int], actor_id: int, failure: Failure) -> None:
         """Tell the owner of an actor that it has failed: an actor is asked, a client is told."""
         proc, owner_actor = owner
-        event = ActorFailed(actor_id, replace(failure, proc=self.transport.me))
-        data = encode(event)
+        body = encode_failure(
+            failure, lambda each: ActorFailed(actor_id, replace(each, proc=self.transport.me))
+        )
         if address.is_client(proc) and not owner_actor:
             frame = wire.pack(
-                wire.EVENT, src=self.transport.me, dst=proc, name=event.wire_name.encode(), payload=data
-            )
+                wire.EVENT, src=self.transport.me, dst=proc, name=ActorFailed.wire_name.encode(),
+                payload=body.payload,
+            )  # fmt: skip
             self.transport.send(proc, frame)
         else:
-            self.transport.post(
-                proc, wire.CALL, codec.Encoded(data), target=owner_actor, name=calls.SUPERVISE
-            )
+            self.transport.post(proc, wire.CALL, body, target=owner_actor, name=calls.SUPERVISE)
 
     def _supervise(self, message: Message) -> None:
         """Print the failure of something that a cell of this rank owns, to stderr."""

@@ -36,9 +36,9 @@ from monarch_nb._runtime.kept import keep
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import decode_extent
 from monarch_nb._transport import process_context
-from monarch_nb._transport.call import answer
+from monarch_nb._transport.call import answer, answer_failure
 from monarch_nb._transport.context import CallContext, call_context
-from monarch_nb._transport.failure import describe, encode_failure, without_details
+from monarch_nb._transport.failure import describe
 from monarch_nb._transport.pending import Body
 from monarch_nb._transport.port import Port
 from monarch_nb._transport.process_context import CallPlace
@@ -616,7 +616,7 @@ class ActorRunner:
         try:
             path = self.checkpoints.save_now(self.instance) if self.checkpoints is not None else ""
         except Exception as error:
-            self._reply_failure(message, describe(error, **self._where("state_dict")))
+            answer_failure(self.host.transport, message, describe(error, **self._where("state_dict")))
         else:
             self._answer(message, path)
 
@@ -684,7 +684,7 @@ class ActorRunner:
         if not answers or answers_itself or not isinstance(error, Exception | KeyboardInterrupt):
             self._fail(error, message if answers else None, endpoint)
         else:
-            self._reply_failure(message, describe(error, **self._where(endpoint)))
+            answer_failure(self.host.transport, message, describe(error, **self._where(endpoint)))
             self._count(message, failed=True)
         self.host.transport.settle()
 
@@ -702,12 +702,6 @@ class ActorRunner:
         except BaseException:  # the caller must be answered nevertheless
             traceback.print_exc()
 
-    def _reply_failure(self, message: Message, failure: Failure) -> None:
-        try:
-            answer(self.host.transport, message, encode_failure(failure), wire.ERROR)
-        except MemoryError:  # no shared memory for a long traceback
-            answer(self.host.transport, message, encode_failure(without_details(failure)), wire.ERROR)
-
     def _fail(self, error: BaseException, asked: Message | None, endpoint: str) -> None:
         """Mark the actor as failed: it takes no more work, and what it owns is stopped; tell whoever asked
         for what failed, and the owner.
@@ -715,8 +709,10 @@ class ActorRunner:
         self.failure = describe(error, **self._where(endpoint), actor_id=self.actor_id)
         self._ended_with = error
         if asked is not None and asked.ref:
-            self._reply_failure(
-                asked, self.failure if endpoint == "__init__" else replace(self.failure, dead=True)
+            answer_failure(
+                self.host.transport,
+                asked,
+                self.failure if endpoint == "__init__" else replace(self.failure, dead=True),
             )
         self.host.report_failure(self.creator, self.actor_id, self.failure)
         for _stopping in self._stop_children():
@@ -725,7 +721,7 @@ class ActorRunner:
     def _refuse(self, message: Message) -> None:
         assert self.failure is not None
         if message.ref and not message.flags & wire.KEEP:
-            self._reply_failure(message, replace(self.failure, dead=True))
+            answer_failure(self.host.transport, message, replace(self.failure, dead=True))
 
 
 _UNCOUNTED = (b"checkpoint", b"num_calls")

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from monarch_nb._protocol.failure import Failure
+from monarch_nb._transport.failure import encode_failure, without_details
 from monarch_nb._transport.pending import Pending
 from monarch_nb._transport.transport import Receiver, Transport
 from monarch_nb._wire import message as wire
@@ -111,3 +113,26 @@ def answer(
         message.src, wire.REPLY, body, flags=flags, slot=message.slot, ref=message.ref,
         name=released, origin=transport.printed_for(message.origin),
     )  # fmt: skip
+
+
+def answer_failure(
+    transport: Transport, message: Message, failure: Failure, *, marks_output: bool = True
+) -> None:
+    """Answer a call with a failure; without its details where there's no shared memory for them.
+
+    Args:
+        marks_output: whether the answer says how far this process' output has come. Not for the reading
+            thread: writing the mark may block.
+    """
+    origin = transport.printed_for(message.origin) if marks_output else 0
+    for each in (failure, without_details(failure)):
+        try:
+            transport.post(
+                message.src, wire.REPLY, encode_failure(each), flags=wire.ERROR, slot=message.slot,
+                ref=message.ref, origin=origin,
+            )  # fmt: skip
+        except MemoryError:
+            if each is not failure:
+                raise
+        else:
+            return

@@ -44,15 +44,13 @@ def strip_machinery(trace: TracebackType | None) -> TracebackType | None:
 
 
 def describe(error: BaseException, **where: Any) -> Failure:
-    """Return `error` as it travels; `where` says rank, host, actor and so on. Raises nothing: of an error
-    that can't be described or sent as it is, its class is told, and why there's no more.
+    """Return the description of an error, to be sent; `where` gives rank, host, actor and so on. Raises
+    nothing: of an error that can't be described, the description has the class, and the reason.
     """
     try:
-        found = _describe(error, **where)
-        encode(found)
+        return _describe(error, **where)
     except BaseException as trouble:
-        return undescribed(error, trouble)
-    return found
+        return _undescribed(class_name(error, qualified=True), trouble)
 
 
 def _describe(error: BaseException, *, rank: int | str | None = None, pid: int = 0, **where: Any) -> Failure:
@@ -68,14 +66,14 @@ def _describe(error: BaseException, *, rank: int | str | None = None, pid: int =
     )
 
 
-def undescribed(error: BaseException, trouble: BaseException) -> Failure:
-    """Return an error of which no more than its class can be told, and what was raised instead."""
+def _undescribed(kind: str, trouble: BaseException) -> Failure:
+    """Return the description of an error of which only the class is known, and the error raised instead."""
     where = process_context.whereabouts()
     rank = where.get("rank")
     reason = f"{class_name(trouble)}{_reason(trouble)}"
     return Failure(
-        type=class_name(error, qualified=True),
-        message=f"<{class_name(error)} object that can't be told of: {reason}>",
+        type=kind,
+        message=f"<{kind.rpartition('.')[2]} object that can't be told of: {reason}>",
         when=time.time(),
         rank=rank if isinstance(rank, int) else None,
         host=where.get("host", ""),
@@ -217,12 +215,18 @@ def revive(data: bytes | None) -> BaseException | None:
     return found if isinstance(found, BaseException) else None
 
 
-def encode_failure(failure: Failure) -> Encoded:
-    """Return the payload of an ERROR reply. Raises nothing: of what can't be encoded, its kind is told."""
+def encode_failure(failure: Failure, enclose: Callable[[Failure], Any] = lambda failure: failure) -> Encoded:
+    """Return the payload of an ERROR reply. Raises nothing: of a failure that can't be encoded, the payload
+    has the type, and the reason.
+
+    Args:
+        enclose: makes the message that contains the failure; by default the failure is the message.
+    """
     try:
-        return Encoded(encode(failure))
+        return Encoded(encode(enclose(failure)))
     except Exception as trouble:
-        return Encoded(encode(replace(undescribed(trouble, trouble), dead=failure.dead)))
+        kind = failure.type if type(failure.type) is str else class_name(trouble, qualified=True)
+        return Encoded(encode(enclose(replace(_undescribed(kind, trouble), dead=failure.dead))))
 
 
 def without_details(failure: Failure) -> Failure:

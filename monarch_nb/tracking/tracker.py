@@ -213,11 +213,10 @@ def _adopt(run: TrackedRun) -> None:
 
 
 def _begun_before() -> TrackedRun | None:
-    """Return the run that had begun before this rank was started, if any. It's this rank's from now on."""
+    """Make the run that began before this rank was started this rank's run; return it, or None."""
     global _current
-    if process_context.rank is not None and _current is None:
-        kept = sessions.current().request(GetName(_NAME))
-        _current = codec.from_bytes(bytes.fromhex(kept)) if kept else None
+    kept = sessions.current().request(GetName(_NAME)) if process_context.rank is not None else None
+    _current = codec.from_bytes(bytes.fromhex(kept)) if kept else None
     return _current
 
 
