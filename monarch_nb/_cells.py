@@ -25,7 +25,7 @@ def name_of(filename: str) -> str | None:
 
 
 def with_names(traceback: str) -> str:
-    """Return a traceback's text with the cells of this notebook by their names.
+    """Return a traceback's text with this notebook's names of its cells.
 
     >>> with_names('File "train.py", line 3, in step')
     'File "train.py", line 3, in step'
@@ -54,7 +54,7 @@ class DefinitionCell:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names that the cell's source defines, as far as one can see: functions, classes, imports,
+        """The names that the cell's source defines, as far as its syntax shows: functions, classes, imports,
         variables.
 
         >>> sorted(DefinitionCell("import os\\nclass Net: pass\\nlr, k = 1, 2").names)
@@ -68,8 +68,8 @@ class DefinitionCell:
 
 
 def with_definitions(cells: Iterable[DefinitionCell], new: DefinitionCell) -> tuple[DefinitionCell, ...]:
-    """Return cells with a new one: it takes the place of those all of whose names it defines, as a cell does
-    that was changed and run again.
+    """Return cells with a new one added: it replaces each cell all of whose names it defines, such as an
+    earlier version of itself.
 
     >>> old = DefinitionCell("def f(): return 1")
     >>> [cell.source for cell in with_definitions([old], DefinitionCell("def f(): return 2"))]

@@ -15,7 +15,7 @@ _load: Callable[[], Show] | None = None
 
 
 def provide(load: Callable[[], Show]) -> None:
-    """Say how the implementation is loaded."""
+    """Set the function that loads the implementation."""
     global _load
     _load = load
 

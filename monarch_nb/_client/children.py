@@ -23,7 +23,7 @@ _statuses: dict[int, int] = {}
 
 
 def look_after(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process in the background, and take its zombie away."""
+    """Wait for a process in the background, so that no zombie stays."""
     _statuses.pop(process.pid, None)
     threading.Thread(
         target=_wait, args=(process,), name=f"monarch-nb-child-{process.pid}", daemon=True
@@ -47,8 +47,8 @@ def _note(pid: int) -> None:
 
 
 def status_of(pid: int) -> int | None:
-    """Return the wait status of a process that has ended, a child of this program's or not; None if nobody
-    knows it any more.
+    """Return the wait status of an ended process, a child of this program's or not; None if it is no longer
+    known.
 
     Looked up twice: a child's zombie may be taken away between the two looks.
     """

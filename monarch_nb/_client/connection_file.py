@@ -73,7 +73,9 @@ def read(path: str) -> Connection | None:
 
 
 def write_program(directory: str, pid: int, connection: Connection) -> str:
-    """Let a program's own mesh be found under its pid; return the file's path."""
+    """Write the connection file by which a program's own mesh is found under its pid; return the file's
+    path.
+    """
     path = os.path.join(directory, f"{PROGRAM_PREFIX}{pid}{SUFFIX}")
     content = ConnectionNote(
         str(pid), connection.pid, connection.directory, connection.start_time, machine_id(),
@@ -88,9 +90,7 @@ def write_program(directory: str, pid: int, connection: Connection) -> str:
 
 
 def list_programs(directory: str) -> list[Connection]:
-    """Return the programs of this user whose own meshes can be debugged; files of those that have ended
-    are removed.
-    """
+    """Return the programs of this user whose own meshes can be debugged; remove the files of ended ones."""
     found = []
     for name in sorted(os.listdir(directory)):
         path = os.path.join(directory, name)
@@ -120,8 +120,8 @@ def claim_path(path: str) -> str:
 
 
 def _content(path: str) -> ConnectionNote | None:
-    """Return the content of a connection file, or None if the file is none. It neither waits nor fails,
-    whatever lies there.
+    """Return the content of a connection file, or None if the file isn't valid. It neither waits nor fails,
+    whatever is at that path.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -140,7 +140,7 @@ def _content(path: str) -> ConnectionNote | None:
 
 
 def _is_sound(content: ConnectionNote, path: str) -> bool:
-    """Say whether a connection file may be believed: it goes by its mesh's name, and names a process."""
+    """Say whether a connection file is valid: it has its mesh's name, and names a process."""
     right_name = os.path.basename(path) in (
         f"{prefix}{content.name}{SUFFIX}" for prefix in (PREFIX, PROGRAM_PREFIX)
     )
@@ -168,7 +168,7 @@ def _listener(directory: str) -> int | None:
 
 
 def _remove(path: str) -> None:
-    """Remove the file of a mesh that has ended, unless somebody has the name by now."""
+    """Remove the file of a mesh that has ended, unless another process holds the name by now."""
     with suppress(OSError):
         claim = Claim.acquire(claim_path(path))
         if claim is None:

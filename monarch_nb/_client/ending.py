@@ -34,8 +34,9 @@ class Ending:
         self.is_by_us = False
 
     def describe(self) -> str:
-        """Return the sentence. Called as soon as the controller has ended, while the kernel may still know
-        how."""
+        """Return the sentence about the end. Called as soon as the controller has ended, while the kernel may
+        still know how.
+        """
         if self.how and self.name:
             return f"mesh {self.name!r} {self.how}; {self._next()}"
         how = describe_status(

@@ -45,27 +45,27 @@ class Watcher(Protocol):
     """
 
     def text(self, rank: int, stream: str, text: str) -> None:
-        """Take text that a rank has written."""
+        """Handle output text of a rank."""
         ...
 
     def display(self, rank: int, shown: Shown) -> None:
-        """Take rich output that a rank shows."""
+        """Handle rich output of a rank."""
         ...
 
     def ended(self, rank: int, end: CellEnd) -> None:
-        """Take the end of a cell on one rank."""
+        """Handle the end of a cell on one rank."""
         ...
 
     def ended_well(self, seconds: Mapping[int, float]) -> None:
-        """Take the run times, by rank, of ranks on which a cell has ended well, with no value to show."""
+        """Handle the well-ended ranks without a value to show, with their run times, by rank."""
         ...
 
     def waits(self, text: str) -> None:
-        """Take a text that says what the cell waits for; an empty one: the cell doesn't wait any more."""
+        """Handle the reason why the cell waits; an empty text: it no longer waits."""
         ...
 
     def message(self, text: str) -> None:
-        """Take a message that the host process has for the user."""
+        """Handle a message for the user."""
         ...
 
 
@@ -108,8 +108,8 @@ class Feed(Pending):
         """Called with this feed once it is over: output under its ref may still arrive."""
 
     def wait_for(self, what: str, timeout_s: float) -> bool:
-        """Wait until it has begun ("began"), or has caught up with the journal ("live"); say whether it
-        has.
+        """Wait until the watch has begun ("began"), or has caught up with the journal ("live"); say whether
+        it has.
         """
         with self.transport.callback_lock:
             if what in self._reached:
@@ -125,7 +125,7 @@ class Feed(Pending):
             event.set()
 
     def output(self, message: Message) -> None:
-        """Take records."""
+        """Handle records of output."""
         self._take_records(message.payload)
 
     def _take_records(self, data: bytes | memoryview) -> None:
@@ -142,7 +142,7 @@ class Feed(Pending):
         self._acknowledge(len(data))
 
     def _decode(self, record: records.Record) -> str:
-        """Decode UTF-8 that may be cut anywhere."""
+        """Decode UTF-8 that may be split anywhere."""
         key = (record.rank, record.stream)
         decoder = self._decoders.get(key)
         if decoder is None:
@@ -200,7 +200,7 @@ class Feed(Pending):
             self._watcher.ended_well(new)
 
     def _failed(self, failure: CellFailure) -> None:
-        """Tell the watcher of a rank's failure, unless the journal has had the rank's own account of that."""
+        """Tell the watcher of a rank's failure, unless the journal has the rank's own report of that."""
         rank, ename, evalue = failure.rank, failure.type, failure.message
         if rank not in self._ended:
             self._ended.add(rank)
@@ -215,7 +215,7 @@ class Feed(Pending):
             self._watcher.ended_well({rank: seconds})
 
     def interrupt(self) -> None:
-        """Have the controller interrupt the cell, as soon as it has it."""
+        """Have the controller interrupt the cell, as soon as the controller has received the cell."""
         if not self.n:
             self._num_interrupts += 1
             return

@@ -65,7 +65,7 @@ class Interrupts:
             kernel.when_meant(lambda: self._reader.call_from_signal(press))
 
     def pass_to(self, press: Callable[[], None]) -> None:
-        """Pass Ctrl-C to `press` from now on, and what has come before."""
+        """Forward Ctrl-C to `press` from now on, and those that have come before."""
         num = self.num_presses
         self._press = press
         for _ in range(num):

@@ -63,7 +63,7 @@ class Keeper:
         self.trouble = ""
 
     def run(self) -> None:
-        """Keep a controller warm until the time is up, or until told to end; leave none."""
+        """Keep a controller warm until the time is up, or until told to end; end the controller then."""
         wakeup_fd, wake_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -94,8 +94,8 @@ class Keeper:
         return not self._should_end and _now() < self._ends_at and not self._packages_have_changed
 
     def _look_at_packages(self) -> None:
-        """See whether something was installed, and that is over: programs have another key since, and no
-        use for what is kept here.
+        """Check whether packages were installed, and that installation is finished: programs have another key
+        since, and can't use the warm controller.
         """
         before, self._looked_at = self._looked_at, warm_key.requirements()
         self._packages_have_changed = self._looked_at == before != self._requirements
@@ -142,15 +142,16 @@ class Keeper:
         self._next_at = _now() + 1.0
 
     def _drop(self) -> None:
-        """Have nothing to do any more with a controller."""
+        """Drop the connection to a controller."""
         if self._handover is not None:
             self._handover.close()
         self._handover = self._controller = None
         self._is_warm = False
 
     def _end_controller(self) -> None:
-        """End the controller, unless a program has just taken it: the controller decides that, when we hang
-        up."""
+        """End the controller, unless a program has just taken it: the controller decides that when the
+        connection ends.
+        """
         controller, handover = self._controller, self._handover
         if controller is None:
             return
@@ -176,7 +177,7 @@ class Keeper:
 
 
 def _hung_up_and_was_taken(handover: socket.socket) -> bool:
-    """Tell a controller that its keeper goes; say whether a program was quicker."""
+    """Tell a controller that its keeper ends; say whether a program was faster."""
     handover.settimeout(_END_S)
     with suppress(OSError):
         handover.shutdown(socket.SHUT_WR)
@@ -187,13 +188,13 @@ def _hung_up_and_was_taken(handover: socket.socket) -> bool:
 
 
 def _now() -> float:
-    """Return a time that goes on while the machine sleeps."""
+    """Return a time that advances while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def main() -> None:
-    """Be a keeper; the arguments are JSON: `for_s`, `wait_s`. Readiness isn't told: the note says what
-    there is.
+    """Run as a keeper; the arguments are JSON: `for_s`, `wait_s`. Readiness isn't signalled: the note in the
+    claim file tells it.
     """
     arguments = json.loads(sys.argv[1])
     set_process_name("mnb-warm")

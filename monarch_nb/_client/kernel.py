@@ -151,8 +151,8 @@ class Kernel:
         return act
 
     def _shut_down(self) -> bool:
-        """Begin the kernel's shutdown: drop an interrupt that is held, which was none, and tell listeners.
-        Return whether somebody may have waited for ranks.
+        """Begin the kernel's shutdown: drop a held interrupt, which was not meant as one, and call listeners.
+        Return whether a thread may have waited for ranks.
 
         Whether somebody does right now doesn't count: the interrupt may have ended the wait, and the cell is
         about to say what became of it.
@@ -173,8 +173,8 @@ class Kernel:
 
 
 async def _come_to_rest(kernel: Any) -> None:
-    """Wait, in the control thread, until the main thread is back in its event loop, so that what the cell
-    ends with is still sent.
+    """Wait, in the control thread, until the main thread is back in its event loop, so that the cell's last
+    messages are sent.
     """
     loop = asyncio.get_running_loop()
     rested = asyncio.Event()
@@ -192,8 +192,8 @@ _kernel: Kernel | None = None
 
 
 def watch() -> Kernel | None:
-    """Return this program's kernel, watched from now on; None if it's none, or has no control thread. Call
-    it in the main thread.
+    """Return this program's kernel, watched from now on; None if there is no kernel, or it has no control
+    thread. Call it in the main thread.
     """
     global _kernel
     if _kernel is None:
@@ -207,7 +207,7 @@ def watch() -> Kernel | None:
 
 def leave_first(function: Callable[[str], None]) -> None:
     """Have `function` called first when this program, if it's a kernel, is shut down: in the control thread,
-    with what to say.
+    with the reason.
     """
     found = watch()
     if found is not None:

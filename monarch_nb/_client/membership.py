@@ -45,7 +45,7 @@ def write(path: str, invitation: str) -> None:
 
 
 def join(text: str, name: str | None = None) -> Connection:
-    """Enter a mesh by an invitation; return how programs of this user reach it from now on.
+    """Join a mesh by an invitation; return the connection for programs of this user from now on.
 
     Args:
         text: a file, or the invitation itself as one line.
@@ -83,7 +83,7 @@ def _read(text: str) -> Invitation:
 
 
 def _connected(name: str, invitation: Invitation) -> Connection | None:
-    """Return the connection that there is by this invitation already.
+    """Return the existing connection by this invitation, if there is one.
 
     Raises:
         NameTaken: if it's another mesh.
@@ -99,7 +99,7 @@ def _connected(name: str, invitation: Invitation) -> Connection | None:
 
 
 def _is_of(connection: Connection, invitation: Invitation) -> bool:
-    """Say whether a relay is one that has come by this invitation."""
+    """Say whether a relay was started with this invitation."""
     found = _read_key_file(invitation)
     return found is not None and found.host == connection.host
 
@@ -134,7 +134,7 @@ def _key_path(invitation: Invitation) -> str:
 
 
 def _own_keys(invitation: Invitation) -> KeyPair:
-    """Return this user's key for an invitation: the same when they come back by it."""
+    """Return this user's key for an invitation: the same key each time."""
     if (found := _read_key_file(invitation)) is not None:
         return KeyPair(found.public, found.secret)
     keys = KeyPair.new()
@@ -157,7 +157,7 @@ def _keep(path: str, keys: KeyPair, host: int) -> None:
 
 
 def _relayed(name: str, place: Place) -> Connection:
-    """Start a relay; return how it's reached.
+    """Start a relay; return its connection.
 
     Raises:
         MeshStartError: with what it wrote, if it ended instead.

@@ -62,7 +62,7 @@ class NotebookHooks:
         return hooks
 
     def remove(self) -> None:
-        """Take the hooks out."""
+        """Remove the hooks."""
         for event, hook in (("pre_run_cell", self.before_cell), ("post_run_cell", self.after_cell)):
             with suppress(ValueError):
                 self._shell.events.unregister(event, hook)
@@ -71,8 +71,8 @@ class NotebookHooks:
             watched.on_end.remove(self.leave)
 
     def leave(self) -> None:
-        """Tell the controller that this client leaves, and wake the threads that wait: the kernel is being
-        shut down, and nobody sees what comes from now on. Called in the control thread.
+        """Tell the controller that this client leaves, and wake waiting threads: the kernel is being shut
+        down, and later output is not seen. Called in the control thread.
         """
         with suppress(Exception):  # the mesh may have ended, or the kernel may be ending
             self._session.tell(Leaving())
@@ -80,7 +80,7 @@ class NotebookHooks:
             wakeup.wake()
 
     def before_cell(self, info: Any = None) -> None:
-        """Give the cell that begins its origin."""
+        """Assign an origin to the cell that begins."""
         self._source = getattr(info, "raw_cell", "") or ""
         self._began = time.time()
         try:
@@ -95,7 +95,7 @@ class NotebookHooks:
             self._session.output.default.remember(self.origin, contextvars.copy_context())
 
     def is_interrupted(self) -> bool:
-        """Say whether the running (async) cell is being cancelled: that's what ipykernel makes of Ctrl-C."""
+        """Say whether the running (async) cell is being cancelled: ipykernel turns Ctrl-C into that."""
         return self._task is not None and self._task.cancelling() > 0
 
     def after_cell(self, result: Any = None) -> None:

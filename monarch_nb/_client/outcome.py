@@ -33,8 +33,8 @@ def call_error(
     what: str,
     more: str = "",
 ) -> ActorError | SupervisionError:
-    """Return the error for failures in order of time. What a failed actor has said before is said in one
-    line.
+    """Return the error for failures in order of time. Failures of an actor that were reported before are
+    summarised in one line.
     """
     transport.reported_ends.update(failure.end.proc for _, failure in failures if failure.end is not None)
     found = rank_failures(failures)
@@ -57,8 +57,8 @@ def call_error(
 
 
 def dropped_error(pending: Pending, what: str) -> ActorError | SupervisionError | None:
-    """Return the error of a call whose answer nobody will read; None if the program was told of all that's in
-    it: of deaths, of actors that can't be constructed; or has interrupted it itself.
+    """Return the error of a call whose answer nobody will read; None if the program was told of all its
+    failures: of deaths, of actors that can't be constructed; or has interrupted the call itself.
     """
     transport = pending.transport
     found = [

@@ -64,19 +64,19 @@ class OutputHub:
         transport.catch_up = self.catch_up
 
     def learn_groups(self, groups: dict[str, int]) -> None:
-        """Take note of the names of groups of ranks."""
+        """Learn the names of groups of ranks."""
         self.groups.update((index, name) for name, index in groups.items())
 
     def expect_late(self, feed: Feed) -> None:
-        """Give what comes for a feed that is over to its watcher: output that a cell's threads print when
-        it has ended.
+        """Deliver late records of an ended feed to its watcher: output that a cell's threads print after the
+        cell has ended.
         """
         self._late[feed.ref] = feed
         if len(self._late) > _MAX_LATE:
             del self._late[next(iter(self._late))]
 
     def receive_records(self, message: Message) -> None:
-        """Take records."""
+        """Handle records of output."""
         if message.ref:
             feed = self._late.get(message.ref)
             if feed is not None:
@@ -97,8 +97,8 @@ class OutputHub:
             self._transport.ask(address.CONTROLLER, Taken(0, num))
 
     def _owe(self, proc: int, number: int) -> None:
-        """Note up to which mark a rank's output must come before its answer is shown: the rank printed
-        something before it answered. Called in the reading thread.
+        """Record the mark up to which a rank's output must arrive before its answer is shown: the rank
+        printed it before it answered. Called in the reading thread.
         """
         self._transport.owed[proc] = number
 
@@ -107,8 +107,8 @@ class OutputHub:
         self._ring_if_all_has_come()
 
     def forget(self, proc: int) -> None:
-        """Forget the marks of a rank that has died: what it still owed doesn't come, and its successor counts
-        anew. Called in the reading thread.
+        """Forget the marks of a rank that has died: missing output won't arrive, and a restarted rank counts
+        from the beginning. Called in the reading thread.
         """
         self._reached.pop(proc, None)
         self._transport.owed.pop(proc, None)
@@ -122,7 +122,9 @@ class OutputHub:
         return not any(_is_before(self._reached.get(proc, 0), number) for proc, number in list(owed.items()))
 
     def catch_up(self) -> None:
-        """Show what ranks had printed before the answers that have come; waits for it, but not for long."""
+        """Show the output that ranks printed before the answers that have arrived; wait for it for a bounded
+        time.
+        """
         if in_callback() or not self.default.enabled:
             return
         owed = dict(self._transport.owed)
@@ -145,7 +147,7 @@ class OutputHub:
             self._wakeups.remove(wakeup)
 
     def _decode(self, record: Record) -> str:
-        """Decode UTF-8 that may be cut anywhere."""
+        """Decode UTF-8 that may be split anywhere."""
         key = (record.group, record.rank, record.origin, record.stream)
         decoder = self._decoders.get(key)
         if decoder is None:
@@ -154,7 +156,7 @@ class OutputHub:
 
 
 def _is_before(one: int, other: int) -> bool:
-    """Compare numbers of marks, which begin anew after 32 bits."""
+    """Compare numbers of marks, which wrap around after 32 bits."""
     return 0 < (other - one) & 0xFFFFFFFF < 1 << 31
 
 
@@ -184,13 +186,13 @@ class StandardOutput:
         return self.enabled and preferences.shows_output
 
     def remember(self, origin: int, context: contextvars.Context) -> None:
-        """Route output that `origin` causes in this context from now on, as ipykernel does by origin."""
+        """Route output with the origin `origin` to this context from now on, as ipykernel does."""
         self._contexts[origin] = context
         if len(self._contexts) > 1000:
             del self._contexts[next(iter(self._contexts))]
 
     def text(self, origin: int, group: str, rank: int, stream: str, text: str) -> None:
-        """Take text of a rank."""
+        """Handle text of a rank."""
         if not self._is_on:
             return
         if self.window_s is None:
@@ -213,7 +215,7 @@ class StandardOutput:
         self._transport.reader.call_at(time.monotonic() + self.window_s, self.flush)
 
     def display(self, origin: int, shown: Shown) -> None:
-        """Show something rich."""
+        """Display rich output."""
         if self._is_on:
             self._run(origin, self.show, shown)
 
@@ -225,8 +227,8 @@ class StandardOutput:
             context.copy().run(function, *args)
 
     def flush(self) -> None:
-        """Write what has been folded. When it returns, what was there before has been written, by
-        whichever thread.
+        """Write the folded output. When it returns, all output received before has been written, by this
+        thread or another one.
         """
         with self._writing:
             with self._lock:
@@ -251,7 +253,7 @@ def _write(stream: str, text: str) -> None:
 
 
 def _show(shown: Shown) -> None:
-    """Show what an actor displays, where there is a front end; else its text."""
+    """Display an actor's rich output, where there is a front end; otherwise print its text."""
     if shown.bar is not None:
         _write("stdout", f"\r{shown.bar.text}" if shown.bar.text else "")
     if not shown.data:

@@ -46,12 +46,12 @@ class FailureReports:
         self._armed = False
 
     def begin_cell(self) -> None:
-        """Forget which dropped failures were reported: in another cell they may be reported again."""
+        """Forget which dropped failures were reported: in another cell they are reported again."""
         self._reported.clear()
 
     def actor_failed(self, actor_id: int, failure: Failure) -> None:
-        """Mark the mesh that an actor belongs to; say it in a moment, if nobody is told by an exception
-        until then.
+        """Mark the mesh of a failed actor; report the failure in a moment, unless an exception has done so by
+        then.
         """
         state = self._session.actor_states.get(actor_id)
         if state is not None:
@@ -61,7 +61,7 @@ class FailureReports:
         self._arm()
 
     def dropped(self, pending: Pending, what: str) -> None:
-        """Note a call that has failed and whose answer nobody can ask for any more; `flush` reports it."""
+        """Record a failed call whose answer nobody can read any more; `flush` reports it."""
         with self._lock:
             self._dropped[id(pending)] = pending, what, contextvars.copy_context()
         self._arm()

@@ -190,7 +190,7 @@ class Session:
         return session
 
     def is_open_to(self, connection: Connection) -> bool:
-        """Say whether this is a connection to that controller, and still good, and shows what ranks print."""
+        """Say whether this is an open connection to that controller that shows output of ranks."""
         mine, transport = self.connection, self.transport
         is_it = mine is not None and (mine.pid, mine.directory) == (connection.pid, connection.directory)
         return is_it and self.listens and not transport.closed and not transport.lost
@@ -198,7 +198,7 @@ class Session:
     # --- requests
 
     def request(self, request: Request[T], timeout_s: float | None = None) -> T:
-        """Ask the controller and wait for the answer.
+        """Send a request to the controller and wait for the answer.
 
         Raises:
             RequestFailed: with the controller's reason.
@@ -212,7 +212,7 @@ class Session:
         return reply.read()
 
     def ask(self, request: Request[T]) -> Reply[T]:
-        """Ask the controller; the answer can be read once ready."""
+        """Send a request to the controller; return the reply, which can be read once it's ready."""
         return self.transport.request(address.CONTROLLER, request)
 
     def check_may_end(self) -> None:
@@ -234,7 +234,7 @@ class Session:
         return reply, self.connection.pid if self.connection is not None else 0
 
     def watch(self, feed: Feed | StatusFeed[Any], request: Request[None]) -> None:
-        """Have the controller feed `feed` with what a request asks for."""
+        """Have the controller send the events of a watch request to `feed`."""
         if self.output is not None and isinstance(feed, Feed):
             feed.when_late = self.output.expect_late
         self.transport.ask(address.CONTROLLER, request, self.transport.expect(feed))
@@ -246,8 +246,8 @@ class Session:
     def note_calls(
         self, source: str, began: float, *, origin: int = 0, status: CellStatus = CellStatus.OK
     ) -> None:
-        """Have the calls since the last time entered into the journal. Where one has failed, the entry says
-        so, also if nobody has asked for the answer.
+        """Have the calls since the last time entered into the journal. The entry includes failures, even if
+        nobody has read the answers.
         """
         calls, self.transport.calls = self.transport.calls, {}
         if not calls:
@@ -268,7 +268,7 @@ class Session:
     # --- actors of this program
 
     def host_actors(self) -> Any:
-        """Let this program have actors of its own; return the host that takes calls of these actors."""
+        """Enable this program to have actors of its own; return the host that receives calls to them."""
         with self._making_actors:
             if self.local_actors is None:
                 from monarch_nb._runtime.actor_host import ActorHost
@@ -277,7 +277,9 @@ class Session:
         return self.local_actors
 
     def _take_call(self, message: Message) -> Any:
-        """Take the first call: somebody spawns a controller here, or calls it already."""
+        """Handle the first call to this program: another process spawns a named singleton here, or calls
+        one.
+        """
         if not message.target:
             return None  # a request that only processes with actors answer
         return self.host_actors().on_call(message)
@@ -350,7 +352,7 @@ class Session:
         self.transport.reader.call_at(time.monotonic() + UNATTENDED_S, refuse)
 
     def _on_ends(self, ends: Sequence[RankExit]) -> None:
-        """Tell the program's hook of ranks that have died, unless somebody waited for them and is told by an
+        """Call the program's hook for ranks that have died, unless a thread waited for them and gets an
         exception.
 
         A hook of the program's own is told of each; what is written to stderr has all of a mesh that died
@@ -375,8 +377,8 @@ class Session:
             call_fault_hook(MeshFailure.from_ends(together))
 
     def take_sizes(self, event: Reshaped) -> None:
-        """Have handles take on the new sizes of a group of ranks: handles on all of the group, and on actors
-        that are on all of it.
+        """Have handles take on the new sizes of a group of ranks: handles on the whole group, and on actors
+        spawned on all of it.
         """
         if self.output is not None:
             self.output.default.sizes[event.group] = Extent(event.labels, event.sizes).nelements
@@ -384,7 +386,7 @@ class Session:
         self.reshaped.publish(event)
 
     def healed(self, actor_ids: Sequence[int]) -> None:
-        """Mark actors that have been made again as healthy: handles on them are good."""
+        """Mark actors that were created again as healthy."""
         for actor_id in actor_ids:
             state = self.actor_states.get(actor_id)
             if state is not None:
@@ -393,8 +395,8 @@ class Session:
     # --- the end
 
     def _on_lost(self, heard: bool) -> None:
-        """Tell subscribers that the controller is gone. If nobody has waited for it, and so been told by an
-        exception, show a notice.
+        """Call subscribers when the controller is gone. If no waiting thread gets an exception about that,
+        show a notice.
         """
         for tell in self.when_lost:
             tell(self.transport.lost)
@@ -402,7 +404,7 @@ class Session:
             _show_notice(self.transport.lost)
 
     def close(self) -> None:
-        """Disconnect. A private mesh ends."""
+        """Disconnect. A program's own mesh ends."""
         if self.transport.closed:
             return
         atexit.unregister(self.close)
@@ -428,7 +430,7 @@ class Session:
         by_transport.pop(id(self.transport), None)
 
     def settle_output(self) -> None:
-        """Wait until what was printed before now has come."""
+        """Wait until all output printed before now has arrived."""
         if self.output is not None:
             self.request(SettleOutput(), 2.0)
             self.output.default.flush()
@@ -449,12 +451,12 @@ class HandleEvents:
 
     @handles(RanksRevived)
     def on_revived(self, event: RanksRevived, sender: Sender) -> None:
-        """Count a new start of ranks, maybe on a host that has taken a lost one's place."""
+        """Count a restart of ranks, possibly on a host that replaced a lost one."""
         self._session.num_moves += 1
 
     @handles(Reshaped)
     def on_reshaped(self, event: Reshaped, sender: Sender) -> None:
-        """Handle a change of a group's sizes: have handles on it take them on."""
+        """Handle a change of a group's sizes: update handles on it."""
         self._session.take_sizes(event)
 
 
@@ -484,8 +486,8 @@ _lock = threading.RLock()
 
 
 def current() -> Session:
-    """Return this process' session: a rank's own, or a client's, which starts a private mesh if it has
-    none.
+    """Return this process' session: a rank's own, or a client's, which starts a mesh of its own if it has no
+    session.
     """
     global _current
     session = _current
@@ -566,7 +568,7 @@ def reach(mesh: MeshAddress) -> Transport:
 
 
 def _transport_in(mesh: MeshAddress) -> Transport | None:
-    """Return a transport in a mesh, if this process has one; rather one that shows output."""
+    """Return a transport in a mesh, if this process has one; preferably one that shows output."""
     found = [
         s
         for s in list(by_transport.values())
@@ -576,7 +578,7 @@ def _transport_in(mesh: MeshAddress) -> Transport | None:
 
 
 def _visit(mesh: MeshAddress) -> Session:
-    """Connect to a mesh of which this process has nothing but handles."""
+    """Connect to a mesh that this process knows only by handles."""
     rank = process_context.rank
     who = f"rank {rank.rank} of {rank.transport.mesh}" if rank is not None else "this program"
     refused = f"{mesh} can't be reached from {who} on {process_context.hostname()}: "
@@ -602,7 +604,7 @@ process_context.on_other_mesh(reach)
 
 
 def num_open() -> int:
-    """Return how many sessions this program has."""
+    """Return the number of this program's sessions."""
     return len(by_transport)
 
 

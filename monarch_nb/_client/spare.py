@@ -26,7 +26,7 @@ _ready: Connection | None = None
 
 
 def prepare() -> None:
-    """Start a spare in the background, unless there is one or the user doesn't want it."""
+    """Start a spare in the background, unless there is one or the user has disabled that."""
     global _starting
     if os.environ.get("MONARCH_NB_PREWARM", "1") == "0":
         return
@@ -66,8 +66,7 @@ def take_spare() -> Connection:
 
 
 def put_back(connection: Connection) -> None:
-    """Keep a controller that was taken and isn't needed after all; this program isn't connected to it any
-    more."""
+    """Keep a controller that was taken but isn't needed; this program isn't connected to it any more."""
     global _ready
     with _lock:
         if _ready is None and _starting is None:

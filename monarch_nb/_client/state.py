@@ -56,12 +56,12 @@ class StatusFeed(Pending, Generic[ChangeT]):
         return None
 
     def taken(self) -> None:
-        """Let the controller send what comes next. May be called from any thread."""
+        """Acknowledge a change, so that the controller sends the next. May be called from any thread."""
         if not self.ready:
             self.transport.ask(address.CONTROLLER, StatusTaken(self.ref))
 
     def close(self) -> None:
-        """Watch no longer."""
+        """End the watch."""
         if not self.ready:
             self.transport.ask(address.CONTROLLER, self._end(self.ref))
             self._on_change = lambda _change: None

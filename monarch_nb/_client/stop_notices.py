@@ -37,7 +37,7 @@ class StopNotices:
         self._path = ""
 
     def stopped(self, stop: RankStopped) -> None:
-        """Note a rank's stop at a breakpoint, and have it printed soon unless a cell shows the prompt."""
+        """Record a rank's stop at a breakpoint, and have it printed soon unless a cell shows the prompt."""
         if waiting.on_stop is not None:
             return  # a cell shows the prompt
         with self._lock:

@@ -27,7 +27,7 @@ class Subscribers(Generic[E]):
         self._methods: dict[int, WeakMethod[Callable[[E], object]]] = {}
 
     def subscribe(self, method: Callable[[E], object]) -> None:
-        """Have a bound method called with what is published, as long as its object lives."""
+        """Register a bound method, which is called with each event as long as its object lives."""
         owner: Any = method
         key = id(owner.__self__)
 

@@ -74,7 +74,7 @@ def wait(pending: Pending, deadline: float | None) -> bool:
 
 
 def wait_simply(pending: Pending, deadline: float | None) -> bool:
-    """Wait until an answer is there, whatever stops meanwhile; False if `deadline` (monotonic) passed
+    """Wait until an answer is there, ignoring stops at breakpoints; False if `deadline` (monotonic) passed
     first.
     """
     if not pending.claim():
@@ -86,8 +86,9 @@ def wait_simply(pending: Pending, deadline: float | None) -> bool:
 
 
 def _wait_beside(pending: Pending, deadline: float | None) -> bool:
-    """Wait for what another thread waits for in the reader; if that one gives up, the background reader
-    reads."""
+    """Wait for an object that another thread waits for in the reader; if that thread gives up, the background
+    reader reads.
+    """
     done = threading.Event()
     pending.when_ready(done.set)
     done.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))

@@ -64,7 +64,7 @@ class Kept(NamedTuple):
 
     @property
     def until_text(self) -> str:
-        """The time when the keeper ends, as HH:MM; with the date, if that's another day."""
+        """The time at which the keeper ends, as HH:MM; with the date, if that's another day."""
         same_day = time.localtime(self.until)[:3] == time.localtime()[:3]
         return time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", time.localtime(self.until))
 
@@ -73,8 +73,9 @@ class Kept(NamedTuple):
 
 
 def take_warm() -> Connection | None:
-    """Return a warm controller that belongs to this program from now on; None if there's none that would
-    serve it as its own."""
+    """Return a warm controller, which belongs to this program from now on; None if none meets this program's
+    requirements.
+    """
     with suppress(OSError, ValueError):
         if not keepers():  # the usual case; comparing the requirements would take some milliseconds
             return None
@@ -160,7 +161,7 @@ def _own_key() -> str:
 
 
 def keep_warm(for_s: float) -> tuple[Kept, bool]:
-    """Keep an interpreter of this environment warm; wait until it is. Say whether that's new.
+    """Keep an interpreter of this environment warm; wait until it is warm. Say whether it was started now.
 
     Args:
         for_s: seconds until it ends, if no program starts a mesh before.
@@ -188,7 +189,7 @@ def keep_warm(for_s: float) -> tuple[Kept, bool]:
 
 
 def _raise_reason(process: subprocess.Popen[bytes]) -> None:
-    """Raise what a keeper has written at its end; nothing if another keeper was quicker."""
+    """Raise the error that a keeper has written when it ended; nothing if another keeper was faster."""
     from monarch_nb._client.keeper import KEPT_ALREADY
 
     assert process.stderr is not None
@@ -199,7 +200,7 @@ def _raise_reason(process: subprocess.Popen[bytes]) -> None:
 
 
 def keep_if_wanted() -> None:
-    """Keep an interpreter warm in the background, if this program's environment says so; return at once.
+    """Keep an interpreter warm in the background, if the environment variable requests it; return at once.
 
     Raises:
         MeshUsageError: if what MONARCH_NB_WARM says is no time.
@@ -238,7 +239,7 @@ def _start_keeper(for_s: float, *, wait_s: float, stderr: int) -> subprocess.Pop
 
 
 def stop(kept: Kept) -> None:
-    """End a keeper and what nobody has taken; return when both have ended.
+    """End a keeper and its controller, unless a program has taken that; return when both have ended.
 
     Raises:
         MeshStartError: if it doesn't end.

@@ -86,12 +86,12 @@ def requirements() -> Requirements:
 
 
 def key_of(found: Requirements) -> str:
-    """Return the short name of what must agree."""
+    """Return the digest of the requirements."""
     return hashlib.sha256(json.dumps(found.plain(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def claim_path(key: str) -> str:
-    """Return the file whose lock is the right to keep an interpreter warm for those that have a key.
+    """Return the file whose lock is the claim of the keeper of an interpreter with a key.
 
     Raises:
         OSError: if there's no directory for it.
@@ -100,7 +100,7 @@ def claim_path(key: str) -> str:
 
 
 def differences(one: Requirements, other: Requirements) -> list[str]:
-    """Return the names of what doesn't agree, as in `["priority", "variable TZ"]`."""
+    """Return the names of the requirements that differ, as in `["priority", "variable TZ"]`."""
     mine, theirs = one.plain(), other.plain()
     return sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
 
@@ -108,8 +108,8 @@ def differences(one: Requirements, other: Requirements) -> list[str]:
 def why_path_differs(
     path: Sequence[str], warm_path: Sequence[str], modules: Mapping[str, Sequence[str]]
 ) -> str:
-    """Return why a program with the module path `path` would import something else than what has been
-    imported from `warm_path`; empty if it wouldn't.
+    """Return why a program with the module path `path` would import other modules than those imported from
+    `warm_path`; empty if it wouldn't.
 
     Args:
         modules: top-level modules that have been imported, by the directory that they come from.
@@ -131,8 +131,8 @@ def why_path_differs(
 
 
 def _hidden_by(entry: str, origins: Mapping[str, str]) -> str:
-    """Return which imported module an entry of the module path would give in place of the one that was
-    found elsewhere; empty if none.
+    """Return the imported module that an entry of the module path would replace, since it was found in
+    another entry; empty if none.
     """
     try:
         files = os.listdir(entry)
@@ -150,8 +150,8 @@ def _hidden_by(entry: str, origins: Mapping[str, str]) -> str:
 
 
 def _is_module(path: str, suffix: str) -> bool:
-    """Say whether the import system takes a file or directory for a module that was asked for by its name;
-    a directory of data it doesn't.
+    """Say whether the import system would import a file or directory by its name; it wouldn't import a
+    directory of data.
     """
     if suffix:
         return suffix in all_suffixes()
@@ -159,7 +159,7 @@ def _is_module(path: str, suffix: str) -> bool:
 
 
 def _package_directories(path: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Yield where a module path finds what was installed, and when something was put there or taken away."""
+    """Yield the directories of installed packages in a module path, and the times of their last changes."""
     for entry in dict.fromkeys(path):
         if os.path.basename(entry) in ("site-packages", "dist-packages"):
             with suppress(OSError):

@@ -51,14 +51,14 @@ class Argument:
 
     @property
     def default(self) -> object:
-        """The value where nobody has typed the argument."""
+        """The value where the argument wasn't typed."""
         if self.absent is not None:
             return self.absent
         is_switch = self.options.get("action") == "store_true"
         return self.options.get("default", False if is_switch else None)
 
     def is_at(self, place: Place) -> bool:
-        """Say whether it can be typed at a place."""
+        """Say whether the argument can be typed at a place."""
         return self.only in (None, place)
 
     def at(self, place: Place, **options: object) -> Argument:
@@ -74,7 +74,7 @@ class Argument:
 def argument(
     *flags: str, about: str, only: Place | None = None, absent: object = None, **options: object
 ) -> Argument:
-    """Return an argument; what argparse isn't told by name stands in `options`."""
+    """Return an argument; keywords other than the named ones are passed to argparse."""
     return Argument(flags, about, options, only, absent)
 
 
@@ -82,7 +82,7 @@ Run = Callable[["Mesh", Namespace], Any]
 
 
 def text_of(result: object) -> str:
-    """Return a result as text; None is nothing to say."""
+    """Return a result as text; None is an empty text."""
     return "" if result is None else str(result)
 
 
@@ -135,7 +135,9 @@ class Command:
         return any(each.flags == ("name",) and each.is_at(Place.NOTEBOOK) for each in self.arguments)
 
     def add_to(self, parser: argparse.ArgumentParser, place: Place) -> None:
-        """Have a parser take its arguments of a place; those of others are as nobody has typed them."""
+        """Add the command's arguments of a place to a parser; those of other places get their absent
+        values.
+        """
         here = [each for each in self.arguments if each.is_at(place)]
         dests = {each.dest for each in here}
         elsewhere = {each.dest: each.default for each in self.arguments if each.dest not in dests}

@@ -37,7 +37,7 @@ _VARIABLES = ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "XDG_RUNTIME_DIR", "TMP
 
 
 def _refused(error: OSError) -> str:
-    """Return a message that says what the system has refused, and how to get around it."""
+    """Return a message about an error of the operating system, with a remedy."""
     files = [os.fsdecode(f) for f in (error.filename, error.filename2) if isinstance(f, str | bytes)]
     if not files and isinstance(error, FileNotFoundError) and not _has_working_directory():
         return "the working directory has been removed: change to one that exists, then type it again"
@@ -74,7 +74,7 @@ _ADVICE: dict[type[OSError], str] = {
 
 def clear_error(error: Exception, typed: str) -> Exception:
     """Return the error to show in a notebook, without frames of this package: `error` itself where its text
-    is enough, else one in its place.
+    is enough, otherwise a new one.
     """
     own = getattr(type(error), "_render_traceback_", None)
     if isinstance(error, MeshError | RankSetError):

@@ -82,7 +82,7 @@ class _Meaningless(argparse.Action):
 
 
 def meaningless() -> tuple[Argument, ...]:
-    """Return torchrun's flags that mean nothing on a mesh: each is refused with the reason."""
+    """Return torchrun's flags that have no meaning on a mesh: each is refused with the reason."""
     return tuple(map(_refused, REFUSED))
 
 

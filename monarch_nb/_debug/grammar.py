@@ -69,7 +69,7 @@ Command = ListStops | Focus | Cast | Detach | Quit | Help | Line
 
 
 def parse(text: str) -> Command:
-    """Read a line.
+    """Parse a line.
 
     Raises:
         PromptError: saying what was expected.

@@ -53,7 +53,7 @@ class Prompt:
         self._asked: set[int] = set()
 
     def run(self) -> bool:
-        """Talk until nobody stands anywhere (True), or the user leaves (False)."""
+        """Run the session until no thread is stopped (True), or the user leaves (False)."""
         if not isinstance(self._read, Question):
             return self._talk()
         feed = self._debugger.watch(self._changed, self._ended)
@@ -86,7 +86,7 @@ class Prompt:
         return True
 
     def _ask(self, focus: list[Stop], seen: int) -> str:
-        """Ask for a line.
+        """Prompt for a line.
 
         Args:
             seen: number of the change before the focus was looked up.
@@ -106,7 +106,7 @@ class Prompt:
             self._asked = set()
 
     def _changed(self, rows: list[Stop]) -> None:
-        """Take over the new stops. Called in the reading thread."""
+        """Record the new stops. Called in the reading thread."""
         with self._lock:
             self._num_changes += 1
             asked = self._asked
@@ -118,8 +118,7 @@ class Prompt:
         self._changed([])
 
     def _gathered(self, wanted: set[int] | None = None) -> list[Stop]:
-        """Return the stops once all wanted ranks stand, or nobody has come for a while: they mostly come
-        together.
+        """Return the stops once all wanted ranks have stopped, or none has for a while: most stop together.
 
         Args:
             wanted: those that have stood before and may come to the next breakpoint; all, if left out.
@@ -223,7 +222,7 @@ class Prompt:
             self._write(grammar.__doc__.strip())
 
     def _say_moved(self, before: list[Stop], after: list[Stop]) -> None:
-        """Show where those stand that stood elsewhere before."""
+        """Show the new places of stops that were elsewhere before."""
         known = {(s.id, s.line, s.file, s.function, s.state) for s in before}
         moved = [s for s in after if (s.id, s.line, s.file, s.function, s.state) not in known]
         if moved:

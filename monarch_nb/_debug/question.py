@@ -60,7 +60,7 @@ class Question:
             signal.signal(signal.SIGINT, self._before)
 
     def __call__(self, prompt: str) -> str:
-        """Ask.
+        """Show the prompt; return the typed line.
 
         Raises:
             TakenBack: if it was taken back before there was an answer.
@@ -83,7 +83,7 @@ class Question:
             raise TakenBack from None
 
     def take_back(self) -> None:
-        """End the question that is open, or else the next one at once. May be called from any thread."""
+        """Withdraw the open question, or otherwise the next one at once. May be called from any thread."""
         with self._lock:
             if not self._is_main or self._is_taken_back:
                 return
