@@ -59,7 +59,7 @@ Values = tuple[str, ...]
 
 
 def is_trouble(line: str) -> bool:
-    """Say whether a line of stderr is a warning, or tells of a failure.
+    """Say whether a line of stderr is a warning, or reports a failure.
 
     >>> is_trouble("train.py:3: UserWarning: slow"), is_trouble("error rate 0.5")
     (True, False)
@@ -96,7 +96,7 @@ NAMED = "[actor=<"
 
 def split_name(text: str) -> tuple[str, Values]:
     """Return the pattern of a line that an actor has logged, and the values in the actor's name: its place.
-    What is said must be equal.
+    The message itself must be equal.
 
     >>> split_name("[actor=<root>.<m.A a{'gpus': 3/8}>] epoch 5")
     ("[actor=<root>.<m.A a{'gpus': \\x00/\\x00}>] epoch 5", ('3', '8'))
@@ -146,7 +146,7 @@ def _with_ranks(value: str, ranks: Sequence[int], values: Values) -> str:
 
 
 def _runs(values: list[str]) -> list[tuple[str, int]]:
-    """Return values that count up by one as a range; each entry with how many it stands for."""
+    """Merge consecutive values into ranges; return entries with the number of values in each."""
     found: list[tuple[str, int]] = []
     start = 0
     for end in range(1, len(values) + 1):
@@ -165,7 +165,7 @@ def _follows(value: str, other: str) -> bool:
 
 
 def _capped(entries: list[tuple[str, int]]) -> str:
-    """Return entries with commas, as many as are read at a glance, and how many more there are."""
+    """Return entries with commas, up to a readable number, and the number left out."""
     shown: list[str] = []
     for i, (text, _) in enumerate(entries):
         if len(shown) >= 2 and sum(map(len, shown)) + 2 * len(shown) + len(text) > MAX_LISTED_CHARS:
@@ -189,7 +189,7 @@ class Alike(msgspec.Struct, frozen=True):
 
 
 def fold(items: Iterable[tuple[Hashable, Sequence[int], Sequence[str]]]) -> list[Alike]:
-    """Return items that are alike as one, in the order of the first of each.
+    """Merge similar items, in the order of the first of each group.
 
     Args:
         items: of each, what must be equal; its ranks; its texts, which may differ in values.

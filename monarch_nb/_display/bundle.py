@@ -69,7 +69,7 @@ class Bundle:
 
     @property
     def is_native(self) -> bool:
-        """Whether the front end draws this bundle better than a page of ours can."""
+        """Say whether the front end displays this bundle better than this package's HTML can."""
         drawn = [
             mime
             for mime in self.data
@@ -80,7 +80,7 @@ class Bundle:
         return bool(drawn)
 
     def _plain(self) -> Any:
-        """Return the text; what it says, of something whose text only names its class."""
+        """Return the text; if it only names a class, the value itself."""
         plain = self.data.get("text/plain")
         if plain is None or (isinstance(plain, str) and _OBJECT.fullmatch(plain)):
             for mime in _READABLE:
@@ -90,7 +90,7 @@ class Bundle:
         return plain
 
     def text(self) -> str:
-        """Return the text/plain, capped; the names of the types where there is none."""
+        """Return the text/plain, shortened; without one, the names of the types."""
         plain = self._plain()
         text = ansi.strip(joined_text(plain)) if plain is not None else f"<{', '.join(sorted(self.data))}>"
         large = [
@@ -105,7 +105,7 @@ class Bundle:
         )
 
     def html(self) -> Markup:
-        """Return the HTML that a page shows of this bundle."""
+        """Return the HTML of this bundle."""
         mime = self.rich_type
         if mime is None:
             return render("text.html", text=self.text())

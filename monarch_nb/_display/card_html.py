@@ -35,7 +35,7 @@ LETTERS = {
 
 
 def render(status: MeshStatus, ended: str = "") -> str:
-    """Return the page fragment.
+    """Return the HTML of a mesh's state.
 
     Args:
         ended: why there's nothing more to come, if so.
@@ -91,7 +91,7 @@ def _host_text(host: HostStatus) -> str:
 
 
 def _blocks(sizes: Sequence[tuple[str, int]]) -> list[tuple[str, list[tuple[str, list[int]]]]]:
-    """Return blocks: a title, and rows with a label and their ranks.
+    """Return the blocks of squares: a title, and rows with a label and their ranks.
 
     >>> _blocks([("hosts", 2), ("gpus", 2)])
     [('', [('hosts 0', [0, 1]), ('hosts 1', [2, 3])])]

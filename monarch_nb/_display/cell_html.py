@@ -32,7 +32,7 @@ _EMPTY = Markup("")
 
 
 def render(snapshot: Snapshot) -> str:
-    """Return the page fragment; empty when there is nothing to show."""
+    """Return the HTML of a snapshot; empty when there is nothing to show."""
     body = joined(
         [
             _rows(snapshot),
@@ -50,7 +50,7 @@ def render(snapshot: Snapshot) -> str:
 
 
 def label_bundle(label: str) -> dict[str, str]:
-    """Return the label above an output that the front end draws: the ranks that it's from."""
+    """Return the label above an output that the front end displays: its ranks."""
     shown = fill("caption.html", label=label)
     return {
         "text/plain": f"{label}:",
@@ -65,8 +65,8 @@ def _rows(snapshot: Snapshot) -> Markup:
 
 
 def _block(lines: list[Markup]) -> Markup:
-    """Put lines below each other; the line ends count where styles are dropped. Many lines scroll in a
-    box, which shows the last of them.
+    """Join lines; explicit line ends are kept where styles are dropped. Long output is put into a scrolling
+    box, which shows its end.
     """
     if not lines:
         return _EMPTY

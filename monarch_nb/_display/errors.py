@@ -49,8 +49,8 @@ class ErrorGroup(msgspec.Struct, frozen=True):
 
 
 def fold_errors(errors: Iterable[ErrorInfo]) -> list[ErrorGroup]:
-    """Return each distinct failure once, the first in time at the top; those that differ only in numbers are
-    one (`_folding`).
+    """Merge equal failures, the first in time at the top; failures that differ only in numbers count as equal
+    (`_folding`).
 
     >>> group, = fold_errors([ErrorInfo(0, "E", "x", "tb"), ErrorInfo(1, "E", "x", "tb")])
     >>> group.ranks, group.first

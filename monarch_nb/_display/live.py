@@ -64,8 +64,8 @@ class Publisher(Protocol):
     """
 
     def publish(self, view: View, *, final: bool) -> int:
-        """Show the view as it is now; return how many bytes that took. `final`: the cell has ended;
-        what comes late follows in further final calls.
+        """Write the view to the front end; return the number of bytes. `final`: the cell has ended; late
+        output follows in further final calls.
         """
 
 
@@ -101,8 +101,8 @@ class NotebookPublisher:
         return sum(map(len, bundle.values())) + self._publish_natives(view.natives())
 
     def _publish_natives(self, natives: list[Native]) -> int:
-        """Show what the front end itself draws, each below the ranks that it's from; return how many bytes
-        that took.
+        """Display the outputs that the front end renders itself, each below the label of its ranks; return
+        the number of bytes.
         """
         num_bytes = 0
         for native in natives:
@@ -160,7 +160,7 @@ class TerminalPublisher:
         self._is_closed = False
 
     def publish(self, view: View, *, final: bool) -> int:
-        """Print what is new."""
+        """Print the new lines."""
         if not self._progress and not view.visible():
             return 0
         text = view.drain(final=final) + (view.closing_text() if final and not self._is_closed else "")
@@ -224,7 +224,9 @@ class LiveDisplay:
         self.finish()
 
     def finish(self) -> None:
-        """Close the view and publish it a last time, on the caller's thread. Further calls do nothing."""
+        """Close the view and publish it for the last time, on the caller's thread. Further calls do
+        nothing.
+        """
         with self._publishing:
             if self._finished:
                 return
@@ -235,7 +237,7 @@ class LiveDisplay:
         self._view.listen(self._on_late)
 
     def _on_late(self) -> None:
-        """Publish the view once more, in a moment, with all that comes after its end until then."""
+        """Publish the view again, in a moment, with everything that arrives after its end until then."""
         with self._starting:
             if self._late:
                 return
@@ -250,14 +252,14 @@ class LiveDisplay:
             self._publisher.publish(self._view, final=True)
 
     def update(self) -> None:
-        """Publish the view as it is now, on the caller's thread."""
+        """Publish the view, on the caller's thread."""
         with self._publishing:
             if not self._finished and self._view.visible():
                 self._publisher.publish(self._view, final=False)
 
     def leave(self, why: str) -> None:
-        """Say in the display that nobody shows the rest here, and publish it a last time, on the caller's
-        thread.
+        """Write into the display that it is no longer updated, and publish it for the last time, on the
+        caller's thread.
         """
         self._view.leave(why)
         self.finish()
@@ -275,7 +277,9 @@ class LiveDisplay:
             _clock.add(self)
 
     def tick(self) -> bool:
-        """Publish if something has changed; say whether to be asked again. Called by the clock's thread."""
+        """Publish if something has changed; return whether to be called again. Called by the clock's
+        thread.
+        """
         if self._ending:
             self.finish()
         if self._finished:
@@ -322,7 +326,7 @@ class _Clock:
             self._wake.set()
 
     def displays(self) -> list[LiveDisplay]:
-        """Return the displays that have shown something and aren't finished."""
+        """Return the displays that have shown output and aren't finished."""
         with self._lock:
             return list(self._displays)
 
@@ -352,7 +356,7 @@ class _Clock:
 
 
 def _ticks_on(display: LiveDisplay) -> bool:
-    """Tick a display; one that can't be shown any more (a closed stream) is left alone."""
+    """Tick a display; one whose stream is closed is dropped."""
     try:
         return display.tick()
     except Exception:
@@ -366,13 +370,13 @@ if hasattr(os, "register_at_fork"):
 
 
 def leave_displays(why: str) -> None:
-    """Have each display that isn't finished say so: this program is about to end."""
+    """Mark all unfinished displays as no longer updated: this program is about to end."""
     for display in _clock.displays():
         display.leave(why)
 
 
 def choose_publisher() -> Publisher:
-    """Return a publisher for where this program runs: a kernel's front end, or text."""
+    """Return the publisher for this program's environment: a kernel's front end, or text."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return NotebookPublisher() if getattr(shell, "kernel", None) is not None else TerminalPublisher()

@@ -48,7 +48,9 @@ class CellState:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether there is a progress line: some rank runs, and the cell is older than `PROGRESS_AFTER_S`."""
+        """Whether there is a progress line: a rank still runs, and the cell is older than
+        `PROGRESS_AFTER_S`.
+        """
         return bool(self.running) and self.elapsed_s >= PROGRESS_AFTER_S
 
 

@@ -44,20 +44,20 @@ class StackView:
             view.close()
 
     def state(self) -> CellState:
-        """Return how far the first cell is that still runs, or the last."""
+        """Return the progress of the first cell that still runs, or of the last one."""
         states = [view.state() for view in self._views]
         return next((s for s in states if s.running), states[-1])
 
     def next_tick_s(self) -> float | None:
-        """Return in how many seconds something changes by itself."""
+        """Return the seconds until something changes without an event."""
         return min((t for v in self._views if (t := v.next_tick_s()) is not None), default=None)
 
     def unfinished_text(self) -> str:
-        """Return a sentence on how unfinished cells go on if nobody shows them from now on."""
+        """Return a sentence on how unfinished cells continue when they are no longer displayed."""
         return "; ".join(text for view in self._views if (text := view.unfinished_text()))
 
     def leave(self, why: str) -> None:
-        """Note that nobody shows the cells from now on, and print how they go on."""
+        """Mark the cells as no longer displayed, and print how they continue."""
         for view in self._views:
             view.leave(why)
 

@@ -35,7 +35,7 @@ def render(template: str, /, **values: object) -> Markup:
 
 
 def joined(parts: list[Markup]) -> Markup:
-    """Put pieces of HTML behind each other."""
+    """Concatenate pieces of HTML."""
     return Markup("".join(parts))
 
 

@@ -31,7 +31,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def table(status: MeshStatus, *below: RenderableType) -> RenderableType:
-    """Return a mesh's state for a rich console, and the text below it."""
+    """Return a mesh's state as a table for a rich console, and the text below it."""
     from rich.console import Group
     from rich.text import Text
 
@@ -111,7 +111,7 @@ def _ranks(status: MeshStatus) -> RenderableType:
 
 
 def _folded(ranks: tuple[RankStatus, ...]) -> list[list[RankStatus]]:
-    """Return ranks one by one, or those that do the same together if there are many."""
+    """Return ranks one by one, or grouped by activity if there are many."""
     if len(ranks) <= MAX_ROWS:
         return [[r] for r in ranks]
     found: dict[object, list[RankStatus]] = {}
@@ -136,7 +136,7 @@ def _doing(rank: RankStatus) -> str:
 
 
 def sparkline(shares: tuple[float | None, ...]) -> str:
-    """Return per cents as a row of bars.
+    """Return percentages as a row of bars.
 
     >>> sparkline((0.0, 50.0, 100.0, None))
     '▁▅█ '

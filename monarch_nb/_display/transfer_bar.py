@@ -63,15 +63,15 @@ class Bar(Protocol):
 
 
 def show_long(transfer: Moving, began: float) -> Callable[[], None]:
-    """Show a transfer in the cell that runs; return the function that ends the display. Does nothing where
-    there's no notebook.
+    """Show a transfer in the running cell; return the function that ends the display. Does nothing without a
+    notebook.
     """
     return show_until_over(TransferBar(transfer, began))
 
 
 def show_until_over(bar: Bar, after_s: float = 0.0) -> Callable[[], None]:
-    """Show a bar in the cell that runs; return the function that ends the display. Does nothing where there's
-    no notebook.
+    """Show a bar in the running cell; return the function that ends the display. Does nothing without a
+    notebook.
 
     Args:
         after_s: so long it's not shown: it may be over by then.

@@ -49,7 +49,7 @@ class ViewWatcher:
         self._view.done_all(seconds)
 
     def waits(self, text: str) -> None:
-        """Show what the cell waits for; an empty text: it waits no longer."""
+        """Show what the cell waits for; an empty text: it no longer waits."""
         self._view.wait_for(text)
 
     def message(self, text: str) -> None:

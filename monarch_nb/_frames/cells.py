@@ -33,7 +33,7 @@ def is_of_kernel(file: str) -> bool:
 
 
 def with_cell_names(text: str, name: str) -> str:
-    r"""Return the text of a stack with cells by number.
+    r"""Return the text of a stack with cells named by number.
 
     Args:
         name: what stands for `File "..."`, with `\1` for the number.

@@ -42,7 +42,7 @@ class Bound(NamedTuple):
 
 
 def bound(*, force: bool = False) -> Bound:
-    """Return how many more ranks may be started on this machine."""
+    """Return the upper bound on further ranks of this machine."""
     found = list(_hard())
     if not force:
         found += _soft()
@@ -50,7 +50,7 @@ def bound(*, force: bool = False) -> Bound:
 
 
 def check_room(num: int, *, force: bool = False, how: str = "") -> None:
-    """See whether so many more ranks may be started.
+    """Raise if this machine has no room for a number of further ranks.
 
     Args:
         how: by which more can be had, if it can.
@@ -107,9 +107,7 @@ def _free_threads() -> int:
 
 
 def _left(controller: str, files: tuple[tuple[str, str], ...]) -> Iterator[int]:
-    """Yield how much is left under each limit of this process' control group, and of those that enclose
-    it.
-    """
+    """Yield the remainder under each limit of this process' control group, and of enclosing ones."""
     for group in own_groups(controller):
         for limit, used in files:
             with suppress(OSError, ValueError):  # the file is missing, or contains no number ("max")

@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `monarch-nb host` takes."""
+    """Add the arguments of `monarch-nb host`."""
     parser.add_argument(
         "--join", required=True, metavar="FILE", help="the invitation; - reads it from standard input"
     )
@@ -132,7 +132,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def be_host(invitation: Invitation, node: str) -> int:
-    """Be a host of a mesh until it ends, or until we are told to end; return the host process' exit status.
+    """Be a host of a mesh until it ends, or until this process is told to end; return the host process' exit
+    status.
 
     Raises:
         LauncherError: if there's no place, or the mesh can't be reached.
@@ -154,7 +155,7 @@ def _join(invitation: Invitation, node: str, place: int | None, *, detach: bool)
 
 
 def read_invitation(path: str) -> Invitation:
-    """Return the invitation in a file of ours that nobody else can read, or on standard input.
+    """Return the invitation in a file that only this user can read, or on standard input.
 
     Raises:
         LauncherError: if the file can't be read, or others can read it.
@@ -226,7 +227,7 @@ def knock(invitation: Invitation, node: str, place: int | None, keys: KeyPair | 
 
 
 def _unreachable(address: str) -> str:
-    """Return why nobody can be connected to at an address; empty if somebody can."""
+    """Return why an address can't be connected to; empty if it can."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     try:
         sockets.create_connection((host.strip("[]"), int(port)), timeout=TRY_S).close()
@@ -238,7 +239,7 @@ def _unreachable(address: str) -> str:
 
 
 def _ask(invitation: Invitation, address: str, knock: bytes) -> Admission | str:
-    """Knock at an address; return the answer, or what came instead."""
+    """Send a knock to an address; return the answer, or what came instead."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     connection = context.socket(zmq.DEALER)
     connection.setsockopt(zmq.LINGER, 0)
@@ -315,7 +316,7 @@ def _start(place: Place, *, detach: bool) -> subprocess.Popen[bytes]:
 
 
 def _job(environment: Mapping[str, str]) -> str:
-    """Return the name of the job that has given this host.
+    """Return the name of the job that has provided this host.
 
     >>> _job({"SLURM_JOB_ID": "7"})
     'slurm job 7'
@@ -335,7 +336,7 @@ def host_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the host process' end; whoever ends us, ends it."""
+    """Wait for the host process' end; end it if this process is told to end."""
 
     def pass_on(_number: int, _frame: FrameType | None) -> None:
         _notified.append(process.pid)

@@ -77,13 +77,13 @@ class LocalSockets:
         route.send(frame)
 
     def drop_route(self, dst: int) -> None:
-        """Close the way to a process that has ended."""
+        """Close the route to a process that has ended."""
         route = self._routes.pop(dst, None)
         if route is not None:
             route.close()
 
     def close(self, linger_s: float) -> None:
-        """Close everything; what is queued is sent within `linger_s`, or lost."""
+        """Close everything; queued messages are sent within `linger_s`, or lost."""
         until = self._loop.clock() + linger_s
         for route in self._routes.values():
             route.close(until - self._loop.clock())

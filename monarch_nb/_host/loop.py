@@ -92,8 +92,8 @@ class Loop:
         heapq.heappush(self._timers, (when, self._count, callback))
 
     def clock(self) -> float:
-        """Return a time in seconds that doesn't go on while this loop stands still: for judging others by
-        how long they've been silent.
+        """Return a time in seconds that doesn't advance while this loop stands still: for measuring how long
+        others have been silent.
         """
         return time.monotonic() - self._stalled_s
 
@@ -102,9 +102,7 @@ class Loop:
         self.call_at(time.monotonic() + delay_s, callback)
 
     def call_shortly(self, callback: Callback) -> None:
-        """Call `callback` within `SHORTLY_S`, together with others: one timer for all, however many there
-        are.
-        """
+        """Call `callback` within `SHORTLY_S`, together with others: one timer for all."""
         if not self._shortly:
             self.call_later(SHORTLY_S, self._run_shortly)
         self._shortly.append(callback)
@@ -136,7 +134,7 @@ class Loop:
             self._serve_files(0.0 if busy else self._wait_s())
 
     def _was_late(self) -> bool:
-        """Say whether the loop has stood still since the last round began, and take note for how long."""
+        """Say whether the loop has stood still since the last round began, and record for how long."""
         now = time.monotonic()
         late_s = now - self._expected
         self._expected = now
@@ -183,8 +181,8 @@ class Loop:
 
 
 def guarded(callback: Callback) -> None:
-    """Call back; an error is written to the log, and everything else goes on: ranks must not die of a bug
-    here.
+    """Call a callback; an error is written to the log, and everything else continues: ranks must not die of
+    an error here.
     """
     try:
         callback()

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run a host process; its configuration comes as JSON on standard input, readiness is told on fd 1."""
+    """Run a host process; its configuration comes as JSON on standard input, readiness is reported on fd
+    1.
+    """
     config = HostConfig.decode(sys.stdin.buffer.read())
     zygote = start_zygote(config.sys_path, config.directory) if config.warm else None
     # this and the imports below take half a second, during which the zygote imports, too
@@ -46,7 +48,7 @@ def main() -> None:
 
 
 def _made(config: HostConfig, zygote: Zygote | None) -> HostProcess | Relay:
-    """Make the controller, the host agent or the relay that the configuration asks for."""
+    """Create the controller, the host agent or the relay, as configured."""
     from monarch_nb._host.agent.agent import HostAgent
     from monarch_nb._host.controller.controller import ControllerProcess
     from monarch_nb._host.relay import Relay

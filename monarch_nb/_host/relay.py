@@ -136,7 +136,7 @@ class Relay:
             self._router.export(message)
 
     def _look_at(self, message: Message) -> None:
-        """Take note of who comes and goes."""
+        """Record which programs come and go."""
         if message.kind != wire.CONTROL:
             return
         if message.name == Hello.wire_name.encode():
@@ -150,8 +150,8 @@ class Relay:
         self.loop.watch_file(fd, lambda: self._ended(proc))
 
     def _ended(self, proc: int) -> None:
-        """Say goodbye to the controller for a program that has ended, and forget the program. If the program
-        was killed, it has said nothing itself.
+        """Send the controller a goodbye for a program that has ended, and drop the program. A killed program
+        hasn't sent one itself.
         """
         goodbye = wire.pack(
             wire.CONTROL,
@@ -229,7 +229,7 @@ class Relay:
         self.loop.stop()
 
     def run(self) -> None:
-        """Serve until shut down; leave nothing behind."""
+        """Serve until shut down; clean up."""
         try:
             self.loop.run()
             self._link.disable_monitor()

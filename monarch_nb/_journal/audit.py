@@ -48,7 +48,7 @@ class Audit:
         self._is_due = False
 
     def note(self, key: str, role: Role, who: str, what: str, *, detail: str = "", refused: str = "") -> None:
-        """Enter that somebody has asked for something."""
+        """Enter a request into the audit."""
         now = time.time()
         row = AuditRow(
             now,
@@ -66,7 +66,7 @@ class Audit:
             self._write_soon()
 
     def _counted(self, row: AuditRow) -> bool:
-        """Count a row as one that is there; its file has the count when it's written anew."""
+        """Count a row as a repetition of an existing one; the file has the count when it's rewritten."""
         for back in range(1, min(_ALIKE_AMONG, len(self._rows)) + 1):
             known = self._rows[-back]
             if _same(known) == _same(row):
@@ -86,7 +86,7 @@ class Audit:
             self._later(self._write)
 
     def _write(self) -> None:
-        """Append what is new; a disk that can't be written to keeps nobody from anything."""
+        """Append new rows; errors of the disk are ignored."""
         self._is_due = False
         directory = self._directory()
         if not directory:
@@ -118,7 +118,7 @@ class Audit:
                 os.unlink(before)
 
     def close(self) -> None:
-        """Write all there is, with its counts."""
+        """Write everything, with the counts."""
         if self._rows and (directory := self._directory()):
             with suppress(OSError):
                 self._write_anew(os.path.join(directory, FILE))

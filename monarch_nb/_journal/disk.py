@@ -14,7 +14,7 @@ eighth.
 
 
 def check_room(directory: str) -> None:
-    """See whether there's room to go on.
+    """Raise if there's no room to continue.
 
     Raises:
         OSError: if there isn't, or nobody can say.
@@ -26,7 +26,7 @@ def check_room(directory: str) -> None:
 
 
 def why(error: OSError, path: str) -> str:
-    """Return the error that keeps us from writing below `path`, in words that name the disk.
+    """Return the error of writing below `path`, in words that name the disk.
 
     >>> why(OSError(errno.EROFS, "Read-only file system"), "/proc/self/x")
     'Read-only file system: /proc/self/x'
@@ -38,7 +38,7 @@ def why(error: OSError, path: str) -> str:
 
 
 def _disk(path: str) -> str:
-    """Return where a path is mounted, and how full that is."""
+    """Return the mount point of a path, and how full it is."""
     path = os.path.abspath(path)
     while not os.path.exists(path):
         path = os.path.dirname(path)

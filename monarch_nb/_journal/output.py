@@ -89,13 +89,13 @@ class OutputStore:
 
     @property
     def start(self) -> int:
-        """Position of the oldest record that is still there."""
+        """Position of the oldest record that still exists."""
         return self._starts[0] if self._starts else self.end
 
     def append(
         self, kind: int, stream: str, group: str, rank: int, origin: int, data: bytes, *, keep: bool = True
     ) -> Appended:
-        """Write a record, if that can be done, without what looks like a secret.
+        """Write a record, if possible, with probable secrets masked.
 
         Args:
             keep: whether it's to be written.
@@ -134,7 +134,7 @@ class OutputStore:
         return True
 
     def _is_full(self) -> bool:
-        """Say whether the file is long, or old enough that what is in it couldn't go by its age."""
+        """Say whether the file is large, or so old that its content couldn't be dropped by age."""
         return (
             self.end - self._starts[-1] >= self._segment_bytes
             or time.time() - self._segment_since > self.max_age_s / 8
@@ -161,7 +161,7 @@ class OutputStore:
     # --- pauses
 
     def pause(self) -> None:
-        """Keep nothing from now on; what has been written in part is cut off."""
+        """Stop keeping records; a partially written one is cut off."""
         self.is_paused = True
         if self._fd < 0:
             return
@@ -178,7 +178,7 @@ class OutputStore:
         self._marks = [m for m in self._marks if m < self.end]
 
     def resume(self, note: str) -> None:
-        """Keep records again; the first one is a note that says what is missing.
+        """Resume keeping records; the first one is a note about the missing ones.
 
         Raises:
             OSError: if they still can't be kept.
@@ -199,7 +199,7 @@ class OutputStore:
         return os.path.join(self.directory, f"output-{start:016x}.bin")
 
     def drop_old(self) -> None:
-        """Drop files that are too old, or too much."""
+        """Drop files that are too old, or beyond the maximum size."""
         while len(self._starts) > 1 and (
             self.end - self.start > self.max_bytes or self._is_old(self._starts[0])
         ):
@@ -218,7 +218,7 @@ class OutputStore:
     def scan(
         self, position: int, wanted: Callable[[Record], bool] | None, max_bytes: int = _SCAN_BYTES
     ) -> Scan:
-        """Read on from `position`: the wanted records of the next `max_bytes` or so.
+        """Read from `position` on: the wanted records of about the next `max_bytes`.
 
         `wanted` sees a record without its data. A record that is larger than `max_bytes` comes by itself.
         """
@@ -233,7 +233,7 @@ class OutputStore:
         return Scan(kept, position + used, num_lost)
 
     def _read(self, position: int, max_bytes: int) -> tuple[bytes, int]:
-        """Return some bytes from a position on, one record at least, and where that file ends."""
+        """Return some bytes from a position on, at least one record, and the end of their file."""
         at = bisect_right(self._starts, position)
         segment = self._starts[at - 1]
         end = self._starts[at] if at < len(self._starts) else self.end
@@ -251,8 +251,8 @@ class OutputStore:
         return data, end
 
     def scan_back(self, before: int, wanted: Callable[[Record], bool] | None) -> tuple[Scan, int]:
-        """Read the stretch that ends at `before`, where a record ends; return it, and where it begins
-        (`start`: there's nothing before it).
+        """Read the part that ends at `before`, where a record ends; return it, and its beginning (`start`:
+        nothing precedes it).
         """
         before = min(before, self.end)
         at = bisect_left(self._marks, before) - 1
@@ -262,8 +262,8 @@ class OutputStore:
         return self.scan(begin, wanted, before - begin), begin
 
     def tail_start(self, num_bytes: int) -> int:
-        """Return a position at the beginning of a file, at least `num_bytes` before the end if there is as
-        much.
+        """Return the position of a file's beginning, at least `num_bytes` before the end if there are that
+        many.
         """
         return max((s for s in self._starts if s <= self.end - num_bytes), default=self.start)
 
@@ -274,7 +274,7 @@ class OutputStore:
             self._fd = -1
 
     def move(self, directory: str) -> None:
-        """Go on in another directory; what is there already goes along.
+        """Continue in another directory; existing files are moved.
 
         Raises:
             OSError: if that can't be written there; then all stays where it was.
@@ -301,7 +301,7 @@ class OutputStore:
 
 
 def _pick(data: bytes, wanted: Callable[[Record], bool] | None) -> tuple[bytes, int]:
-    """Return the wanted whole records in `data`, and how many bytes all whole records have."""
+    """Return the wanted complete records in `data`, and the number of bytes of all complete records."""
     at, end = 0, len(data)
     kept = []
     while at + HEADER.size <= end:

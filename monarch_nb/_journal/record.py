@@ -79,7 +79,7 @@ def pack(record: Record) -> bytes:
 
 
 def unpack(data: bytes | memoryview) -> Iterator[Record]:
-    """Yield the records in `data`; one that is cut off at the end is left out."""
+    """Yield the records in `data`; an incomplete one at the end is left out."""
     at, end = 0, len(data)
     while at + HEADER.size <= end:
         size, kind, stream, group, rank, origin, seq, when = HEADER.unpack_from(data, at)

@@ -57,7 +57,7 @@ _SIGNS = tuple((sign, re.compile(form)) for signs, form in _FORMS for sign in si
 
 
 def mask(data: bytes) -> bytes:
-    """Return text with asterisks for what looks like a secret; the text itself if nothing does.
+    """Return text with probable secrets masked by asterisks; the text itself if there are none.
 
     >>> mask(b"password = 'hunter2'; login(hf_abcdefghijklmnopqrst)")
     b"password = '*******'; login(***********************)"
@@ -103,7 +103,7 @@ def _mask_any(value: Any) -> Any:
 
 
 def is_unlogged(source: str) -> bool:
-    """Say whether a cell isn't to be kept.
+    """Say whether a cell is excluded from the journal.
 
     >>> is_unlogged("# nolog\\nlogin()"), is_unlogged("login()  # nolog"), is_unlogged("x = 1\\n# nolog")
     (True, True, False)

@@ -18,7 +18,7 @@ from typing import Any
 
 
 def load(shell: Any) -> None:
-    """Register the magics, say what runs, and warm up."""
+    """Register the magics, list running meshes, and warm up."""
     from monarch_nb import _reload
     from monarch_nb._client import kernel, spare, waiting
     from monarch_nb._commands.refusal import explanation
@@ -55,7 +55,7 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Forget the magics; meshes go on."""
+    """Remove the magics; meshes continue."""
     from monarch_nb._client import waiting
     from monarch_nb._magics import auto
     from monarch_nb._magics.completion import Completion, explain_verbs

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def debug(state: State, arguments: Namespace) -> None:
-    """Talk to ranks that stand at a breakpoint, or have failed."""
+    """Show the debugger's prompt for ranks that are stopped at a breakpoint, or have failed."""
     mesh = state.mesh(arguments.name)
     debugger = mesh.debugger()
     if arguments.post_mortem:
@@ -35,7 +35,7 @@ def debug(state: State, arguments: Namespace) -> None:
 
 
 def talk(mesh: Mesh) -> bool:
-    """Show the prompt in this cell until nobody stands anywhere, or the user leaves.
+    """Show the prompt in this cell until no thread is stopped, or the user leaves.
 
     Raises:
         MeshUsageError: if nobody can type here; the ranks run on, without breakpoints.
@@ -71,8 +71,8 @@ class CellPrompt:
         """Stops with an interrupt on its way: they aren't shown in a prompt again."""
 
     def __call__(self, session: Session) -> Exception | None:
-        """Talk; where nobody can type, let the ranks run on, and return what is to be raised once the wait
-        is over.
+        """Show the prompt; where nobody can type, let the ranks run on, and return the error to raise once
+        the wait is over.
         """
         mesh = next((m for m in self._state.meshes.values() if transport_of(m) is session.transport), None)
         if mesh is None:
@@ -94,7 +94,7 @@ class CellPrompt:
 
 
 def break_(state: State, arguments: Namespace) -> None:
-    """Set a breakpoint from outside, while code runs."""
+    """Set a breakpoint while code runs."""
     mesh = state.mesh(arguments.name)
     if arguments.clear:
         mesh.debugger().clear_breaks()

@@ -20,7 +20,7 @@ INPUT_OVER_MIME = "application/vnd.monarch-nb.input-over+json"
 
 
 def answer_questions(mesh: Mesh) -> None:
-    """Ask whoever sits here until no rank asks any more."""
+    """Prompt this notebook's user for answers until no rank has a question."""
     session = session_of(mesh)
     while True:
         seen = session.num_questions_over
@@ -44,7 +44,7 @@ def answer_questions(mesh: Mesh) -> None:
 
 
 def _asked(mesh: Mesh, row: QuestionRow, seen: int) -> str:
-    """Ask what a rank asks.
+    """Prompt for one question of a rank.
 
     Args:
         seen: how many questions were over before it was known that this one isn't.
@@ -70,7 +70,7 @@ def _asked(mesh: Mesh, row: QuestionRow, seen: int) -> str:
 
 
 def close_box() -> None:
-    """Have the front end take its input box away: the kernel doesn't wait for it any more.
+    """Have the front end remove its input box: the kernel no longer waits for it.
 
     Jupyter's protocol has no message for that. An update of a display that isn't there is one that everybody
     else passes over, and ours looks for the type.

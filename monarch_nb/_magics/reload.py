@@ -17,7 +17,7 @@ from monarch_nb.exceptions import MeshUsageError
 
 
 def reload(state: State, arguments: Namespace) -> None:
-    """Put the methods of a class on its living actors."""
+    """Replace the methods of living actors by those of a class."""
     from monarch_nb.actor import Actor
 
     cls = state.shell.user_ns.get(arguments.cls)
@@ -54,7 +54,7 @@ class StaleClasses:
         self._known: dict[str, weakref.ref[type]] = {}
 
     def __call__(self, result: Any = None) -> None:
-        """Look for classes that are new; called after each cell."""
+        """Find classes that are new; called after each cell."""
         actor_mesh = sys.modules.get("monarch_nb.actor.actor_mesh")
         if actor_mesh is None:
             return

@@ -31,7 +31,7 @@ class Access(NamedTuple):
 
 
 def set_(state: State, arguments: Namespace) -> None:
-    """Show the settings that hold, or change one."""
+    """Show the settings, or change one."""
     if arguments.setting is None:
         for name in SETTINGS:
             print(_line(name, _mesh_for(state, arguments, name, must=False)))

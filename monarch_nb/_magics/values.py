@@ -85,7 +85,7 @@ class Values:
         self._remote = remote
 
     def offer(self, verb: str, word: Word, mesh: Mesh | None) -> tuple[str, list[str]] | None:
-        """Return fragment and offers, which all begin with it; None where IPython knows better."""
+        """Return the fragment and its completions; None where IPython's are better."""
         action = word.action
         if action is None:
             return word.text, []
@@ -143,7 +143,7 @@ def _cells(mesh: Mesh | None) -> list[str]:
 
 
 def _sizes(text: str, mesh: Mesh | None) -> tuple[str, list[str]]:
-    """Return how `hosts=2,gpus=` may go on: dimensions that weren't named, sizes around the present one.
+    """Return completions of `hosts=2,gpus=`: dimensions not named yet, sizes around the present one.
 
     >>> _sizes("hosts=2,g", None)
     ('g', ['gpus='])

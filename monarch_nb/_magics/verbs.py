@@ -29,7 +29,9 @@ Verb = Callable[[State, Namespace], Any]
 
 
 def run_shared(command: Command, state: State, arguments: Namespace) -> Any:
-    """Do on a mesh what the table says, and show it: a result that shows itself is returned."""
+    """Run a command of the table on a mesh, and show the result; a result that displays itself is
+    returned.
+    """
     assert command.run is not None
     mesh = state.mesh(arguments.name)
     loss = "" if getattr(arguments, "force", True) else command.loss(mesh, arguments)
@@ -46,7 +48,7 @@ def run_shared(command: Command, state: State, arguments: Namespace) -> Any:
 
 
 def _confirm(question: str, command: Command, arguments: Namespace) -> bool:
-    """Ask; where nobody can answer, say what to type instead.
+    """Ask for confirmation; where nobody can answer, say what to type instead.
 
     Raises:
         MeshUsageError: if there is no stdin.

@@ -88,8 +88,8 @@ class HostAgent(HostProcess):
         self.loop.call_later(BEAT_S, self._beats)
 
     def _watch_launcher(self, pid: int | None) -> None:
-        """End with the process that an engine has started on this host: when the engine takes the host
-        away, that one is killed.
+        """End with the process that an engine has started on this host: the engine kills that when it takes
+        the host away.
         """
         if pid is None:
             return
@@ -110,8 +110,8 @@ class HostAgent(HostProcess):
         self.receive_remote(join([f.buffer for f in self._link.recv_multipart(copy=False)]))
 
     def before_accept(self, message: Message) -> None:
-        """Have output belong to a cell that is about to begin. What ranks wrote before belongs to the one
-        before, and is read first.
+        """Assign output from now on to a cell that is about to begin. Earlier output of ranks belongs to the
+        cell before, and is read first.
         """
         if message.kind == wire.FANOUT and message.src == address.CONTROLLER:
             receivers, inner_frame = wire.unpack_fanout(message)
@@ -155,8 +155,8 @@ class HostAgent(HostProcess):
 
     @handles(Beat)
     def on_beat(self, event: Beat, sender: Sender) -> None:
-        """Handle a sign of life from the controller: allow it a longer silence. From now on its end is seen
-        by the connection's; if that stands, it's only being slow.
+        """Handle a heartbeat of the controller: allow a longer silence. From now on its end is noticed by the
+        connection's end; while the connection is open, the controller is only slow.
         """
         self._last_beat, self._limit_s = self.loop.clock(), SILENT_S
 

@@ -56,7 +56,7 @@ class Heartbeat:
         loop.call_later(LOOK_S, self._look)
 
     def answered(self, src: int) -> None:
-        """Note the time of a rank's answer."""
+        """Record the time of a rank's answer."""
         self._asked.pop(src, None)
         self._answered[src] = self._loop.clock()
 

@@ -40,11 +40,11 @@ class OutputReader:
             self._on_piece(piece)
 
     def begin_origin(self, origin: int) -> None:
-        """Have output that comes without a mark from now on belong to `origin`."""
+        """Assign unmarked output from now on to `origin`."""
         self._parser.begin_origin(origin)
 
     def drain(self) -> None:
-        """Read what is in the pipe, without waiting for processes that still hold its other end."""
+        """Read the pipe's content, without waiting for processes that still hold its other end."""
         while self.fd >= 0:
             try:
                 data = os.read(self.fd, READ_BYTES)

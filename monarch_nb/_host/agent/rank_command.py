@@ -32,7 +32,7 @@ class RankCommand:
 
 
 def rank_command(spec: RankSpec, spec_fd: int) -> RankCommand:
-    """Return the command for a rank whose specification lies in `spec_fd`, which it inherits."""
+    """Return the command for a rank whose specification is in `spec_fd`, which the rank inherits."""
     group = spec.group
     command = group.commands[min(spec.place.rank, len(group.commands) - 1)] if group.commands else None
     env = _environment(command)
@@ -49,8 +49,8 @@ def rank_command(spec: RankSpec, spec_fd: int) -> RankCommand:
 
 
 def module_path(theirs: Sequence[str], ours: Sequence[str]) -> list[str]:
-    """Return the module path of a rank: the spawning program's; where its interpreter isn't on this host, the
-    host process' own behind it, or not even the standard library would be found.
+    """Return the module path of a rank: the spawning program's; where its interpreter isn't on this host,
+    followed by the host process' own, which has the standard library.
 
     >>> module_path(["/no/such/lib/python3.11", "/home/me/proj"], ["/usr/lib/python3.11"])
     ['/no/such/lib/python3.11', '/home/me/proj', '/usr/lib/python3.11']

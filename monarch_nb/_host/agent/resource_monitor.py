@@ -102,7 +102,7 @@ class ResourceMonitor:
     # --- when
 
     def watch(self, on: bool) -> None:
-        """Begin to poll and sample the ranks here when somebody watches; stop when nobody does any more."""
+        """Begin to poll and sample the ranks here when the state is watched; stop when it no longer is."""
         if on and not self._watched:
             self._watched = True
             self._num_watches += 1
@@ -128,7 +128,7 @@ class ResourceMonitor:
             self._sampler.ask((), (), lambda sample: self._take_sample(sample.host))
 
     def glance(self) -> None:
-        """Look at the pages now."""
+        """Read the activity pages now."""
         self._poll()
         self._tell(None)
 
@@ -158,7 +158,7 @@ class ResourceMonitor:
     # --- pages
 
     def forget(self, proc: int) -> None:
-        """Drop everything that is kept for a rank that has ended, its page included."""
+        """Drop all data of a rank that has ended, including its page."""
         fd = self._pages.pop(proc, -1)
         if fd >= 0:
             os.close(fd)
@@ -176,7 +176,9 @@ class ResourceMonitor:
                 self._read_page(proc)
 
     def does_other(self, proc: int, cell: int) -> bool:
-        """Say whether a rank's main thread is at work, and not for that cell, which waits behind it."""
+        """Say whether a rank's main thread is busy with other work than a given cell, which waits behind
+        it.
+        """
         fd = self._page_of(proc)
         slots = read_page(os.pread(fd, PAGE_BYTES, 0), os.pread(fd, PAGE_BYTES, 0)) if fd >= 0 else None
         main = next((slot for slot in slots or () if slot.is_main and slot.state == BUSY), None)
@@ -207,7 +209,7 @@ class ResourceMonitor:
             self._put(proc, self._with_activity(proc, read_page(data) or []))
 
     def _with_activity(self, proc: int, slots: list[Activity]) -> MonitoredRank:
-        """Return a rank's row with what it does; while somebody watches, one that was busy since the
+        """Return a rank's row with its activity; while the state is watched, a rank that was busy since the
         last look counts as busy, however short its calls are.
         """
         counts = tuple(slot.num_changes for slot in slots)
@@ -297,7 +299,7 @@ class ResourceMonitor:
         self._check_answered()
 
     def answered(self, proc: int, payload: bytes | memoryview) -> None:
-        """Take a rank's answer, which says where the rank stands, and put it into the rank's row."""
+        """Handle a rank's answer about its place, and put it into the rank's row."""
         self._asked.discard(proc)
         if self._supervisor.ranks.get(proc) is not None and len(payload):
             found = decode(Standing, payload)
@@ -350,7 +352,7 @@ def _since_before(now: Collective | None, before: Collective | None) -> Collecti
 
 
 def _with_ranks(gpu: GpuStatus, by_pid: dict[int, Rank]) -> GpuStatus:
-    """Return a GPU whose processes say which ranks they are."""
+    """Return a GPU whose processes are labelled with their ranks."""
     return replace(
         gpu,
         processes=tuple(replace(p, rank=by_pid[p.pid].rank) if p.pid in by_pid else p for p in gpu.processes),
@@ -358,7 +360,7 @@ def _with_ranks(gpu: GpuStatus, by_pid: dict[int, Rank]) -> GpuStatus:
 
 
 def _gpu_memory(gpus: Sequence[GpuStatus], by_pid: dict[int, Rank]) -> dict[int, int]:
-    """Return how many bytes ranks have on GPUs, by proc."""
+    """Return the number of bytes that ranks use on GPUs, by proc."""
     used: dict[int, int] = {}
     for process in (p for gpu in gpus for p in gpu.processes if p.pid in by_pid):
         proc = by_pid[process.pid].proc

@@ -60,7 +60,7 @@ class Router:
     # --- from this machine to another
 
     def export(self, message: Message) -> None:
-        """Pass on a message of a local process that is for another host."""
+        """Forward a message of a local process to another host."""
         if message.kind == wire.REPLY and self._gather(message):
             return
         for key in [k for k, g in self._gatherings.items() if k[0] == message.dst and g.answers]:
@@ -113,7 +113,7 @@ class Router:
             self._send_local(proc, wire.readdress(frame, slot, proc))
 
     def _attach(self, message: Message, frames: Sequence[Any], holders: Sequence[int]) -> bytes:
-        """Put frames that followed into shared memory, once for all `holders`."""
+        """Put frames that followed a message into shared memory, once for all `holders`."""
         if not message.table:
             return message.frame
         views = [memoryview(f) for f in frames]
@@ -122,7 +122,7 @@ class Router:
     # --- answers of one call, together
 
     def _gather(self, message: Message) -> bool:
-        """Keep an answer for a while; False if it must go by itself."""
+        """Hold back an answer for a while; False if it must be sent separately."""
         key = (message.dst, message.ref)
         gathering = self._gatherings.get(key)
         if gathering is None:

@@ -61,7 +61,7 @@ class StackService:
         self._turn = threading.Lock()
 
     def take_stacks(self, procs: Sequence[int], native: bool, done: Callable[[Found], None]) -> None:
-        """Take the stacks of ranks; `done` gets them in the loop's thread.
+        """Take the stacks of ranks; `done` is called with them in the loop's thread.
 
         Args:
             native: C frames, too: only py-spy has them.
@@ -100,7 +100,7 @@ class StackService:
         return found
 
     def _by_signal(self, targets: Sequence[_Target], found: Found) -> list[_Target]:
-        """Have ranks write their stacks; return those that haven't."""
+        """Have ranks write their stacks; return those that didn't."""
         left, waiting = [], []
         for target in targets:
             writing = self._request_dump(target)
@@ -122,7 +122,7 @@ class StackService:
         return left
 
     def _request_dump(self, target: _Target) -> _Writing | str:
-        """Send the signal; or say why not."""
+        """Send the signal to a rank; return the reason if that fails."""
         if found := process_trouble(target.pid, stopped_only=True):
             return f"no signal reaches it: it {found.partition(';')[0]}"
         try:
@@ -146,7 +146,7 @@ class _Writing:
         self.main_ident = main_ident
 
     def finish(self, deadline: float) -> str:
-        """Wait until all is there; return what is there by the deadline."""
+        """Wait until the file is complete; return its content at the deadline."""
         try:
             before, text = "", self._read()
             while (
@@ -165,8 +165,8 @@ class _Writing:
 
 
 def _send(pid: int, thread_id: int) -> None:
-    """Send the signal to one thread; to any, if that isn't there. The process is a child of ours that
-    hasn't been reaped: its pid is its own.
+    """Send the signal to one thread; if that doesn't exist, to any. The process is a child of this one that
+    hasn't been reaped, so that its pid is valid.
     """
     libc = ctypes.CDLL(None)
     if thread_id and hasattr(libc, "tgkill") and libc.tgkill(pid, thread_id, int(dump.NUMBER)) == 0:
@@ -182,7 +182,7 @@ def find_py_spy() -> str:
 
 
 def _by_py_spy(target: _Target, found: RankStacks, native: bool) -> None:
-    """Have py-spy look; what can't be had is said."""
+    """Take stacks with py-spy; record which couldn't be taken."""
     path = find_py_spy()
     before = f"{found['missing']}; " if found["missing"] else ""
     if not path:

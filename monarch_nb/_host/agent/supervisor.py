@@ -64,7 +64,7 @@ class Rank:
     """Connection to the zygote that was asked to fork it."""
 
     def remember(self, text: bytes) -> None:
-        """Keep the last lines for the obituary."""
+        """Keep the last lines, for the report of the rank's end."""
         joined = b"".join([*self.tail, text])
         self.tail = joined.splitlines(True)[-_LAST_LINES:]
 
@@ -110,19 +110,19 @@ class Supervisor:
     # --- the zygote
 
     def warm_up(self) -> None:
-        """Start the zygote, if it isn't there."""
+        """Start the zygote, if it isn't running."""
         if self._zygote is not None and self._zygote.poll() is None:
             return
         self._use(start_zygote(self._sys_path, self._directory, self._environment, self._held))
 
     @property
     def environment(self) -> tuple[RankEnvironment | None, list[str]]:
-        """The environment that ranks are started in, None for our own; and their module path."""
+        """The environment that ranks are started in, None for this process' own; and their module path."""
         return self._environment, list(self._sys_path)
 
     def switch(self, environment: RankEnvironment, done: Callable[[str], None]) -> None:
-        """Have ranks be forked from a zygote in another environment from now on; those that are asked for
-        meanwhile wait for it.
+        """Have ranks be forked from a zygote in another environment from now on; ranks requested meanwhile
+        wait for it.
 
         Args:
             done: told why that can't be; an empty text if it's so.
@@ -134,7 +134,7 @@ class Supervisor:
         self._switch.start_zygote()
 
     def _switched(self, switch: ZygoteSwitch) -> None:
-        """Take the new zygote, if it has come up, and start what has waited."""
+        """Use the new zygote, if it has started, and start the waiting ranks."""
         self._switch = None
         if switch.zygote is not None:
             old = self._link
@@ -150,7 +150,9 @@ class Supervisor:
             self.start(ranks, spec, method)
 
     def move(self, belongings: dict[str, object], sys_path: list[str]) -> None:
-        """Have the zygote, and those that come after it, run with what another program has."""
+        """Have this zygote, and later ones, run with another program's environment, module path and
+        directory.
+        """
         self._sys_path = sys_path
         assert self._link is not None
         fd = _in_memory(json.dumps(belongings).encode())
@@ -200,7 +202,7 @@ class Supervisor:
     # --- starting
 
     def start(self, ranks: list[RankPlace], spec: SharedSpec, method: StartMethod) -> None:
-        """Start ranks; `ranks` has what is each one's own, `spec` what they share."""
+        """Start ranks; `ranks` has their own settings, `spec` the shared ones."""
         if self._switch is not None:
             self._switch.waiting.append((ranks, spec, method))
             return
@@ -260,8 +262,8 @@ class Supervisor:
         self._on_piece(rank, piece)
 
     def _spawn(self, spec: RankSpec) -> None:
-        """Start a rank as a fresh interpreter, or by the user's own command: slow, but it shares nothing
-        with the zygote.
+        """Start a rank as a fresh interpreter, or by the user's own command: slow, but independent of the
+        zygote.
         """
         rank = self.ranks[spec.place.proc]
         out_fd, err_fd = self._make_pipes(rank)
@@ -296,7 +298,7 @@ class Supervisor:
             self._loop.call_later(COMMAND_S, lambda: self._give_up(rank))
 
     def _give_up(self, rank: Rank) -> None:
-        """Kill a user's command that has had time enough to become a rank, and hasn't."""
+        """Kill a user's command that hasn't become a rank in time."""
         if rank.state == ProcState.STARTING:
             rank.tail.append(
                 (
@@ -314,8 +316,8 @@ class Supervisor:
             self._signal(rank, signal.SIGKILL)
 
     def drain(self) -> None:
-        """Read whatever ranks have written so far. One look at all pipes: it's done twice for each cell
-        and rank.
+        """Read all output that ranks have written so far. One look at all pipes: it's done twice for each
+        cell and rank.
         """
         for fd, _ in self._pipes.poll(0):
             reader = self._readers.get(fd)
@@ -369,7 +371,7 @@ class Supervisor:
         )
 
     def signal(self, procs: list[int], number: int) -> None:
-        """Send a signal to ranks (not to what they started)."""
+        """Send a signal to ranks (not to their child processes)."""
         for proc in procs:
             rank = self.ranks.get(proc)
             if rank is not None:
@@ -382,7 +384,7 @@ class Supervisor:
                 signal.pidfd_send_signal(rank.pidfd, number)
 
     def stop(self, procs: list[int], grace_s: float = STOP_GRACE_S) -> None:
-        """Ask ranks to leave, and kill after `grace_s` those that haven't."""
+        """Ask ranks to exit, and kill the remaining ones after `grace_s`."""
         leaving = [
             r
             for p in procs
@@ -402,14 +404,14 @@ class Supervisor:
 
     @property
     def num_alive(self) -> int:
-        """Ranks that haven't ended."""
+        """Number of ranks that haven't ended."""
         return sum(
             r.state in (ProcState.STARTING, ProcState.RUNNING, ProcState.STOPPING)
             for r in self.ranks.values()
         )
 
     def close(self) -> None:
-        """Kill what is left, zygote included, and wait for it."""
+        """Kill the remaining ranks and the zygote, and wait for them."""
         for rank in self.ranks.values():
             if rank.pidfd >= 0:
                 self._signal(rank, signal.SIGKILL)
@@ -429,7 +431,7 @@ def _become_subreaper() -> None:
 
 
 def reap_strangers(known: set[int]) -> None:
-    """Reap orphans of ranks, which the kernel has made our children."""
+    """Reap orphans of ranks, which the kernel has made children of this process."""
     while True:
         try:
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -442,8 +444,8 @@ def reap_strangers(known: set[int]) -> None:
 
 
 def kill_children(grace_s: float = STOP_GRACE_S) -> None:
-    """Kill every child of this process, adopted ones included, until there's none; but don't wait for one
-    that can't be killed (it has become another user's), for this process is to end.
+    """Kill every child of this process, adopted ones included, until none is left; but don't wait for one
+    that can't be killed (because it belongs to another user now): this process is about to end.
     """
     limit = time.monotonic() + grace_s
     while time.monotonic() < limit:

@@ -46,7 +46,7 @@ class WorkspaceService:
         self._placers: dict[str, Placer] = {}
 
     def _later(self, sender: Sender, do: Callable[[], object]) -> Later:
-        """Do something in the thread, and answer."""
+        """Run a task in the thread, and answer with its result."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "mnb-workspace")
         process = self._process
@@ -72,7 +72,7 @@ class WorkspaceService:
 
     @handles(GreetWorkspace)
     def do_greet_workspace(self, request: GreetWorkspace, sender: Sender) -> Hello | Later:
-        """Say whether this machine has the notebook's own files, and what else it has."""
+        """Say whether this machine has the notebook's own files, and describe its copy."""
         return self._later(sender, lambda: self._hello(request.where))
 
     def _hello(self, where: Whereabouts) -> Hello:
@@ -122,7 +122,7 @@ class WorkspaceService:
 
     @handles(PlaceWorkspace)
     def do_place_workspace(self, request: PlaceWorkspace, sender: Sender) -> Outcome | Later:
-        """Have the folder be as a manifest says, all of which has come."""
+        """Make the folder equal to a manifest all of whose contents have arrived."""
 
         def place() -> object:
             placer = self._placer(request.name)
@@ -132,7 +132,7 @@ class WorkspaceService:
 
     @handles(EditWorkspace)
     def do_edit_workspace(self, request: EditWorkspace, sender: Sender) -> Outcome | Later | None:
-        """Make a few changes to a folder that is as a manifest says."""
+        """Make a few changes to a folder whose manifest is known."""
         return self._later(sender, lambda: self._placer(request.name).edit(request.edit))
 
     @handles(LinkWorkspace)

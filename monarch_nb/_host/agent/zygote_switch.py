@@ -56,8 +56,8 @@ class ZygoteSwitch:
         self._loop.watch_file(zygote.link.fileno(), lambda: self._on_answer(zygote))
 
     def _hold(self) -> None:
-        """Keep the environment from being removed while somebody runs in it: the zygote and its forks
-        inherit the lock.
+        """Keep the environment from being removed while processes run in it: the zygote and its forks inherit
+        the lock.
         """
         if self.environment.lock:
             fd = os.open(self.environment.lock, os.O_RDONLY | os.O_CLOEXEC)

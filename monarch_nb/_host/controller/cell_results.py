@@ -23,7 +23,7 @@ def read_failure(rank: int, body: bytes) -> CellFailure:
 
 
 def as_interrupted(body: bytes) -> bytes:
-    """Return an error's result as one of somebody's who has interrupted the cell."""
+    """Return the result of an error as that of an interrupt by the user."""
     return replace(CellEnd.of_json(body), status=CellStatus.INTERRUPTED).as_json()
 
 

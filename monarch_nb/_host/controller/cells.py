@@ -156,12 +156,12 @@ class Cells:
 
     @property
     def num_running(self) -> int:
-        """Cells that aren't over."""
+        """Number of cells that aren't over."""
         return self._states.num_running
 
     def waiters_of(self, proc: int) -> list[tuple[int, int]]:
-        """Return the watchers of the cells that run or wait on a rank, who so hear of its end: clients and
-        their refs.
+        """Return the watchers of the cells that run or wait on a rank, who are told of its end by those
+        cells: clients and their refs.
         """
         return [(w.client, w.ref) for n in self._states.on(proc) for w in self._running[n].watchers]
 
@@ -170,13 +170,13 @@ class Cells:
         return self._states.stuck_in(proc) != 0
 
     def busy(self, ranks: Mapping[int, int]) -> str:
-        """Return which of some ranks can't do anything just now, as a rank set; empty if all can."""
+        """Return which of some ranks are busy, as a rank set; empty if none is."""
         return format_ranks(r for r, p in ranks.items() if not self._states.is_free(p))
 
     # --- events and effects
 
     def _happens(self, event: Event) -> None:
-        """Take an event and do what follows. What that makes happen in turn is done after it.
+        """Handle an event and carry out the effects. Events that they cause are handled afterwards.
 
         Raises:
             Exception: the first that was raised; whatever else is to be done has been done then.
@@ -246,7 +246,7 @@ class Cells:
 
     @handles(RunCell)
     def do_run_cell(self, request: RunCell, sender: Sender) -> Later | None:
-        """Run a cell; events about it go to whoever asked.
+        """Run a cell; its asker is sent the events about it.
 
         Raises:
             ValueError: if a rank is stuck in a cell that was given up.
@@ -293,7 +293,7 @@ class Cells:
             self._controller.loop.call_later(request.timeout_s, partial(self._happens, time_is_up))
 
     def _add_asker(self, running: _Running, n: int, client: int, ref: int) -> None:
-        """Let the program that has asked for a cell watch it."""
+        """Make the program that has submitted a cell a watcher of it."""
         if ref:
             watch = self._controller.output.watch_cell(client, ref, n, None, None)
             watch.tell(protocol.CellBegan(n), soon=True)
@@ -329,7 +329,7 @@ class Cells:
 
     @staticmethod
     def _frame(request: RunCell, n: int) -> bytes:
-        """Return the message that ranks are sent."""
+        """Return the message that is sent to ranks."""
         work = protocol.CellWork(request.source, request.number or n, request.profile, request.script)
         return wire.pack(
             wire.CALL,
@@ -357,7 +357,7 @@ class Cells:
     # --- the end on a rank
 
     def answered(self, n: int, rank: int, flags: int, payload: Any) -> None:
-        """Take a rank's answer to a cell."""
+        """Handle a rank's answer to a cell."""
         (seconds,) = wire.CELL_SECONDS.unpack_from(payload)
         body = bytes(payload[wire.CELL_SECONDS.size :])
         if not body:
@@ -367,14 +367,14 @@ class Cells:
         self._happens(EndedWith(n, rank, seconds, body, failure))
 
     def rank_exited(self, exited: Exited) -> None:
-        """Count the cells that ran or waited on a dead rank as failed there."""
+        """Record the cells that ran or waited on a dead rank as failed there."""
         self._happens(RankGone(exited.end))
 
     # --- interrupts and escalation
 
     def interrupt(self, n: int) -> bool:
-        """Begin to end a cell, as the user wants; asked again, take the next step at once. False if it's
-        over.
+        """Begin to end a cell, at its user's request; on another request, take the next step at once. False
+        if it's over.
         """
         if not self._states.knows(n):
             return False
@@ -418,7 +418,7 @@ class Cells:
         journal.entries.change(_without_messages(ended) if entry.nolog else ended)
 
     def _missing(self, entry: JournalEntry) -> str:
-        """Return why the journal hasn't all of a cell's output; those who watch have seen it all."""
+        """Return why the journal lacks a part of a cell's output; watchers have received all of it."""
         if entry.nolog:
             return "this cell's source and output are not kept: # nolog"
         trouble = self._controller.journal.trouble
@@ -460,14 +460,14 @@ class Cells:
         return [w.client for w in running.watchers] if running is not None else []
 
     def is_watched(self, n: int) -> bool:
-        """Say whether somebody watches a cell that isn't over."""
+        """Say whether a cell that isn't over has a watcher."""
         return bool(self.watchers(n))
 
     def say_on(self, proc: int, text: str) -> None:
-        """Tell the watchers of the cell that runs on a rank."""
+        """Send a message to the watchers of the cell that runs on a rank."""
         self._happens(CellNotice(proc, text))
 
 
 def _without_messages(entry: JournalEntry) -> JournalEntry:
-    """Return a cell's entry without what its errors say."""
+    """Return a cell's entry without the messages of its errors."""
     return replace(entry, failures=[replace(each, message="(not kept)") for each in entry.failures])

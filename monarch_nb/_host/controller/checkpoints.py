@@ -60,7 +60,7 @@ class _Gathering:
 
     @property
     def first(self) -> CheckpointGather:
-        """The message of the first member that has come."""
+        """The message of the first member that has arrived."""
         return self.members[min(self.members)]
 
 
@@ -104,22 +104,22 @@ class CheckpointService:
         """
 
     def newest(self, actor_id: int) -> Saved | None:
-        """Return an actor's newest checkpoint that is whole."""
+        """Return an actor's newest complete checkpoint."""
         found = self._saved.get(actor_id)
         return found[-1] if found else None
 
     def epoch(self, actor_id: int) -> int:
-        """Return the epoch, a number that members must know to save together."""
+        """Return the epoch, a number that members must agree on to save together."""
         return self._epochs.get(actor_id, 0)
 
     def tell_epoch(self, actor_id: int, procs: Iterable[int]) -> None:
-        """Let all members save together again."""
+        """Send the epoch to all members, so that they can save together again."""
         for proc in procs:
             self._controller.event(proc, CheckpointEpoch(actor_id, self.epoch(actor_id)))
 
     @handles(CheckpointGather)
     def do_checkpoint_gather(self, request: CheckpointGather, sender: Sender) -> Gathered | Later:
-        """Note that a rank that saves has got to a phase; answer once all have.
+        """Record that a rank that saves has reached a phase; answer once all have.
 
         Raises:
             ValueError: if not all members live.
@@ -151,7 +151,7 @@ class CheckpointService:
 
     @handles(CheckpointFailed)
     def do_checkpoint_failed(self, request: CheckpointFailed, sender: Sender) -> None:
-        """Note that a rank doesn't save any more: it can't write, or has heard that another one can't."""
+        """Record that a rank has given up saving: it can't write, or was told that another one can't."""
         actor_id, version, slot, reason = request.actor_id, request.version, request.slot, request.reason
         if request.epoch == self.epoch(actor_id):
             failure = self._failures.get((actor_id, version))
@@ -165,8 +165,8 @@ class CheckpointService:
             shutil.rmtree(request.path, ignore_errors=True)
 
     def _fail(self, failed: CheckpointFailed) -> _Failure:
-        """Tell those who wait for a rank that it can't write; and programs, unless one has asked for this
-        checkpoint.
+        """Tell the members that wait for a rank that it can't write; and programs, unless one has requested
+        this checkpoint.
         """
         actor_id, version = failed.actor_id, failed.version
         spec = self._controller.healing.spawn_specs.find(actor_id)
@@ -194,9 +194,8 @@ class CheckpointService:
         self._controller.clients.tell_listeners(Notice("", what))
 
     def _leave_behind(self, spec: SpawnSpec, member: CheckpointGather) -> None:
-        """Refuse the gatherings of an actor that a member won't come to: it has gone on to another
-        checkpoint. Members save one version after the other, and those who are past this one don't come back
-        either.
+        """Refuse the gatherings of an actor that a member will never reach, because it has begun another
+        checkpoint. Members save one version after the other, and those past this one don't return to it.
 
         Raises:
             ValueError: if others have gone on to a later version.
@@ -222,13 +221,13 @@ class CheckpointService:
                 )
 
     def _base(self, gathering: _Gathering, key: Key, name: str) -> str:
-        """Return where the checkpoints of an actor are."""
+        """Return the directory of an actor's checkpoints."""
         first = gathering.first
         folder = first.directory or os.path.join(self._controller.journal.store.directory, "checkpoints")
         return os.path.join(folder, f"{name}-{key[0] & 0xFFFF:04x}")
 
     def _complete(self, key: Key, gathering: _Gathering, name: str) -> None:
-        """Do the work of a phase that all members have got to, and let them go on.
+        """Do the work of a phase that all members have reached, and answer them.
 
         Raises:
             OSError: if the disk can't be written to; they're still there then.
@@ -281,7 +280,7 @@ class CheckpointService:
             self._controller.reply(src, ref, text, error=True)
 
     def rank_exited(self, exited: Exited) -> None:
-        """Drop the unfinished checkpoints that a dead rank had a part in."""
+        """Drop the unfinished checkpoints in which a dead rank took part."""
         entry = exited.entry
         if entry is None:
             return
@@ -293,7 +292,7 @@ class CheckpointService:
                 self._refuse(key, f"rank {entry.rank} was lost")
 
     def begin_anew(self, actor_id: int, version: int) -> None:
-        """Drop what an actor that goes back to a version is saving, and its checkpoints of later versions."""
+        """Drop the saves in progress of an actor that is restored to a version, and its later checkpoints."""
         for key in [k for k in self._gatherings if k[0] == actor_id]:
             self._refuse(key, "the actor has gone back to an earlier checkpoint")
         self._drop_unfinished(actor_id)
@@ -303,8 +302,8 @@ class CheckpointService:
                 shutil.rmtree(later.path)
 
     def _drop_unfinished(self, actor_id: int) -> None:
-        """Drop an actor's unfinished checkpoints; who still writes hears of it, and what that leaves goes
-        then (`do_checkpoint_failed`).
+        """Drop an actor's unfinished checkpoints; members that still write are told, and their files are
+        removed then (`do_checkpoint_failed`).
         """
         self._epochs[actor_id] = self.epoch(actor_id) + 1
         for path in self._writing.pop(actor_id, ()):
@@ -324,9 +323,7 @@ class CheckpointService:
         self.save_then(theirs, lambda: self._controller.event(sender.proc, Leave()))
 
     def save_then(self, procs: set[int], go_on: Callable[[], None], why: str = _TAKEN) -> None:
-        """Have the actors that some ranks belong to save what they hold, as far as they can in the time
-        there is; then go on.
-        """
+        """Have the actors of some ranks save their states, as far as the time permits; then call back."""
         controller = self._controller
         deadline_s = PREEMPT_S
         specs = [r for r in controller.healing.spawn_specs.on(procs) if r.checkpointed]

@@ -76,7 +76,7 @@ class ClientService:
 
     @handles(Hello)
     def do_hello(self, request: Hello, sender: Sender) -> Welcome:
-        """Enter a client that comes into the registry, and welcome it."""
+        """Register a connecting client, and answer with the facts about the mesh."""
         controller, member = self._controller, self._controller.members.of(sender.proc)
         client = self._of_member(member, request, sender) if member else self._own(request, sender)
         controller.registry.clients[sender.proc] = client
@@ -100,8 +100,8 @@ class ClientService:
         return client
 
     def _of_member(self, member: Member, request: Hello, sender: Sender) -> Client:
-        """Return a program of somebody else's. Its pid means nothing here; an observer keeps nothing alive,
-        and nobody counts on it to read or to answer what ranks ask.
+        """Return a program of another user. Its pid has no meaning here; an observer keeps nothing alive, and
+        isn't expected to read or to answer questions of ranks.
         """
         operates = member.role >= Role.OPERATOR
         what = self._controller.members.describe(member, request.what[:MAX_WHAT])
@@ -110,7 +110,7 @@ class ClientService:
 
     @handles(Leaving)
     def do_leaving(self, request: Leaving, sender: Sender) -> None:
-        """Show nothing any more to a client that is about to go: a kernel that is being shut down."""
+        """Stop sending output to a client that is about to go: a kernel that is being shut down."""
         client = self._controller.registry.clients.get(sender.proc)
         if client is not None:
             self._shows_nothing(client)
@@ -137,7 +137,7 @@ class ClientService:
             self._gone(client)
 
     def forget(self, proc: int) -> None:
-        """Remove a program that has gone, or is sent away."""
+        """Remove a program that has gone, or was disconnected."""
         client = self._controller.registry.clients.get(proc)
         if client is not None:
             self._gone(client)
@@ -169,17 +169,17 @@ class ClientService:
 
     @property
     def anybody_listens(self) -> bool:
-        """Whether some client shows what ranks print."""
+        """Whether any client shows output of ranks."""
         return any(c.listens for c in self._controller.registry.clients.values())
 
     def tell_listeners(self, event: Event) -> None:
-        """Tell the clients that show what ranks print of something."""
+        """Send an event to the clients that show output of ranks."""
         for client in self._controller.registry.clients.values():
             if client.listens:
                 self._controller.event(client.proc, event)
 
     def who(self, proc: int) -> str:
-        """Return the name that people know a client by."""
+        """Return the display name of a client."""
         found = self._controller.registry.clients.get(proc)
         if found is None:
             return self._left.get(proc, "a program that has left")

@@ -143,7 +143,7 @@ class ControllerProcess(HostProcess):
     # --- sending
 
     def everybody(self) -> list[int]:
-        """Return the proc ids of all who are told of ends: clients, ranks, other hosts."""
+        """Return the proc ids of all processes that are told of ends: clients, ranks, other hosts."""
         ranks = [p.proc for p in self.registry.alive() if p.state == ProcState.RUNNING]
         return [
             *self.registry.clients,
@@ -208,7 +208,7 @@ class ControllerProcess(HostProcess):
         self.status_publisher.take_readings(0, rows, host)
 
     def watch_resources(self, on: bool) -> None:
-        """Have all hosts sample their ranks often, or hardly ever."""
+        """Have all hosts sample their ranks frequently, or rarely."""
         self.resource_monitor.watch(on)
         self.hosts.tell_all(WatchResources(on))
 

@@ -131,11 +131,11 @@ class DebugService:
 
     @property
     def num_stopped(self) -> int:
-        """Threads that stand somewhere."""
+        """Number of stopped threads."""
         return len(self._stops)
 
     def is_stopped(self, proc: int) -> bool:
-        """Say whether a thread of a rank stands somewhere."""
+        """Say whether a thread of a rank is stopped."""
         return any(stop.proc == proc for stop in self._stops.values())
 
     def _rows(self, group: str) -> list[protocol.Stop]:
@@ -151,7 +151,7 @@ class DebugService:
 
     @handles(DebugStopped)
     def do_debug_stopped(self, request: DebugStopped, sender: Sender) -> None:
-        """Note that a thread of a rank stands at a breakpoint, or has answered a line there."""
+        """Record that a thread of a rank has stopped at a breakpoint, or has answered a line there."""
         proc = sender.proc
         stop = self._find(proc, request.key)
         entry = self._controller.registry.procs.get(proc)
@@ -170,7 +170,7 @@ class DebugService:
 
     @handles(DebugRunning)
     def do_debug_running(self, request: DebugRunning, sender: Sender) -> None:
-        """Note that a stopped thread steps on, and will come back."""
+        """Record that a stopped thread executes a step, and will stop again."""
         stop = self._find(sender.proc, request.key)
         if stop is not None:
             stop.state = StopState.RUNNING
@@ -201,8 +201,8 @@ class DebugService:
         return any(stop.group == group for stop in self._stops.values())
 
     def _hold(self, group: str, on: bool) -> None:
-        """Hold the time-outs of process groups while a rank stands, so that its peers don't give up; or
-        let them count again.
+        """Suspend the time-outs of process groups while a rank is stopped, so that its peers don't give up;
+        or resume them.
         """
         for entry in self._controller.registry.alive():
             if entry.group == group:
@@ -223,13 +223,13 @@ class DebugService:
 
     @handles(DebugStops)
     def do_debug_stops(self, request: DebugStops, sender: Sender) -> list[protocol.Stop]:
-        """Return all stops: which thread of which rank stands where."""
+        """Return all stops: thread, rank and place."""
         return self._rows(request.group)
 
     @handles(DebugGroups)
     def do_debug_groups(self, request: DebugGroups, sender: Sender) -> list[GroupRecord]:
-        """Return the groups of this mesh whose ranks can be debugged, or those of which one stands
-        somewhere, as records of meshes.
+        """Return the groups of this mesh whose ranks can be debugged, or those with a stopped rank, as
+        records of meshes.
         """
         return [
             g.record()
@@ -242,7 +242,7 @@ class DebugService:
 
     @handles(DebugCommand)
     def do_debug_command(self, request: DebugCommand, sender: Sender) -> LineAnswers | Later:
-        """Have some stops do what a line says; answers when all have, or the time is up."""
+        """Send a line to some stops; answers when all have answered, or the time is up."""
         stops = [self._stops[i] for i in request.ids if i in self._stops]
         command = Command(next(self._numbers), sender.proc, sender.ref, {s.id for s in stops})
         self._commands[command.n] = command
@@ -277,15 +277,13 @@ class DebugService:
 
     @handles(DebugPostMortem)
     def do_debug_post_mortem(self, request: DebugPostMortem, sender: Sender) -> Later | None:
-        """Have ranks stop where they've raised last; answers once those that have something to show stand
-        there.
-        """
+        """Have ranks stop at their last error; answers once those that have one have stopped."""
         self._post_mortem(request.procs, partial(self._controller.reply, sender.proc, sender.ref, None))
         return LATER
 
     def _post_mortem(self, procs: list[int], done: Callable[[], None]) -> None:
-        """Have ranks stop where they've raised last; call `done` once each stands there or has nothing to
-        show, or when the time is up. A rank that stops doesn't answer before it runs on.
+        """Have ranks stop at their last error; call `done` once each has stopped or has none, or when the
+        time is up. A rank that stops doesn't answer before it runs on.
         """
         waiting = set(procs)
         before = set(self._stops)
@@ -307,14 +305,14 @@ class DebugService:
         )
 
     def _no_more(self, proc: int, _answers: dict[int, Any]) -> None:
-        """Note that a rank has nothing to show, or runs on."""
+        """Record that a rank has no error to show, or runs on."""
         self._without_answer.add(proc)
         if self._on_change_once is not None:
             self._on_change_once()
 
     @handles(DebugBreak)
     def do_debug_break(self, request: DebugBreak, sender: Sender) -> dict[int, str] | Later:
-        """Set a breakpoint on ranks; answers with what each says of it."""
+        """Set a breakpoint on ranks; answers with each rank's message about it."""
         asked = SetBreak(request.file, request.line, request.condition)
         self._controller.asking.ask(
             request.procs, asked, partial(self._controller.reply, sender.proc, sender.ref), BREAK_S
@@ -341,7 +339,7 @@ class DebugService:
 
     @handles(WatchDebug)
     def do_watch_debug(self, request: WatchDebug, sender: Sender) -> Later | None:
-        """Tell a client who stands where, now and whenever that changes."""
+        """Send a client the stops, now and whenever they change."""
         self._watches.append(DebugWatch(sender.proc, sender.ref, request.group))
         self._leaving += 1
         self._controller.reply(sender.proc, sender.ref, self._rows(request.group))
@@ -359,7 +357,7 @@ class DebugService:
         self._check_abandoned()
 
     def _changed(self) -> None:
-        """Tell the watchers of the debugger, once for changes that happen together."""
+        """Notify the watchers of the debugger, once for simultaneous changes."""
         if self._on_change_once is not None:
             self._on_change_once()
         if not self._is_due:
@@ -379,7 +377,7 @@ class DebugService:
         self._controller.loop.call_later(self.abandoned_s, lambda: self._abandon(mine))
 
     def _is_attended(self) -> bool:
-        """Say whether somebody is there who could debug: a notebook, or who watches the stops."""
+        """Say whether a user can debug: in a notebook, or by a watch on the stops."""
         return bool(self._watches) or any(c.listens for c in self._controller.registry.clients.values())
 
     def _abandon(self, mine: int) -> None:

@@ -36,7 +36,7 @@ class Definitions:
         self._restarted: set[int] = set()
 
     def add(self, group: str, cell: DefinitionCell) -> None:
-        """Keep a cell that has ended well on all ranks of a group: it's to run on those that come."""
+        """Keep a cell that has ended well on all ranks of a group: it runs on later ranks, too."""
         self._cells[group] = with_definitions(self._cells.get(group, ()), cell)
 
     @handles(ForgetDefinitions)
@@ -79,7 +79,7 @@ class Definitions:
         self._restarted.update(procs)
 
     def rank_is_up(self, proc: int) -> None:
-        """Run the cells on a rank that has started after a restart: they go before what others send it."""
+        """Run the cells on a rank that has restarted, before it is sent other work."""
         if proc not in self._restarted:
             return
         self._restarted.discard(proc)

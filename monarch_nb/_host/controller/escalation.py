@@ -42,7 +42,7 @@ class Escalation:
 
     @property
     def aborted(self) -> bool:
-        """Whether ranks were told to abort collectives: what they raise from then on comes of that."""
+        """Whether ranks were told to abort collectives: later errors are a consequence."""
         return self.level >= Step.ABORT
 
     @property

@@ -49,7 +49,7 @@ class Forgets(Protocol):
     """The interface of services that hold data for processes, and drop it when a process ends."""
 
     def forget(self, proc: int) -> None:
-        """Drop what is kept for one that has ended."""
+        """Drop the data of a process that has ended."""
         ...
 
 
@@ -57,7 +57,7 @@ class HearsOfProcs(Protocol):
     """The interface of services that hold data for ranks by proc id."""
 
     def proc_has_ended(self, proc: int) -> None:
-        """Take note of the end of a rank."""
+        """Handle the end of a rank."""
         ...
 
 
@@ -65,7 +65,7 @@ class HearsOfExits(Protocol):
     """The interface of services that act on exits."""
 
     def rank_exited(self, exited: Exited) -> None:
-        """Tell all parts that a rank has ended."""
+        """Handle the exit of a rank."""
         ...
 
 
@@ -77,7 +77,7 @@ class Ranks(Protocol):
         ...
 
     def start_again(self, proc: int) -> None:
-        """Start a rank that has ended anew."""
+        """Restart a rank that has ended."""
         ...
 
 
@@ -96,7 +96,7 @@ class Parts(Protocol):
 
     @property
     def ranks(self) -> Ranks:
-        """The lives of ranks."""
+        """The service of ranks' life cycles."""
         ...
 
     @property
@@ -116,7 +116,7 @@ class Parts(Protocol):
 
     @property
     def orphans(self) -> HearsOfExits:
-        """The actors elsewhere that actors of an ended process have spawned."""
+        """The service that stops the spawned actors of an ended process."""
         ...
 
     @property

@@ -30,7 +30,7 @@ class KnowsBusy(Protocol):
     """The interface to the work that runs on ranks."""
 
     def busy(self, ranks: Mapping[int, int]) -> str:
-        """Return which of some ranks can't do anything just now, as a rank set; empty if all can."""
+        """Return which of some ranks are busy, as a rank set; empty if none is."""
         ...
 
 
@@ -56,7 +56,8 @@ class Parts(Protocol):
 def remake_groups(
     controller: Parts, ranks: dict[int, int], *, size_before: int = 0, if_torn: bool = False, retry: str = ""
 ) -> Workflow[str]:
-    """Make the default process group anew on ranks (rank to proc), if they have one of all of them.
+    """Create the default process group again on ranks (rank to proc), if they have one that consists of all
+    of them.
 
     Args:
         ranks: who shall be in it, whether they were before or not.

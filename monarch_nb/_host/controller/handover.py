@@ -65,7 +65,7 @@ class Belongings(NamedTuple):
 
 
 def socket_path(directory: str) -> str:
-    """Return where a controller listens for programs that take it."""
+    """Return the path of the socket on which a controller waits for the program that takes it."""
     return os.path.join(directory, "handover")
 
 
@@ -138,8 +138,8 @@ class Handover:
                 os.close(fd)
 
     def _is_warm(self, modules: dict[str, list[str]]) -> None:
-        """Note that the zygote has imported all modules: write the facts of this process, and tell the keeper
-        that programs may come.
+        """Handle the zygote's report that all modules are imported: write the facts of this process, and tell
+        the keeper that programs may take it.
         """
         config = self._controller.config
         facts = WarmFacts(config.sys_path, modules, Requirements.of_json(config.requirements.encode()))
@@ -149,7 +149,7 @@ class Handover:
         self._tell_keeper(WARM)
 
     def _offer(self, connection: socket.socket, fd: int) -> None:
-        """Become a program's, and tell it so."""
+        """Give this controller to a program, and tell the program."""
         controller = self._controller
         try:
             belongings = _read(fd)
@@ -170,7 +170,7 @@ class Handover:
         self._tell_keeper(TAKEN)
 
     def _take_on(self, belongings: Belongings) -> None:
-        """Take over the state that the program would have set up had it started the controller itself."""
+        """Adopt the settings that the program would have set had it started the controller itself."""
         controller = self._controller
         os.environ.clear()
         os.environ.update(belongings.environ)
@@ -181,8 +181,8 @@ class Handover:
         controller.supervisor.move(belongings._asdict(), belongings.path)
 
     def _settle(self, data: bytes) -> None:
-        """Close the handover: the program that has taken us has heard of it. If it has gone instead, end the
-        mesh.
+        """Finish the handover: the program has learnt that it has this controller. If it has gone instead,
+        end the mesh.
         """
         if data != THANKS:
             self._controller.shut_down()
@@ -204,8 +204,8 @@ class Handover:
             self._controller.shut_down()
 
     def close(self) -> None:
-        """Clean up as this controller ends: if nobody has taken it, and its keeper was killed, then what that
-        has left goes, too.
+        """Clean up as this controller ends: if no program has taken it, and its keeper was killed, remove the
+        keeper's files, too.
         """
         if self._is_free:
             with suppress(OSError):
@@ -231,7 +231,7 @@ def _peer(connection: socket.socket) -> int:
 
 
 def _read(fd: int) -> Belongings:
-    """Read what a program hands over; never waits, whatever the descriptor is."""
+    """Read the settings that a program hands over; never blocks, whatever the descriptor is."""
     about = os.fstat(fd)
     if not stat.S_ISREG(about.st_mode) or not 0 < about.st_size <= _MAX_BYTES:
         raise ValueError("this is no memory file")

@@ -112,8 +112,8 @@ Steps = Generator[Effect, Any, T]
 
 
 def heal_steps(registry: Registry, request: Heal, is_stuck: Callable[[int], bool]) -> Steps[Report]:
-    """Put back what a group has lost: hosts first, then ranks, their process group, cells that run always,
-    actors.
+    """Repair the losses of a group: hosts first, then ranks, their process group, cells that run on every
+    rank, actors.
 
     Args:
         registry: what there is; the one who carries the steps out changes it.
@@ -154,7 +154,7 @@ def _restart(hanging: list[Proc], report: Report) -> Steps[None]:
 
 
 def _start(registry: Registry, lost: list[Proc], report: Report) -> Steps[None]:
-    """Start lost ranks on hosts that are up, after hosts that are lost have been replaced."""
+    """Start lost ranks on hosts that are up, after replacing lost hosts."""
     indices = sorted({address.host_of(p.proc) for p in lost})
     yield from _replace([h for i in indices if (h := registry.hosts[i]).state != HostState.UP], report)
     startable = [p for p in lost if registry.hosts[address.host_of(p.proc)].state == HostState.UP]
@@ -188,8 +188,8 @@ def _replace(hosts: list[Host], report: Report) -> Steps[None]:
 
 
 def _say_who_is_busy(ranks: Mapping[int, int], report: Report) -> Steps[None]:
-    """Report the ranks that still run functions of a failed call: whatever comes next waits for them, and
-    nobody else would say so.
+    """Report the ranks that still run functions of a failed call: their next work waits, and nothing else
+    would tell the user.
     """
     busy: list[int] = yield FindBusy(ranks)
     if busy:
@@ -201,7 +201,7 @@ def _say_who_is_busy(ranks: Mapping[int, int], report: Report) -> Steps[None]:
 
 def common_version(kept: Iterable[set[int]], num_survivors: int, on_disk: int | None) -> int | None:
     """Return the newest version of a replicated actor's state that all survivors have in memory; None if
-    there's none, not all have said, or what is on disk is newer.
+    there is none, not all have answered, or the version on disk is newer.
 
     Example:
         >>> common_version([{1, 2, 3}, {2, 3}], 2, on_disk=2), common_version([{1, 2}], 2, on_disk=None)

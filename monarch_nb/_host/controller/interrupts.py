@@ -37,12 +37,12 @@ class InterruptService:
 
     @handles(InterruptCell)
     def do_interrupt_cell(self, request: InterruptCell, sender: Sender) -> bool:
-        """Interrupt a cell; once more takes the next step at once."""
+        """Interrupt a cell; a repeated request takes the next step at once."""
         return self._cells.interrupt(request.n)
 
     @handles(Interrupt)
     def do_interrupt(self, request: Interrupt, sender: Sender) -> None:
-        """Interrupt whatever runs on ranks: cells, or functions on their main threads."""
+        """Interrupt the work of ranks: cells, or functions on their main threads."""
         cells, procs = self._cells, set(request.procs)
         cells.interrupt_procs(procs)
         self._ranks.signal([p for p in procs if not cells.is_busy(p)], int(signal.SIGINT))

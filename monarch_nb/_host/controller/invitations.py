@@ -67,7 +67,7 @@ class Invitations:
 
     @handles(Invite)
     def do_invite(self, request: Invite, sender: Sender) -> Invited:
-        """Reserve places for hosts that will come; return their indices, and what lets them in."""
+        """Reserve places for future hosts; return their indices, and the invitation."""
         num = request.num
         capacity.check_room(num, force=True)
         link = self._controller.hosts.link
@@ -84,7 +84,7 @@ class Invitations:
 
     @handles(Withdraw)
     def do_withdraw(self, request: Withdraw, sender: Sender) -> None:
-        """Let nobody in any more by an invitation; places that nobody has taken are given up."""
+        """Make an invitation void; places that nobody has taken are given up."""
         found = self._guests.get(request.guest)
         self._close(request.guest)
         for index in found.hosts if found else ():
@@ -94,11 +94,11 @@ class Invitations:
 
     @handles(Refusals)
     def do_refusals(self, request: Refusals, sender: Sender) -> list[str]:
-        """Return a line about each host that has knocked and wasn't let in, with the reason."""
+        """Return a line about each refused host, with the reason."""
         return list(self._refusals)
 
     def close_all(self) -> None:
-        """Let nobody in any more by any invitation."""
+        """Make all invitations void."""
         for guest in list(self._guests):
             self._close(guest)
 
@@ -107,7 +107,7 @@ class Invitations:
             self._controller.hosts.link.keep_out(guest)
 
     def listen(self, network: str, ports: Sequence[int]) -> tuple[str, ...]:
-        """Listen for others; return the addresses that they may reach.
+        """Listen for other hosts; return the addresses at which they can reach this one.
 
         Raises:
             RequestError: if this machine has no address there, or all ports are taken.
@@ -115,7 +115,7 @@ class Invitations:
         return tuple(f"tcp://{_bracketed(a)}:{port}" for a, port in self._listen(network, ports))
 
     def _listen(self, network: str, ports: Sequence[int]) -> list[tuple[str, int]]:
-        """Listen for others; return addresses and ports that they may reach.
+        """Listen for other hosts; return the addresses and ports at which they can reach this one.
 
         Raises:
             RequestError: if this machine has no address there, or all ports are taken.
@@ -156,7 +156,7 @@ class Invitations:
         self._controller.hosts.link.answer(frames[0], answer)
 
     def answer(self, key: str, payload: bytes, peer: str) -> bytes:
-        """Return the answer to a knock; nothing in it can harm us."""
+        """Return the answer to a knock, whose content isn't trusted."""
         try:
             knock = Knock.from_json(payload)
             host = self._place(key, knock)
@@ -209,8 +209,8 @@ class Invitations:
 
 
 def own_addresses(network: str) -> list[str]:
-    """Return the addresses of this machine in a network; without one, all that others may reach, or the
-    loopback if there's nothing else.
+    """Return the addresses of this machine in a network; without one, all that other machines can reach, or
+    the loopback as the last resort.
     """
     try:
         inside = ipaddress.ip_network(network) if network else None

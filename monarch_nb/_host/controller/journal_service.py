@@ -95,7 +95,7 @@ class JournalService:
             controller.loop.call_later(0.0, partial(self._broken, self.entries.problem))
 
     def move(self, directory: str) -> None:
-        """Keep everything at another place, as soon as that can be written to."""
+        """Move everything to another directory, as soon as that can be written to."""
         self._place = directory
         if self.trouble:
             return
@@ -112,7 +112,7 @@ class JournalService:
     # --- a disk that can't be written to
 
     def _broken(self, error: OSError) -> None:
-        """Go on without, and try again now and then."""
+        """Continue without writing, and try again from time to time."""
         if self.trouble:
             return
         self.trouble, self._since = why(error, self._place), time.time()
@@ -165,14 +165,14 @@ class JournalService:
     # --- what is kept, and how long
 
     def is_unlogged(self, n: int) -> bool:
-        """Say whether a cell is one that isn't to be kept."""
+        """Say whether a cell is excluded from the journal."""
         entry = self.entries.entries.get(n)
         return entry is not None and entry.nolog
 
     @handles(SetJournal)
     def do_set_journal(self, request: SetJournal, sender: Sender) -> JournalSettings:
-        """Turn the journal off or on, or say for how many seconds it's kept; None leaves that as it is.
-        Returns what holds.
+        """Turn the journal off or on, or set for how many seconds it's kept; None leaves a setting unchanged.
+        Returns the present settings.
         """
         if request.off is not None and request.off != self.is_off:
             self._turn_off() if request.off else self._turn_on()
@@ -191,7 +191,7 @@ class JournalService:
         self._try_again()
 
     def _keep_for(self, seconds: float) -> None:
-        """Keep things for so long: while the mesh runs, and its directory after that."""
+        """Set the retention time: while the mesh runs, and of its directory after that."""
         self.store.max_age_s = seconds
         self._drop_old()
         try:
@@ -212,18 +212,18 @@ class JournalService:
         self._controller.clients.tell_listeners(Notice("", text))
 
     def close(self) -> None:
-        """Write out what there is."""
+        """Write out all pending data."""
         self.store.close()
         self.entries.close()
 
     def is_alone(self) -> None:
-        """Note that nobody sees what is printed from now on."""
+        """Record that nobody sees output from now on."""
         if self._missed_from is None:
             self._missed_from = self.store.end
 
     def note(self, client: int, entry: JournalEntry) -> None:
-        """Enter a command, or an event, that is over already; `client` 0: nobody has asked for it. What the
-        entry doesn't say: it's just now, and all is well.
+        """Enter a command, or an event, that is over already; `client` 0: no program has requested it. What
+        the entry doesn't say: it's just now, and all is well.
         """
         now = time.time()
         self.entries.begin_entry(
@@ -239,7 +239,7 @@ class JournalService:
         )
 
     def rank_exited(self, exited: Exited) -> None:
-        """Enter a loss; what was wanted isn't one."""
+        """Enter a loss; an intended end isn't one."""
         if exited.is_loss:
             end = exited.end
             entry = JournalEntry(
@@ -257,13 +257,13 @@ class JournalService:
 
     @handles(Note)
     def do_note(self, request: Note, sender: Sender) -> None:
-        """Enter what a client has done without the controller: calls, pushes."""
+        """Enter actions of a client that needed no controller: calls, pushes."""
         self.note(sender.proc, replace(request.entry, env=self._controller.environment_id))
 
     @handles(GetHistory)
     def do_history(self, request: GetHistory, sender: Sender) -> JournalPart:
-        """Return the last entries, oldest first, how much output was dropped, and why nothing is kept, if
-        that's so.
+        """Return the last entries, oldest first, how much output was dropped, and why nothing is written at
+        present, if so.
         """
         entries = sorted(self.entries.entries.values(), key=lambda entry: entry.n)
         return JournalPart(entries[-request.limit :], self.store.start, self.trouble, self.store.max_age_s)
@@ -275,7 +275,9 @@ class JournalService:
 
     @handles(GetMissed)
     def do_missed(self, request: GetMissed, sender: Sender) -> Unseen:
-        """Return the cells that nobody has seen, and where unseen other output begins in the journal."""
+        """Return the cells that nobody has seen, and the journal position after which other output is
+        unseen.
+        """
         cells = [
             each
             for each in self.entries.entries.values()
@@ -285,7 +287,7 @@ class JournalService:
 
     @handles(Seen)
     def do_seen(self, request: Seen, sender: Sender) -> None:
-        """Note that a client has shown how cells ended, or what else was missed."""
+        """Record that a client has shown how cells ended, or other missed output."""
         for n in request.cells:
             entry = self.entries.entries.get(n)
             if entry is not None:
@@ -295,7 +297,7 @@ class JournalService:
 
 
 def _existing(path: str) -> str:
-    """Return the directory, of a path and those above it, that is there."""
+    """Return the nearest existing directory: a path or one of its parents."""
     while not os.path.isdir(path):
         path = os.path.dirname(path)
     return path

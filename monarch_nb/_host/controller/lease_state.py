@@ -36,11 +36,11 @@ class LeaseState:
         self._look_at = math.inf
 
     def begin_anew(self, now: float) -> None:
-        """Count the idle time from `now` on: the mesh was in use until then."""
+        """Restart the idle time at `now`: the mesh was in use until then."""
         self._idle_since = now
 
     def next_look_s(self, now: float) -> float | None:
-        """Return in how many seconds to look; None if there's no lease, or somebody is about to look."""
+        """Return the seconds until the next look; None if there's no lease, or a look is already planned."""
         if self.idle_timeout_s is None:
             return None
         delay_s = min(max(self.idle_timeout_s, MIN_LOOK_S), LOOK_S)
@@ -50,7 +50,7 @@ class LeaseState:
         return delay_s
 
     def look(self, now: float, *, is_held: bool, has_name: bool) -> str:
-        """Return why the mesh ends now; an empty text if it goes on.
+        """Return why the mesh ends now; an empty text if it continues.
 
         Args:
             is_held: whether a client or a cell keeps it alive.
@@ -70,9 +70,7 @@ class LeaseState:
         return f"ended by its lease: no client and no running cell for {duration(self.idle_timeout_s)}"
 
     def left_s(self, now: float, *, is_held: bool) -> float | None:
-        """Return the seconds until the mesh ends if nobody comes; None while somebody is there, or if it
-        has no lease.
-        """
+        """Return the seconds until the unused mesh ends; None while it is in use, or if it has no lease."""
         if self.idle_timeout_s is None or is_held:
             return None
         return round(max(0.0, self.idle_timeout_s - (now - self._idle_since)), 1)

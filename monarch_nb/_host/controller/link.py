@@ -61,13 +61,13 @@ class Parts(Sends, Protocol):
     registry: Registry
 
     def receive_remote(self, frames: Sequence[Any]) -> None:
-        """Take a message of another host."""
+        """Handle a message of another host."""
         ...
 
 
 def _claimed(identity: bytes) -> tuple[int, int]:
-    """Return the place and the generation that an identity claims; place 0, which is nobody's, if it's no
-    identity of ours.
+    """Return the place and the generation that an identity claims; place 0, which can't be claimed, if it
+    isn't an identity of a host.
 
     >>> _claimed(b"h3.1.9f86d081"), _claimed(b"nonsense")
     ((3, 1), (0, 0))
@@ -77,7 +77,7 @@ def _claimed(identity: bytes) -> tuple[int, int]:
 
 
 def _speaks_for_itself(parts: Sequence[Any], index: int) -> bool:
-    """Say whether a message is of processes of that host."""
+    """Say whether a message comes from processes of that host."""
     try:
         return all(address.host_of(src) == index for src in wire.sources(parts[0]))
     except wire.WireError:
@@ -117,8 +117,8 @@ class HostLink:
     # --- admission of hosts
 
     def ticket(self, host: Host, bind: str) -> Ticket:
-        """Return a ticket by which a host process dials in and takes a place; the last ticket for the place
-        is void.
+        """Return a ticket with which a host process dials in and takes a place; the last ticket for the place
+        becomes void.
         """
         endpoint = self.listen_on(bind)
         assert self._keys is not None and self._gatekeeper is not None
@@ -131,7 +131,7 @@ class HostLink:
         )
 
     def listen_on(self, bind: str) -> str:
-        """Listen for other hosts at `bind`, if we don't yet; return the address to dial."""
+        """Listen for other hosts at `bind`, unless this process does already; return the address to dial."""
         if self._socket is None:
             self._open()
         assert self._socket is not None
@@ -144,7 +144,7 @@ class HostLink:
         return self._endpoints[bind]
 
     def rekey(self) -> None:
-        """Be known by another key from now on, at other ports; nobody may dial by what was given out."""
+        """Replace the controller's key and ports; tickets given out before become void."""
         if self._socket is None:
             return
         for endpoint in set(self._endpoints.values()):
@@ -159,31 +159,31 @@ class HostLink:
 
     @property
     def public_key(self) -> str:
-        """The key that others know us by; there's one once we listen."""
+        """The controller's public key; it exists once the controller listens."""
         assert self._keys is not None
         return self._keys.public
 
     def let_in(self, key: str, taker: Taker | None = None) -> None:
-        """Let whoever has a key connect; `taker` takes what they send, if that's no host."""
+        """Admit the holder of a key; `taker` receives its messages, if it isn't a host."""
         assert self._gatekeeper is not None
         self._gatekeeper.allowed.add(key)
         if taker is not None:
             self._takers[key] = taker
 
     def keep_out(self, key: str) -> None:
-        """Let a key connect no more; what still comes by its connection is dropped."""
+        """Revoke a key's admission; later messages on its connection are dropped."""
         assert self._gatekeeper is not None
         self._gatekeeper.allowed.discard(key)
         self._takers.pop(key, None)
 
     def admit(self, host: Host, public_key: str, endpoint: str) -> None:
-        """Give a place to the host process that has this key, and reaches us at `endpoint`."""
+        """Give a place to the host process that has this key, and connects to `endpoint`."""
         self.keep_out(host.public_key)
         host.public_key, host.endpoint = public_key, self._endpoints.setdefault(endpoint, endpoint)
         self.let_in(public_key)
 
     def give_up(self, host: Host) -> None:
-        """Give up a host that was expected, and isn't any more."""
+        """Give up an expected host."""
         self.keep_out(host.public_key)
         host.state, host.backlog = HostState.STOPPED, []
         self._on_lost(host)
@@ -233,9 +233,9 @@ class HostLink:
         self._controller.receive_remote(parts)
 
     def _connection_ended(self, fd: int) -> None:
-        """Find out whether a host whose connection has ended is lost. One that only lost its connection is
-        back at once, and beats by the new one; one whose process has ended isn't. What it had sent before may
-        still be read.
+        """Find out whether a host whose connection has ended is lost. A host that only lost its connection is
+        back at once, and sends heartbeats on a new one; a host whose process has ended isn't. Messages sent
+        before may still be read.
         """
         index = self._connections.pop(fd, None)
         if index is not None and index >= address.FIRST_MEMBER:
@@ -256,7 +256,9 @@ class HostLink:
         self._controller.loop.call_later(BACK_S, judge)
 
     def _refuse(self, frame: zmq.Frame, index: int) -> None:
-        """Log a message by which a host that has a key speaks as another one: its words count for nothing."""
+        """Log a message in which the holder of a host's key claims to be another host; the message is
+        ignored.
+        """
         by = frame.get("Peer-Address")
         print(
             (
@@ -267,14 +269,14 @@ class HostLink:
         )
 
     def answer(self, frame: zmq.Frame, text: bytes) -> None:
-        """Answer whoever has sent a frame, and is no host."""
+        """Answer the sender of a frame that isn't a host."""
         assert self._socket is not None
         self._socket.send_multipart([bytes(frame.buffer), text])
 
     # --- members
 
     def comes_by(self, index: int, frame: zmq.Frame) -> None:
-        """Note the connection that a member's frame has come by: what goes to the member goes by it."""
+        """Record the connection on which a member's frame has arrived: messages to the member use it."""
         identity, fd = bytes(frame.buffer), int(frame.get(zmq.SRCFD))
         if self._members.get(index, (b"", -1))[:2] != (identity, fd):
             self._members[index] = identity, fd, peer_of(fd)
@@ -298,7 +300,7 @@ class HostLink:
         self._controller.loop.call_later(BACK_S, judge)
 
     def _send_away(self, identity: bytes, index: int) -> None:
-        """Tell a host process whose place is no longer its own to end: its ranks count as dead."""
+        """Tell a host process that has lost its place to end: its ranks count as dead."""
         assert self._socket is not None
         to = address.host_proc(index)
         self._socket.send_multipart(
@@ -306,7 +308,9 @@ class HostLink:
         )
 
     def send(self, index: int, frames: list[Any]) -> None:
-        """Send frames to a host; to one that's gone, drop; for one that is expected, keep."""
+        """Send frames to a host; those to a host that is gone are dropped, those to an expected one are
+        kept.
+        """
         host = self._controller.registry.hosts.get(index)
         if host is None:
             self._send_to_member(index, frames)
@@ -326,7 +330,7 @@ class HostLink:
             self._socket.send_multipart([found[0], *cut(frames)])
 
     def has_joined(self, index: int, joined: HostJoined) -> None:
-        """Note that a host process has dialled in, and send it what was kept for it."""
+        """Record that a host process has dialled in, and send it the kept messages."""
         host = self._controller.registry.hosts[index]
         host.hostname, host.pid, host.machine = joined.hostname, joined.pid, joined.machine
         host.num_cores, host.num_gpus = joined.num_cores, joined.num_gpus
@@ -336,13 +340,13 @@ class HostLink:
             self.send(index, frames)
 
     def leaves(self, index: int) -> None:
-        """Note that a host process is about to end, on purpose."""
+        """Record that a host process is about to end on purpose."""
         host = self._controller.registry.hosts.get(index)
         if host is not None and host.state == HostState.UP:
             host.state, host.last_beat = HostState.LEAVING, self._controller.loop.clock()
 
     def has_left(self, index: int) -> None:
-        """Count a host that was leaving as stopped: its process has said its last word."""
+        """Record a leaving host as stopped: its process has sent its last message."""
         host = self._controller.registry.hosts.get(index)
         if host is not None and host.state == HostState.LEAVING:
             host.state = HostState.STOPPED
@@ -374,8 +378,8 @@ class HostLink:
     # --- replacing a host
 
     def replace(self, host: Host) -> str:
-        """Get another host process for a lost host's place: a spare, or a new one; return why there's
-        none, or nothing.
+        """Find another host process for a lost host's place: a spare, or a new one; return why there is none,
+        or an empty text.
         """
         spare = self._spare()
         if spare is None and host.kind != PROCESS_JOB:
@@ -411,7 +415,7 @@ class HostLink:
         return next((h for h in self.remote_hosts() if h.index not in used), None)
 
     def start(self, ticket: Ticket, env: Mapping[str, str]) -> None:
-        """Start a host process on this machine; that it has come up is heard when it joins."""
+        """Start a host process on this machine; its start is reported when it joins."""
         controller = self._controller
         directory = f"{os.path.dirname(controller.directory)}/h{ticket.host}.{ticket.generation}"
         self._directories.append(directory)
@@ -423,7 +427,7 @@ class HostLink:
     # --- the end
 
     def close(self) -> None:
-        """Close the sockets; what we have started is dead by now."""
+        """Close the sockets; processes started here are dead by now."""
         if self._socket is not None and self._gatekeeper is not None and self._strangers is not None:
             self._strangers.close()
             self._socket.close(500)

@@ -90,7 +90,7 @@ class Parts(Sends, Protocol):
         ...
 
     def receive_remote(self, frames: Any) -> None:
-        """Pass on a message that has come from another machine."""
+        """Forward a message from another machine."""
         ...
 
 
@@ -128,7 +128,7 @@ class Members:
 
     @handles(Share)
     def do_share(self, request: Share, sender: Sender) -> Shared:
-        """Make a key for somebody, and an invitation to knock with."""
+        """Make a key for a user, and an invitation to knock with."""
         role = self._shareable(request.role)
         if len(self._members) >= MAX_MEMBERS:
             raise RequestError(f"{MAX_MEMBERS} keys are out already: %mesh unshare KEY, or --all")
@@ -181,7 +181,7 @@ class Members:
 
     @handles(Unshare)
     def do_unshare(self, request: Unshare, sender: Sender) -> list[KeyRow]:
-        """Make a key void; whoever is connected by it is disconnected at once."""
+        """Make a key void; programs connected with it are disconnected at once."""
         if request.key and request.key not in self._members:
             known = ", ".join(self._members) or "none"
             raise RequestError(
@@ -195,7 +195,7 @@ class Members:
 
     @handles(Rekey)
     def do_rekey(self, request: Rekey, sender: Sender) -> list[KeyRow] | Later:
-        """Take new keys; everybody but the owner is out."""
+        """Replace all keys; everybody but the owner is disconnected."""
         hosts = [h for h in self._controller.registry.hosts.values() if h.index and h.state in _BOUND]
         if hosts:
             raise RequestError(
@@ -218,7 +218,7 @@ class Members:
         return LATER
 
     def _end_member(self, member: Member, why: str) -> None:
-        """Listen to a member no more from now on; it's told why, and its connection is ended."""
+        """Stop handling a member's messages; tell the member why, and end its connection."""
         del self._members[member.key], self._by_index[member.index]
         self._link.keep_out(member.guest)
         if member.public:
@@ -243,7 +243,7 @@ class Members:
     # --- connecting and leaving
 
     def _knocks(self, member: Member, frames: list[zmq.Frame]) -> None:
-        """Answer whoever has an invitation; nothing in what they say can harm us."""
+        """Answer a knock with an invitation, whose content isn't trusted."""
         peer = _peer_of(frames[0])
         try:
             knock = Knock.from_json(bytes(frames[1].buffer) if len(frames) == 2 else b"")
@@ -281,7 +281,7 @@ class Members:
         return self._by_index.get(address.host_of(proc)) if proc >> 32 else None
 
     def connection_ended(self, index: int) -> None:
-        """Forget the programs of a member whose connection has ended, and that hasn't come back."""
+        """Drop the programs of a member whose connection has ended and wasn't restored."""
         member = self._by_index.get(index)
         if member is not None:
             self._forget_programs(member)
@@ -292,7 +292,7 @@ class Members:
             self._controller.clients.forget(proc)
 
     def cut_silent(self) -> None:
-        """End connections by which nothing has come for too long: what is sent there would pile up."""
+        """End connections that have been silent for too long: messages to them would accumulate."""
         limit = self._controller.loop.clock() - SILENT_S
         for member in self._by_index.values():
             if member.procs and member.heard < limit:
@@ -329,7 +329,7 @@ class Members:
             self._tell(member, Beat())
 
     def _ask(self, member: Member, message: Message) -> None:
-        """Have a request done, if the member's role is high enough for it."""
+        """Execute a request, if the member's role permits it."""
         name = message.name.decode("utf-8", "replace")
         trouble = self._why_not(member, name, message.src)
         if trouble:
@@ -357,7 +357,9 @@ class Members:
         return ""
 
     def _refuse_other(self, member: Member, message: Message) -> None:
-        """Refuse a message that is no request to the controller: a call, mostly, which is answered as one."""
+        """Refuse a message that isn't a request to the controller: usually a call, which is answered as
+        one.
+        """
         trouble = (
             refusal("call", member.role, self._controller.name, Role.OPERATOR)
             if member.role < Role.OPERATOR
@@ -374,7 +376,7 @@ class Members:
     # --- the audit
 
     def note_own(self, message: Message) -> None:
-        """Enter what a program of the owner's asks for."""
+        """Enter a request of one of the owner's programs into the audit."""
         name = message.name.decode("utf-8", "replace")
         if name in NOTED_OF_OWNER and address.is_client(message.src) and not message.src >> 32:
             who = self._controller.clients.who(message.src)
@@ -390,12 +392,12 @@ class Members:
         return "" if journal.is_off else journal.store.directory
 
     def _detail(self, name: str, message: Message) -> str:
-        """Return the detail of a request for the audit; nothing while nothing of cells is kept."""
+        """Return the detail of a request for the audit; empty while cells aren't logged."""
         return "" if self._controller.journal.is_off else _detail(name, message)
 
     @handles(GetAudit)
     def do_get_audit(self, request: GetAudit, sender: Sender) -> list[AuditRow]:
-        """Return the audit: who asked for what."""
+        """Return the audit: who requested what."""
         return self.audit.last(request.limit)
 
     def describe(self, member: Member, what: str) -> str:

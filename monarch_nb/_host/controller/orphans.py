@@ -51,8 +51,8 @@ class Orphans:
         self._send = send
 
     def rank_exited(self, exited: Exited) -> None:
-        """Stop what the actors of a rank that has ended owned elsewhere; forget its own actors first if it
-        has ended on purpose.
+        """Stop actors and ranks that actors of an ended rank owned on other processes; drop its own actors
+        first if it has ended on purpose.
         """
         proc = exited.end.proc
         if exited.end.stopped:
@@ -61,14 +61,15 @@ class Orphans:
 
     def client_gone(self, client: Client) -> None:
         """Stop what the actors of a program that has gone owned here; the program may be a guest, a rank of
-        another mesh. What it has spawned itself isn't theirs: it outlives a notebook's kernel.
+        another mesh. Spawns of the program itself aren't owned by its actors: they outlive a notebook's
+        kernel.
         """
         self._owner_gone(client.proc, f"{client.what} (pid {client.pid})")
 
     @handles(ActorSpawned)
     def do_actor_spawned(self, request: ActorSpawned, sender: Sender) -> None:
-        """Keep the specification by which an actor is made again. The kernel may have told of its owner's end
-        before.
+        """Keep the specification from which an actor is created again. The end of its owner may have been
+        reported before.
         """
         self._specs.add(request)
         proc, actor = request.creator

@@ -112,7 +112,7 @@ NOTED_OF_OWNER = _names(_NOTED) - _names(_NOT_NOTED)
 
 
 def needed(name: str) -> Role:
-    """Return the least role that may ask something.
+    """Return the minimum role for a request.
 
     >>> needed("status"), needed("run_cell"), needed("no_such_thing")
     (<Role.OBSERVER: 1>, <Role.OPERATOR: 2>, <Role.OWNER: 3>)
@@ -121,7 +121,7 @@ def needed(name: str) -> Role:
 
 
 def refusal(name: str, role: Role, mesh: str, least: Role | None = None) -> str:
-    """Return why a request isn't done: which role one has, which one it needs, what to type.
+    """Return why a request is refused: the member's role, the required one, and what to type.
 
     Args:
         least: the role that's needed, of what is no request.

@@ -175,7 +175,7 @@ class Registry:
         self.started = time.time()
 
     def new_host(self, label: str, kind: str = "") -> Host:
-        """Enter a host that's expected to join."""
+        """Register a host that is expected to join."""
         host = Host(next(self._hosts), label, kind=kind)
         self.hosts[host.index] = host
         self._locals[host.index] = itertools.count(1)
@@ -188,16 +188,14 @@ class Registry:
         return procs
 
     def proc_is_up(self, proc: int, pid: int) -> list[Waiting]:
-        """Note that a rank runs; return the requests that this completes."""
+        """Record that a rank runs; return the requests that this completes."""
         entry = self.procs.get(proc)
         if entry is not None and entry.state == ProcState.STARTING:
             entry.state, entry.pid = ProcState.RUNNING, pid
         return self._settle(proc)
 
     def proc_has_ended(self, end: RankExit, *, settle: bool = True) -> list[Waiting]:
-        """Note a rank's end; return the requests that this completes. One that starts again completes
-        none.
-        """
+        """Record a rank's end; return the requests that this completes. A restarting one completes none."""
         entry = self.procs.get(end.proc)
         if entry is not None:
             entry.state = ProcState.STOPPED if end.stopped else ProcState.LOST
@@ -218,7 +216,7 @@ class Registry:
         return done
 
     def lives(self, proc: int) -> bool:
-        """Say whether a program or a rank is there still."""
+        """Say whether a program or a rank still exists."""
         entry = self.procs.get(proc)
         return proc in self.clients or (entry is not None and entry.end is None)
 

@@ -11,7 +11,7 @@ class Sends(Protocol):
     """The interface that sends messages to processes of the mesh, by their proc ids."""
 
     def event(self, dst: int, event: Event, src: int | None = None) -> None:
-        """Tell one process of something; `src`: in whose name, if not our own."""
+        """Send an event to one process; `src`: its sender, if not this process."""
         ...
 
     def reply(self, dst: int, ref: int, value: object, *, error: bool = False, last: bool = False) -> None:
@@ -31,5 +31,5 @@ class SendsFrames(Sends, Protocol):
         ...
 
     def everybody(self) -> list[int]:
-        """Return the proc ids of all who are told of ends: clients, ranks, other hosts."""
+        """Return the proc ids of all processes that are told of ends: clients, ranks, other hosts."""
         ...

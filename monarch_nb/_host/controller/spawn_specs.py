@@ -129,7 +129,7 @@ class SpawnSpecs:
         return set(spec.procs) - self._stopped.get(spec.actor_id, set())
 
     def widen(self, before: list[int], now: list[int], context: bytes) -> dict[int, tuple[int, ...]]:
-        """Move actors that were on all of a mesh to all of its new procs; return these by actor id."""
+        """Extend actors that were on the whole mesh to all of its new procs; return these by actor id."""
         found = {}
         for spec in self._specs.values():
             if spec.procs == tuple(before):
@@ -139,7 +139,7 @@ class SpawnSpecs:
         return found
 
     def stopped(self, actor_id: int, procs: list[int]) -> None:
-        """Note that actors were stopped on purpose: they aren't made again."""
+        """Record that actors were stopped on purpose: they aren't created again."""
         spec = self._specs.get(actor_id)
         if spec is None:
             return
@@ -148,7 +148,7 @@ class SpawnSpecs:
             self._drop(actor_id)
 
     def procs_stopped(self, procs: list[int]) -> None:
-        """Note that processes were stopped on purpose, with their actors: these aren't made again."""
+        """Record that processes were stopped on purpose, with their actors, which aren't created again."""
         for spec in self.on(set(procs)):
             self.stopped(spec.actor_id, procs)
 

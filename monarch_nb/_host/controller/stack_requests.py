@@ -75,14 +75,14 @@ class StackRequests:
 
     @handles(Stacks)
     def do_stacks(self, request: Stacks, sender: Sender) -> ByRank | Later:
-        """Return where ranks stand, by rank."""
+        """Return the stacks of ranks, by rank."""
         ranks = self._controller.registry.by_rank(request.procs)
         self.stacks(ranks, partial(self._controller.reply, sender.proc, sender.ref), native=request.native)
         return LATER
 
     @handles(Hang)
     def do_hang(self, request: Hang, sender: Sender) -> dict[int, HangRow] | Later:
-        """Return the things that ranks wait for, by rank."""
+        """Return what ranks wait for, by rank."""
         self.hang(
             self._controller.registry.by_rank(request.procs),
             partial(self._controller.reply, sender.proc, sender.ref),
@@ -90,7 +90,7 @@ class StackRequests:
         return LATER
 
     def stacks(self, ranks: Mapping[int, int], done: Done, *, native: bool = False) -> None:
-        """Find the stacks of ranks (rank to proc); `done` gets them by rank."""
+        """Take the stacks of ranks (rank to proc); `done` is called with them by rank."""
         if native:
             self._take_stacks(ranks.values(), True, lambda taken: self._after_native(ranks, taken, done))
         else:
@@ -99,7 +99,9 @@ class StackRequests:
             )
 
     def hang(self, ranks: Mapping[int, int], done: Callable[[dict[int, HangRow]], None]) -> None:
-        """Ask ranks what they wait for; `done` gets that by rank, or where a rank stands that doesn't say."""
+        """Ask ranks what they wait for; `done` is called with the answers by rank, or the stacks of ranks
+        that don't answer.
+        """
 
         def answered(answers: Answers) -> None:
             def taken(found: ByRank) -> None:
@@ -131,7 +133,9 @@ class StackRequests:
         self._take_stacks(silent, False, taken)
 
     def _after_native(self, ranks: Mapping[int, int], found: Found, done: Done) -> None:
-        """Ask those whose native frames couldn't be had; what couldn't stays said."""
+        """Ask ranks whose native frames couldn't be taken for their Python stacks; what couldn't be taken
+        stays recorded.
+        """
         rows = {rank: self._row(proc, found) for rank, proc in ranks.items()}
         left = {r: p for r, p in ranks.items() if rows[r]["stacks"] is None}
 
@@ -160,7 +164,7 @@ class StackRequests:
         return row
 
     def _with_source(self, stack: str) -> str:
-        """Return a stack with the lines of cells: their source isn't in a file; the journal has it."""
+        """Return a stack with the lines of cells added: their source isn't in a file, but in the journal."""
 
         def with_line(match: re.Match[str]) -> str:
             line = self._cell_line(int(match[1]), match[2], int(match[3]))
@@ -200,7 +204,7 @@ class StackRequests:
 
     @handles(StacksTaken)
     def on_stacks(self, event: StacksTaken, sender: Sender) -> None:
-        """Take the stacks that another host has taken of its ranks."""
+        """Handle the stacks that another host has taken of its ranks."""
         self._taken(event.ref, event.found)
 
     def _taken(self, ref: int, found: Found) -> None:

@@ -112,23 +112,23 @@ class StatusPublisher:
 
     @handles(ResourcesSeen)
     def on_resources(self, event: ResourcesSeen, sender: Sender) -> None:
-        """Take the readings of another host: of its ranks and its machine."""
+        """Handle the readings of another host: of its ranks and its machine."""
         self.take_readings(address.host_of(sender.proc), event.rows, event.host)
 
     @property
     def watched(self) -> bool:
-        """Whether somebody watches."""
+        """Whether the state has watchers."""
         return bool(self._watches)
 
     def take_readings(self, host: int, rows: Rows, machine: MonitoredHost | None) -> None:
-        """Take the readings of a host process."""
+        """Handle the readings of a host process."""
         self._monitored.update(rows)
         if machine is not None:
             self._machines[host] = machine
         self.touch(rows)
 
     def printed(self, proc: int, data: bytes) -> None:
-        """Keep the end of what a rank has just written, and publish the rank's state anew."""
+        """Keep the end of a rank's output, and publish the rank's state again."""
         tail = data[-_TAIL_BYTES:]
         if not tail.isspace():
             self._printed[proc] = tail
@@ -136,7 +136,7 @@ class StatusPublisher:
                 self.touch((proc,))
 
     def touch(self, procs: Iterable[int] = ()) -> None:
-        """Publish the state of ranks, and of the mesh itself, anew in a moment: it may have changed."""
+        """Publish the state of ranks, and of the mesh itself, again in a moment: it may have changed."""
         if not self._watches:
             return
         self._touched.update(procs)
@@ -145,7 +145,7 @@ class StatusPublisher:
             self._controller.loop.call_later(PUBLISH_S, self._publish)
 
     def proc_has_ended(self, proc: int) -> None:
-        """Drop what was seen of a rank that has ended, and publish the rank's state anew."""
+        """Drop the readings of a rank that has ended, and publish the rank's state again."""
         self._monitored.pop(proc, None)
         self.touch((proc,))
 
@@ -153,7 +153,7 @@ class StatusPublisher:
 
     @handles(WatchStatus)
     def do_watch_status(self, request: WatchStatus, sender: Sender) -> Later | None:
-        """Send a client a group's state, and then what changes, as fast as it takes it."""
+        """Send a client a group's state, and then the changes, as fast as the client acknowledges them."""
         group = self._controller.registry.group(request.group).name
         was_watched = self.watched
         self._watches.append(StatusWatch(sender.proc, sender.ref, group))
@@ -171,7 +171,7 @@ class StatusPublisher:
 
     @handles(StatusTaken)
     def do_status_taken(self, request: StatusTaken, sender: Sender) -> None:
-        """Note that a client has taken the state that it was sent, and send what has changed since."""
+        """Record a client's acknowledgement, and send the changes since."""
         for watch in self._watches:
             if (watch.client, watch.ref) == (sender.proc, request.watch):
                 watch.ready = True
@@ -223,7 +223,7 @@ class StatusPublisher:
         return versioned
 
     def _fill(self, versioned: Versioned, group: Group, procs: Iterable[int]) -> None:
-        """Put in the state of now: the mesh's, all hosts', and some ranks'."""
+        """Update all rows to the present state: the mesh's, all hosts', and some ranks'."""
         versioned.put_head(self._head(group))
         for host in self._controller.registry.hosts.values():
             versioned.put_host(host.index, self._host_row(host, group))
@@ -232,7 +232,7 @@ class StatusPublisher:
 
     @handles(Snapshot)
     def do_snapshot(self, request: Snapshot, sender: Sender) -> MeshStatus | Later:
-        """Look at everything, and return a group's state."""
+        """Take fresh readings, and return a group's state."""
         controller, src, ref = self._controller, sender.proc, sender.ref
         group = controller.registry.group(request.group)
         if not request.fresh:
@@ -262,7 +262,7 @@ class StatusPublisher:
 
     @handles(HostLooked)
     def on_looked(self, event: HostLooked, sender: Sender) -> None:
-        """Note that another host has had its fresh look; end the look once all hosts have."""
+        """Record that another host has taken its fresh readings; finish once all hosts have."""
         self._looked(address.host_of(sender.proc), event.ref)
 
     def _looked(self, host: int, ref: int) -> None:
@@ -357,7 +357,7 @@ class StatusPublisher:
         )
 
     def _state(self, entry: Proc, monitored: MonitoredRank) -> tuple[RankState, str, float, int | None]:
-        """Return state, what it's busy with, since when (0: since it's so), and the number of its cell."""
+        """Return a rank's state, its activity, its start (0: with the state), and the number of its cell."""
         if entry.state != ProcState.RUNNING:
             return RankState(entry.state), "", 0.0, None
         at = self._controller.cells.at(entry.proc)

@@ -45,14 +45,14 @@ class TimeLimitState:
         self._done: set[tuple[float, Step]] = set()
 
     def set(self, ends_at: float | None, now: float) -> None:
-        """Set the limit. Steps that were done are done anew if there's time for them again."""
+        """Set the limit. Steps that were taken are due again if there's time for them."""
         self.ends_at = ends_at
         self._done = {
             (before_s, step) for before_s, step in self._done if not self._lies_ahead(before_s, now)
         }
 
     def set_notice(self, notice_s: float | None) -> None:
-        """Say how long before the limit it's told."""
+        """Set how long before the limit programs are warned."""
         self.notice_s, self._done = notice_s, set()
 
     def _lies_ahead(self, before_s: float, now: float) -> bool:
@@ -70,7 +70,7 @@ class TimeLimitState:
         ]
 
     def due(self, now: float) -> list[Step]:
-        """Return the steps that are due, each once; they count as done then."""
+        """Return the steps that are due, each once; they count as taken then."""
         if self.ends_at is None or now >= self.ends_at:
             return []
         found = [
@@ -80,7 +80,7 @@ class TimeLimitState:
         return list(dict.fromkeys(step for _, step in found))
 
     def next_s(self, now: float) -> float | None:
-        """Return in how many seconds to look again; None if nothing is to come."""
+        """Return the seconds until the next look; None if no step is to come."""
         if self.ends_at is None:
             return None
         ahead = [self.ends_at - s - now for s, step in self._plan() if (s, step) not in self._done]

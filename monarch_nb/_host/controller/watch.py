@@ -93,8 +93,8 @@ class Watch:
             self._add(packed)
 
     def _leave_behind(self, new: Appended) -> None:
-        """Leave a new record in the journal, for the client hasn't taken what came before. If the journal
-        doesn't have the record, a cell's result is sent at once, and other output counts as missing.
+        """Leave a new record in the journal, since the client hasn't acknowledged the previous ones. If the
+        journal lacks the record, a cell's result is sent at once, and other output counts as missing.
         """
         if new.kept:
             self._live = False
@@ -121,7 +121,7 @@ class Watch:
             self._add(packed)
 
     def tell(self, message: WatchMessage, *, last: bool = False, soon: bool = False) -> None:
-        """Send a message about what is watched, after all output so far.
+        """Send a message about the watched object, after all output so far.
 
         Args:
             last: there's no more to come.
@@ -145,7 +145,7 @@ class Watch:
             self._schedule()
 
     def taken(self, num_bytes: int) -> None:
-        """Note that the client has taken so many bytes, and go on if there's more in the journal."""
+        """Record that the client has acknowledged a number of bytes, and continue if the journal has more."""
         self._ahead_bytes -= num_bytes
         if not self._live:
             self._schedule()
@@ -175,7 +175,7 @@ class Watch:
             self.flush()
 
     def _catch_up(self) -> None:
-        """Read one stretch from disk; others have their turn before the next."""
+        """Read one part of the journal from disk; other callbacks run before the next part."""
         if self._ahead_bytes > WINDOW_BYTES:
             return  # `taken` continues
         scan = self._store.scan(self._position, self._wanted)
@@ -199,7 +199,7 @@ class Watch:
             self._schedule()
 
     def flush(self) -> None:
-        """Send at once what has been offered so far."""
+        """Send the collected records at once."""
         if self._batch:
             payload = b"".join(self._batch)
             self._batch, self._batch_bytes = [], 0
@@ -264,7 +264,7 @@ class Watches:
         return watch
 
     def offer(self, new: Appended) -> None:
-        """Offer a new record to those that it may concern."""
+        """Offer a new record to the watches that may include it."""
         for watch in self._of_cells.get(new.record.origin, ()):
             watch.offer(new)
         for watch in self._others:

@@ -16,7 +16,7 @@ Workflow = Generator[Step, Any, T]
 
 
 def run_workflow(workflow: Workflow[T], done: Callable[[T | Exception], None]) -> None:
-    """Run a workflow; `done` gets what it returns, or the exception that ended it.
+    """Run a workflow; `done` is called with its result, or the exception that ended it.
 
     Example:
         >>> def double(n):
@@ -40,7 +40,7 @@ def run_workflow(workflow: Workflow[T], done: Callable[[T | Exception], None]) -
 
 
 def carry_out(steps: Generator[E, Any, T], perform: Callable[[E], Workflow[Any]]) -> Workflow[T]:
-    """Carry out pure steps, which yield what is to be done and are sent what came of it.
+    """Execute pure steps, which yield actions and are sent their results.
 
     Example:
         >>> def add():
