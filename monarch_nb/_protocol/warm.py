@@ -50,7 +50,7 @@ class Requirements(
     cgroup: str
 
     def plain(self) -> dict[str, Any]:
-        """Return it as plain data, by names that people understand.
+        """Return the requirements as plain data, under readable names.
 
         >>> facts = Requirements("m", (), (), {"TZ": "UTC"}, (), (), (0, 0, "0"), (), (), "/", "")
         >>> facts.plain()["variable TZ"], Requirements.of(facts.plain()) == facts
@@ -62,7 +62,7 @@ class Requirements(
 
     @classmethod
     def of(cls, found: Any) -> Self:
-        """Make it of what `plain` has returned.
+        """Return the requirements that `plain` has described.
 
         Raises:
             ValueError: if it's something else.
@@ -87,12 +87,12 @@ class WarmFacts(Kept, frozen=True):
     requirements: Requirements
 
     def plain(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the facts as plain data."""
         return {**super().plain(), "requirements": self.requirements.plain()}
 
     @classmethod
     def of(cls, found: Any) -> Self:
-        """Make it of what `plain` has returned.
+        """Return the facts that `plain` has described.
 
         Raises:
             ValueError: if it's something else.

@@ -23,7 +23,7 @@ NAME = r"([A-Za-z_][A-Za-z0-9_-]*)"
 
 
 def routes() -> list[tuple[str, type[Any]]]:
-    """Return addresses and who answers there, below the server's base URL."""
+    """Return the addresses and their handlers, below the server's base URL."""
     one = rf"/monarch_nb/api/meshes/{NAME}"
     return [
         (r"/monarch_nb/api/version", VersionHandler),

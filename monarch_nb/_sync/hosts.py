@@ -74,11 +74,11 @@ class HostRequests:
         return self._workspace.name
 
     def ask(self, request: Request[T]) -> Reply[T]:
-        """Ask; the answer is read by `read`."""
+        """Send a request; `read` returns its answer."""
         return self._session.transport.request(address.host_proc(self.index), request)
 
     def read(self, reply: Reply[T]) -> T:
-        """Wait for an answer, as long as the host lives.
+        """Wait for an answer while the host lives.
 
         Raises:
             HostTrouble: if it's lost, doesn't answer, or says that it can't be done.
@@ -92,7 +92,7 @@ class HostRequests:
             raise HostTrouble(str(error)) from None
 
     def get(self, request: Request[T]) -> T:
-        """Ask, and wait for the answer."""
+        """Send a request, and wait for the answer."""
         return self.read(self.ask(request))
 
     def _check_host(self, limit: float) -> None:
@@ -117,7 +117,7 @@ def greet(requests: HostRequests, where: Whereabouts) -> Hello:
 def bring(
     requests: HostRequests, workspace: Workspace, scan: Scan, hello: Hello, *, is_dry: bool
 ) -> HostWorkspace:
-    """Have a host have all that a workspace has.
+    """Send everything to a host that it lacks of a workspace.
 
     Raises:
         HostTrouble: if it can't be.
@@ -178,18 +178,18 @@ class _Sending:
         self.wait(_WINDOW)
 
     def send_all(self, contents: Sequence[bytes]) -> None:
-        """Send small contents together."""
+        """Send small contents in one message."""
         self._under_way.append(self._requests.ask(TakeContents(self._requests.name, tuple(contents))))
         self.wait(_WINDOW)
 
     def wait(self, num: int = 0) -> None:
-        """Wait until no more than some pieces are under way."""
+        """Wait until at most a given number of pieces are under way."""
         while len(self._under_way) > num:
             self._requests.read(self._under_way.popleft())
 
 
 def _batches(files: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Give files in lists of which each is a message."""
+    """Group files into batches of one message each."""
     batch: list[Entry] = []
     num_bytes = 0
     for entry in files:

@@ -16,10 +16,10 @@ class Part(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Say whether all hosts have it."""
+        """Say whether all hosts have this part."""
 
     def lines(self) -> list[str]:
-        """Return the report in lines, one for each kind; hosts that did alike are one."""
+        """Return the report as lines, one for each kind; hosts with equal results are merged."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,15 @@ class SyncReceipt:
 
     @property
     def is_done(self) -> bool:
-        """Say whether all hosts have all parts, and all ranks, and this program, run what the files hold."""
+        """Say whether all hosts have all parts, and whether all ranks and this program run the files' present
+        code.
+        """
         if self.busy or self.lost or self.is_dry or not all(part.is_done for part in self.parts):
             return False
         return all(m.is_done for each in (self.program, *self.ranks.values()) for m in each.modules)
 
     def lines(self) -> list[str]:
-        """Return the receipt in lines, one for each kind, with the hosts or ranks in front."""
+        """Return the receipt as lines, one for each kind, labelled with the hosts or ranks."""
         return [line for part in self.parts for line in part.lines()] + (self._reloaded() or self._nothing())
 
     def _reloaded(self) -> list[str]:
@@ -82,7 +84,7 @@ class SyncReceipt:
         ]
 
     def errors(self) -> str:
-        """Return the tracebacks of modules that could not be reloaded, equal ones once."""
+        """Return the tracebacks of modules that could not be reloaded, equal ones merged."""
         everybody = [*self.ranks.values(), self.program]
         found = dict.fromkeys(m.error.rstrip() for each in everybody for m in each.modules if m.error)
         return "\n\n".join(found)

@@ -44,7 +44,7 @@ class HostWorkspace:
         return not self.trouble and not self.outcome.refused
 
     def lines(self, *, is_dry: bool) -> list[str]:
-        """Return what was done, in lines that are equal for hosts that did alike."""
+        """Return the result as lines, which are equal for hosts with equal results."""
         if self.is_shared:
             return ["shared: nothing sent"]
         if self.trouble:
@@ -107,7 +107,7 @@ class WorkspaceReceipt:
         return [line for line in self.host_lines() if ".theirs" in line]
 
     def lines(self) -> list[str]:
-        """Return what has been done, a line for each kind; hosts that did alike are one."""
+        """Return the result as lines, one for each kind; hosts with equal results are merged."""
         if all(host.is_shared for host in self.hosts.values()):
             return [
                 (

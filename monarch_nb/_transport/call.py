@@ -26,7 +26,7 @@ def call(
     pending: P, receivers: Sequence[Receiver], name: bytes, body: Encoded, *,
     target: int = 0, flags: int = 0, origin: int = 0, context: bytes = b"",
 ) -> P:  # fmt: skip
-    """Send one message to all receivers; return who waits for their answers.
+    """Send one message to all receivers; return the object that waits for their answers.
 
     Args:
         pending: takes an answer for each slot of the receivers.
@@ -59,7 +59,7 @@ def call_each(
     pending: P, receivers: Sequence[Receiver], name: bytes, bodies: Sequence[tuple[Encoded, int]], *,
     target: int = 0, origin: int = 0, context: bytes = b"",
 ) -> P:  # fmt: skip
-    """Send a message of its own to each receiver, all answered to one `pending`; as `call` else.
+    """Send a message of its own to each receiver, all answered to one `pending`; otherwise like `call`.
 
     Args:
         bodies: arguments and flags for each receiver.
@@ -80,7 +80,7 @@ def call_one(
     pending: P, proc: int, name: bytes, body: Encoded,
     flags: int = 0, slot: int = 0, target: int = 0, origin: int = 0, context: bytes = b"",
 ) -> P:  # fmt: skip
-    """Send a message to one process; as `call` else. By position, for it's the quickest way to an answer."""
+    """Send a message to one process; otherwise like `call`. Arguments are positional, for speed."""
     transport = pending.transport
     ref = transport.expect(pending)
     if body.buffers or len(body.payload) >= MIN_BYTES:
@@ -101,7 +101,7 @@ def call_one(
 def answer(
     transport: Transport, message: Message, body: Encoded, flags: int = 0, released: bytes = b""
 ) -> None:
-    """Answer a call, and say how far this process' output for its cell has come.
+    """Answer a call, and report how far this process' output for its cell has come.
 
     Args:
         released: the caller's segments that have been dropped here (`Transport.releases_for`).

@@ -38,5 +38,5 @@ call_context: ContextVar[CallContext] = ContextVar("monarch_nb_call", default=NO
 
 
 def current_origin() -> int:
-    """Return the number of the cell in whose name this code runs."""
+    """Return the number of the cell on whose behalf this code runs."""
     return call_context.get().origin

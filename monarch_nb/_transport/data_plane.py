@@ -16,19 +16,19 @@ class RemoteArguments(Protocol):
     """The interface that moves big arguments and results to other machines."""
 
     def offer(self, transport: Transport, body: Encoded, receivers: Sequence[int], /) -> Encoded:
-        """Return a small body for `body`, whose buffers the receivers fetch; `body` itself if it isn't
-        worth it.
+        """Return a small body for `body`, whose buffers the receivers fetch; `body` itself if it's too small
+        for that.
         """
 
     def join(self) -> None:
-        """Let this process answer others about its memory."""
+        """Enable this process to answer requests about its memory."""
 
 
 _load: Callable[[], RemoteArguments] | None = None
 
 
 def provide(load: Callable[[], RemoteArguments]) -> None:
-    """Say how to get it."""
+    """Set the function that loads the implementation."""
     global _load
     _load = load
 

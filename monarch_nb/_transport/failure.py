@@ -90,7 +90,7 @@ def class_name(value: object, *, qualified: bool = False) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return `str(error)`, cut if it's long; if that raises, what it raised."""
+    """Return `str(error)`, shortened if it's long; if it raises, a description of that error."""
     text, trouble = _shown_by(str, error, "__str__")
     return trouble or clipped(text, MAX_MESSAGE, "on the rank, str(sys.last_value) has it all")
 
@@ -101,8 +101,8 @@ def is_printable(error: BaseException) -> bool:
 
 
 def _shown_by(method: Callable[[Any], str], value: object, name: str) -> tuple[str, str]:
-    """Return the text that `str` or `repr` makes of an object, and, in the second place, a note on a failure.
-    The text is a plain one: that of a KeyError from a DataLoader's worker is of a class of torch's.
+    """Return the text of `str` or `repr` of an object, and a note if that failed. The text is a plain str:
+    that of a KeyError from a DataLoader's worker is of a class of torch's.
     """
     trace = trace_of(value) if isinstance(value, BaseException) else None
     try:
@@ -136,7 +136,9 @@ def set_trace(error: BaseException, trace: TracebackType | None) -> None:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the traceback as text, without our own frames; empty if that leaves none; cut if it's long."""
+    """Return the traceback as text, without frames of this package; empty if no frame is left; shortened if
+    it's long.
+    """
     whole = trace_of(error)
     trace, num_hidden = shortened(shown_frames(whole))
     try:
@@ -178,8 +180,8 @@ def shortened(trace: TracebackType | None) -> tuple[TracebackType | None, int]:
 
 
 def clipped(text: str, limit: int, how_to_get_all: str) -> str:
-    """Return a text that can be encoded, with at most about `limit` characters: of a longer one its ends,
-    and how much was left out.
+    """Return an encodable text of at most about `limit` characters: of a longer one the ends, and the number
+    left out.
     """
     if not text.isascii():
         text = text.encode("utf-8", "backslashreplace").decode()  # lone surrogates

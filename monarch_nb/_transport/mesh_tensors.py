@@ -29,7 +29,7 @@ _load: Callable[[], MeshTensors] | None = None
 
 
 def provide(load: Callable[[], MeshTensors]) -> None:
-    """Say how to get it."""
+    """Set the function that loads the implementation."""
     global _load
     _load = load
 

@@ -107,7 +107,7 @@ class CallTime:
         self.seconds: dict[int, float] = {}
 
     def note(self, slot: int, seconds: float, *, failed: bool) -> None:
-        """Take note of an answer."""
+        """Record an answer."""
         self.seconds[slot] = self.seconds.get(slot, 0.0) + seconds
         self.num_failed += failed
         if self.totals is not None:
@@ -127,7 +127,7 @@ class CallTimes(CallTime):
         self.each: list[CallTime] = []
 
     def begin_call(self) -> CallTime:
-        """Return the object that takes note of one call."""
+        """Return the recorder of one call."""
         if len(self.each) >= MAX_CALLS_EACH:
             return self
         self.each.append(CallTime(self))
@@ -146,7 +146,7 @@ class Unread(weakref.ref[Any]):
 
     @classmethod
     def of(cls, asker: Any, pending: Pending) -> Self:
-        """Take note that `asker` has an error to read."""
+        """Record that `asker` has an error to read."""
         found = cls(asker, cls.drop)
         found.pending, found.what = pending, getattr(asker, "_what", "")
         return found
@@ -207,23 +207,23 @@ class Pending:
         self._callbacks: list[Callable[[], None]] | None = None
 
     def deliver(self, slot: int, body: Body) -> Pending | None:
-        """Take an answer; return who has become ready by it."""
+        """Handle an answer; return the object that has become ready."""
         raise NotImplementedError
 
     def output(self, message: Message) -> None:
-        """Take output that is sent to this ref; only those that watch something get any."""
+        """Handle output sent to this ref; only watches receive any."""
 
     def lost(self, proc: int, end: RankExit) -> Pending | None:
-        """Take note that `proc` has died; return who has become ready by it."""
+        """Handle the death of `proc`; return the object that has become ready."""
         raise NotImplementedError
 
     def handles_end(self, end: RankExit) -> bool:
-        """Say whether whoever waits here will be told of a process' end by it."""
+        """Say whether this wait will report a process' end to its caller."""
         return end.proc in self.at_work() and (self.asker is None or self.asker() is not None)
 
     def failed_on(self) -> None:
-        """Note that an answer is an error, so that it's reported if nobody reads it. Called at every error,
-        and never else, so that good answers cost nothing.
+        """Record that an answer is an error, so that it's reported if nobody reads it. Called only for
+        errors, so that good answers cost nothing.
         """
         if self.asker is None or self.transport.on_dropped is None or id(self) in self.transport.unread:
             return
@@ -235,27 +235,27 @@ class Pending:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether some thread or task waits for this just now, and so will hear of its fault."""
+        """Whether a thread or task waits for this at present, and so will get its error."""
         return not self.ready and (self.waited or bool(self._callbacks))
 
     def give_up(self, fault: Exception) -> None:
-        """Complete with an error that is to be raised: no answer comes any more."""
+        """Complete with an error to be raised: no answer will come."""
         if not self.ready:
             self.fault = fault
             self.complete()
         self.transport.reader.notify(self)
 
     def check_fault(self) -> None:
-        """Raise what has kept the answer from coming, if something has."""
+        """Raise the error that prevents an answer, if there is one."""
         if self.fault is not None:
             raise self.fault
 
     def at_work(self) -> tuple[int, ...]:
-        """Return the procs that still owe an answer."""
+        """Return the procs that haven't answered."""
         return () if self.ready else tuple(self.procs)
 
     def expire(self) -> None:
-        """Complete with what has come: the grace is over."""
+        """Complete with the answers so far: the grace period is over."""
         self.complete()
 
     def complete(self) -> None:
@@ -272,8 +272,8 @@ class Pending:
             _run_callbacks(callbacks)
 
     def claim(self) -> bool:
-        """Be the one thread that waits for this in the reader, until it sets `waited` back; False if
-        another does.
+        """Become the thread that waits for this in the reader, until it resets `waited`; False if another
+        thread is.
         """
         with self.transport.callback_lock:
             was_waited, self.waited = self.waited, True
@@ -316,8 +316,8 @@ def _run_callbacks(callbacks: Sequence[Callable[[], None]]) -> None:
 
 
 def in_callback() -> bool:
-    """Say whether this thread runs a callback of an answer that has come: it may be the one that reads the
-    socket, and must not wait.
+    """Say whether this thread runs a callback of an arrived answer: it may be the one that reads the socket,
+    and must not wait.
     """
     return getattr(_callback, "runs", False)
 
@@ -373,7 +373,7 @@ class Reply(OneReply, Generic[T]):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether some thread or task waits for this just now, and so will say what its fault is."""
+        """Whether a thread or task waits for this at present, and so will report its error."""
         return not self.is_quiet and super().is_awaited
 
     def read(self) -> T:

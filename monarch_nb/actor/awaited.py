@@ -14,10 +14,10 @@ class Waiter(Protocol):
     """The interface of objects that wait for several futures; `concurrent.futures` has the classes."""
 
     def add_result(self, future: Any) -> None:
-        """Take note of a future that has a value."""
+        """Handle a future that has a value."""
 
     def add_exception(self, future: Any) -> None:
-        """Take note of a future that has failed."""
+        """Handle a future that has failed."""
 
 
 class Awaited:
@@ -37,8 +37,8 @@ class Awaited:
         self.state = RUNNING
 
     def finish(self, future: Any) -> None:
-        """Tell those who wait. The answer is only read here if one of them wants to know whether it's an
-        error: else whoever asks for the value reads it, in his own thread.
+        """Notify the waiters. The answer is read here only if one of them wants to know whether it's an
+        error: otherwise the thread that asks for the value reads it.
         """
         with self.condition:
             self.state = FINISHED

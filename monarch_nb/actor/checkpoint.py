@@ -52,14 +52,14 @@ class Checkpointed(Actor):
         raise NotImplementedError(f"{type(self).__name__} must say what its state is: define state_dict()")
 
     def load_state_dict(self, state: Any) -> None:
-        """Take on a state that `state_dict` has returned."""
+        """Restore a state that `state_dict` has returned."""
         raise NotImplementedError(
             f"{type(self).__name__} must take its state back: define load_state_dict(state)"
         )
 
     @endpoint
     def checkpoint(self) -> str:
-        """Save the state of now and wait until it's on disk; return the directory. Call it on all ranks
+        """Save the present state and wait until it's on disk; return the directory. Call it on all ranks
         together.
 
         Raises:
@@ -73,5 +73,5 @@ class Checkpointed(Actor):
 
     @endpoint
     def num_calls(self) -> int:
-        """Return the number of calls that count: those before the last restored state, and since."""
+        """Return the number of counted calls: those before the last restored state, and since."""
         return int(call_context.get().actor.checkpoints.num_calls)

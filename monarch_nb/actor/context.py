@@ -118,7 +118,7 @@ class Context:
 
 
 def context() -> Context:
-    """Return where the running code stands. Works in endpoints, in cells and in a client."""
+    """Return the context of the running code. Works in endpoints, in cells and in a client."""
     return Context(call_context.get())
 
 
@@ -140,7 +140,7 @@ def current_actor_name() -> str:
 
 
 def shutdown_context() -> Any:
-    """End this program's private mesh and its connection. The next `this_host()` starts anew."""
+    """End this program's own mesh and its connection. The next `this_host()` starts a new mesh."""
     if process_context.rank is not None:
         raise RuntimeError("shutdown_context() is for programs that use a mesh, not for its ranks")
     session = sessions.in_use()

@@ -135,9 +135,7 @@ class Future(Generic[T]):
         return False
 
     def interrupt(self) -> None:
-        """Interrupt the ranks that are still at it, as Ctrl-C while one waits for it does. Doesn't wait
-        for them.
-        """
+        """Interrupt the ranks that still work on it, as Ctrl-C during a wait does. Doesn't wait for them."""
         if not self._pending.ready:
             _interrupt(self._pending)
 
@@ -184,22 +182,22 @@ class Future(Generic[T]):
             kernel.when_meant(lambda: _interrupt(self._pending))
 
     def then(self, function: Callable[[T], U]) -> Future[U]:
-        """Return a future of `function` of the value; it's called when that is asked for."""
+        """Return a future of `function` of the value; the function is called when that future is read."""
         other = Future(self._pending, lambda _pending: function(self.get()), self._what)
         # the other one keeps a reference, so that either may be dropped
         self._pending.asker = weakref.ref(self)
         return other
 
     def drop(self) -> None:
-        """Drop this future: if it fails, nobody needs to be told."""
+        """Drop this future: its failure is not reported."""
         self._pending.asker = None
 
     def at_work(self) -> tuple[int, ...]:
-        """Return the proc ids of the processes that owe an answer."""
+        """Return the proc ids of the processes that haven't answered."""
         return self._pending.at_work()
 
     def read_as(self, finish: Callable[[Any], U], what: str) -> Future[U]:
-        """Return a future of the same answer that `finish` makes its value of.
+        """Return a future of the same answer, whose value `finish` makes.
 
         Args:
             finish: takes the pending; called when the value is asked for.
@@ -232,7 +230,8 @@ def _interrupt(pending: Pending) -> None:
 def wait_in_loop(
     when_ready: Callable[[Callable[[], None]], None], cancelled: Callable[[], None]
 ) -> Generator[Any, None, None]:
-    """Let the running event loop go on until what is given to `when_ready` is called, from any thread.
+    """Let the running event loop continue until the callback given to `when_ready` is called, from any
+    thread.
 
     Args:
         when_ready: takes what is to be called once ready.
@@ -275,5 +274,5 @@ class _Heartbeat:
         self._handle = self._loop.call_later(HEARTBEAT_S, self._beat)
 
     def stop(self) -> None:
-        """Let the loop sleep again."""
+        """Stop waking the loop."""
         self._handle.cancel()

@@ -218,8 +218,8 @@ class HostMesh(MeshHandle):
     async def sync_workspace(
         self, workspace: Workspace, conda: bool = False, auto_reload: bool = False
     ) -> SyncReceipt:
-        """Bring folders of this machine to these hosts: what is missing there; ranks there import from them,
-        by the paths of this machine.
+        """Copy folders of this machine to these hosts, as far as they lack them; ranks there import from
+        them, by the paths of this machine.
 
         Args:
             workspace: the folders.
@@ -327,7 +327,7 @@ def check_env(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _can_be_told(text: str) -> bool:
-    """Say whether a text can stand in a process' environment."""
+    """Say whether a text can be part of a process' environment."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -342,7 +342,7 @@ class _Life(msgspec.Struct):
 
 
 def is_shut_down(hosts: HostMesh) -> bool:
-    """Say whether hosts have been ended by this handle, or one that it's a part of."""
+    """Say whether hosts were ended by this handle, or by one that it's a slice of."""
     return hosts._life.is_shut_down
 
 
@@ -361,7 +361,7 @@ def _shut_down_controller(session: Session) -> Future[None]:
 
 
 def _reference(hosts: Sequence[int], shape: Shape, python: str | None, mesh: MeshAddress | None) -> HostMesh:
-    """Return a handle that has come in a message."""
+    """Return the handle of a message."""
     found = HostMesh(hosts, shape, mesh=mesh, owned=False)
     found._python = python
     return found
@@ -417,7 +417,7 @@ def this_proc() -> ProcMesh:
 def proc_mesh(
     *, gpus: int | None = None, hosts: int = 1, env: Mapping[str, str] | None = None, setup: Any = None
 ) -> ProcMesh:
-    """Start processes on this machine: the older spelling. The result may be used at once or awaited.
+    """Start processes on this machine: the older name. The result may be used at once or awaited.
 
     Args:
         gpus: number of processes; by default one per GPU, or one.

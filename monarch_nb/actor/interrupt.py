@@ -40,7 +40,7 @@ class CallInterrupted(KeyboardInterrupt):
 
 
 def send_interrupts(pending: Pending) -> tuple[int, ...]:
-    """Interrupt the ranks that still owe `pending` an answer; return their procs. Doesn't wait."""
+    """Interrupt the ranks that haven't answered `pending` yet; return their procs. Doesn't wait."""
     procs = pending.at_work()
     body = Encoded(encode(InterruptCall(pending.ref)))
     for proc in procs:

@@ -39,9 +39,7 @@ class CreatorInstance(msgspec.Struct, frozen=True):
 
 
 def full_name(creator: CreatorInstance | None, class_name: str | None, name: str, rank: Point) -> str:
-    """Return a name that no other instance of the mesh has at the time: who has spawned it, class, name,
-    place.
-    """
+    """Return a name that is unique in the mesh at any time: creator, class, name, place."""
     if class_name is None:
         return f"<{name}>"
     where = ", ".join(f"{label!r}: {index}/{rank.extent[label]}" for label, index in rank.items())

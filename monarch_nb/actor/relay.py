@@ -60,7 +60,7 @@ class Envoy(Actor):
 
     @concurrent_endpoint
     async def do(self, asker: Asker, handle: Any, path: Sequence[str], args: Any, kwargs: Any) -> Any:
-        """Call what `path` leads to from a handle; return its result, once it's there."""
+        """Call the function at `path` of a handle; return its result, once it has arrived."""
         if tuple(path) == ("stop",):
             self._forget(handle)
         for name in path:
@@ -87,7 +87,7 @@ class Envoy(Actor):
 
     @handles(RanksEnded)
     def on_ranks_ended(self, event: RanksEnded, sender: Sender) -> None:
-        """Stop what actors on ended ranks of our mesh have spawned through this one. Called in the reading
+        """Stop what this actor has spawned for actors on ended ranks of this mesh. Called in the reading
         thread.
         """
         procs = {end.proc for end in event.ends}
@@ -95,7 +95,7 @@ class Envoy(Actor):
             self._loop.call_soon_threadsafe(self._stop_those_of, procs)
 
     def _stop_those_of(self, procs: set[int]) -> None:
-        """Stop what actors of processes have asked for, the newest first."""
+        """Stop what was spawned for actors of some processes, the newest first."""
         for mesh, asker in reversed(list(self._spawned.values())):
             if asker.proc in procs:
                 self._forget(mesh)
@@ -113,7 +113,7 @@ def _rank_of(proc: int) -> str:
 
 
 def ask(handle: Any, path: Sequence[str], args: Any = (), kwargs: Any = None) -> Future[Any]:
-    """Have the envoy do something with a handle; a future of the result."""
+    """Have the envoy perform a call on a handle; return a future of the result."""
     envoy: Any = mesh_controller(_ENVOY, Envoy).get()
     future: Future[Any] = envoy.do.call_one(
         Asker(process_context.transport().me, acting()), handle, tuple(path), tuple(args), dict(kwargs or {})

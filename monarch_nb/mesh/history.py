@@ -129,12 +129,12 @@ class Entry:
         )
 
     def line(self) -> str:
-        """Return it in one line."""
+        """Return the entry as one line."""
         return _aligned([self.columns()])[0]
 
     def text(self) -> str:
-        """Return all about it: the line, the source, how long each rank took; of calls, each by itself;
-        failures that are alike once.
+        """Return the complete entry as text: the line, the source, each rank's run time; of calls, each
+        separately; equal failures merged.
         """
         parts = [self.line(), *(f"    {line}" for line in self.source.splitlines())]
         if self.seconds and self.kind != EntryKind.CALLS:

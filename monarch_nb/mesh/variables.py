@@ -199,7 +199,7 @@ class Difference:
         return bool(self.leaves)
 
     def text(self) -> str:
-        """Return it in words."""
+        """Return the differences between ranks as text."""
         if not self.leaves:
             return f"{self.name} is equal on all ranks"
         num = len(self.leaves) + self.num_hidden

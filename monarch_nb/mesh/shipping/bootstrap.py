@@ -104,7 +104,7 @@ class ArrivedPart:
         return not self.is_dry and not any(each.problem for each in self.machines)
 
     def lines(self) -> list[str]:
-        """Return what has been done, machine by machine, and what to type next."""
+        """Return the outcome for each machine as lines, with what to type next."""
         return [f"[{each.machine}] {text}" for each in self.machines for text in self._lines(each)]
 
     def __str__(self) -> str:
@@ -188,7 +188,7 @@ class _Sending:
         self._num_sent = 0
 
     def run(self) -> Arrived:
-        """Give it; return what has become of that.
+        """Send the environment to the machine; return the outcome.
 
         Raises:
             EnvironmentSyncError: if a file here has changed.
