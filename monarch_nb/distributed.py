@@ -103,12 +103,12 @@ class Mesh:
         return self.size()
 
     def tensor_grid(self) -> Grid:
-        """Return the grid that tensors are laid out over."""
+        """Return the grid over which tensors are laid out."""
         check_alive(self._procs, "tensors")
         return engine_of(self._procs).grid(self._shape, self._names, ranks_of(self._procs))
 
     def rank_tensor(self, dim: str) -> Tensor:
-        """Return a tensor of which each rank has its own: its place along an axis."""
+        """Return a tensor with a value of each rank's own: its place along an axis."""
         return groups.rank_tensor(self, dim)
 
     def rank_tensors(self) -> dict[str, Tensor]:
@@ -123,7 +123,7 @@ class Mesh:
 
     def execute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function on each rank with tensors of this mesh among the arguments; wait until all have
-        done it.
+        returned.
 
         Tensors that are global are DTensors in the function, those of which each rank has its own are plain
         there. A plain tensor of this program is the same on every rank.
@@ -151,8 +151,8 @@ class Mesh:
         return self._procs.healthy()
 
     def heal(self, *, timeout_s: float = 120.0) -> HealReport:
-        """Put back what it has lost: dead ranks start anew. Tensors that were on the mesh are gone, and have
-        to be made again.
+        """Repair the losses of the mesh: dead ranks are restarted. Tensors that were on the mesh are lost,
+        and must be created again.
 
         Raises:
             HealError: if something couldn't be put back.
@@ -160,8 +160,8 @@ class Mesh:
         return self._procs.heal(timeout_s=timeout_s)
 
     def activate(self) -> Any:
-        """Use it as the active mesh within a `with` block: tensors that are made there are of this mesh, each
-        rank has its own.
+        """Use it as the active mesh within a `with` block: tensors created there belong to this mesh, with a
+        value of each rank's own.
         """
         return activate(self)
 

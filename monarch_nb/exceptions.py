@@ -196,7 +196,7 @@ through the controller, the peers notice directly.
 
 
 def cause_time(kind: str, when: float) -> float:
-    """Return the time by which failures are put in order, the first cause first.
+    """Return the sort key of failures in time, the first cause first.
 
     >>> sorted([("RuntimeError", 10.0), ("lost", 10.3)], key=lambda failure: cause_time(*failure))[0]
     ('lost', 10.3)
@@ -231,7 +231,7 @@ class RankFailure:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def headline(self) -> str:
-        """Return ranks, type and message."""
+        """Return one line with ranks, type and message."""
         mark = " (first)" if self.first else ""
         return f"{name_ranks(self.ranks)}{mark}: {self.type}" + (f": {self.message}" if self.message else "")
 
@@ -240,8 +240,7 @@ class RankFailure:
 
 
 def fold_alike(failures: Sequence[RankFailure]) -> list[RankFailure]:
-    """Return failures that differ only in numbers as one, for people to read: its texts have the values of
-    all.
+    """Merge failures that differ only in numbers, for display: the merged texts have all values.
 
     >>> print(*fold_alike([RankFailure((r,), "ValueError", f"rank {r} broken") for r in range(4)]))
     ranks 0-3: ValueError: rank {0-3} broken
@@ -309,7 +308,7 @@ class DeviceMeshError(MeshError):
         return self._is_brief
 
     def advice(self) -> str:
-        """Return advice about ranks that are lost, or lack something; empty if there is none."""
+        """Return advice about lost ranks, or about things that ranks lack; empty if there is none."""
         ends = [f.end for f in self.failures if f.end is not None and not f.end.get("stopped")]
         if not ends:
             return next(filter(None, (adviser(self.failures) for adviser in ADVISERS)), "")
@@ -333,8 +332,8 @@ class DeviceMeshError(MeshError):
         return failure.traceback.rstrip() if is_known else str(failure)
 
     def briefly(self) -> Self:
-        """Return this error with a text of one line: the failure was shown in full before, and stays on the
-        error.
+        """Return this error with a text of one line, since the failure was shown in full before; the error
+        keeps it.
         """
         self._is_brief = True
         return self
@@ -424,7 +423,7 @@ class MeshEnded(SupervisionError, TransportClosed):
 
 
 def describe_end(end: RankExit) -> str:
-    """Return how a process ended in one line, its last lines of output below."""
+    """Return how a process ended in one line, followed by its last lines of output."""
     if end.reason:
         how = end.reason
     elif end.stopped:

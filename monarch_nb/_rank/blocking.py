@@ -70,7 +70,7 @@ _SPOKEN = {
 
 
 def what_blocks(frames: Sequence[FrameType]) -> Blocked | None:
-    """Return the call that a thread waits in, or None if that can't be told. Frames: innermost first."""
+    """Return the call that blocks a thread, or None if that isn't known. Frames: innermost first."""
     inner = list(_below_user(frames))
     for frame in reversed(inner):  # the outermost one, which the user has called, tells most
         kind = _known(frame)
@@ -171,7 +171,7 @@ def _is_lock(value: Any) -> bool:
 
 
 def called(frame: FrameType) -> ast.expr | None:
-    """Return the expression that a frame evaluates just now, if that's a call or the entering of a `with`."""
+    """Return the expression that a frame evaluates at present, if that's a call or the entry of a `with`."""
     code, at = frame.f_code, frame.f_lasti
     if at < 0:
         return None
@@ -195,8 +195,8 @@ def called(frame: FrameType) -> ast.expr | None:
 
 
 def look_up(frame: FrameType, expression: ast.expr) -> Any:
-    """Return the value of a name or an attribute in a frame, without running any code; None if it can't be
-    had so.
+    """Return the value of a name or an attribute in a frame, without running any code; None if that isn't
+    possible.
     """
     if isinstance(expression, ast.Name):
         for scope in (frame.f_locals, frame.f_globals, vars(builtins)):

@@ -12,7 +12,7 @@ from monarch_nb._host.starting import RANK_VARIABLE
 
 
 def main() -> None:
-    """Be a rank until told to stop."""
+    """Run as a rank until told to stop."""
     given = os.environ.pop(RANK_VARIABLE, "")
     if not given:
         sys.exit("monarch_nb._rank.bootstrap is started by a host process of a mesh, not by hand")

@@ -37,7 +37,7 @@ class Breakpoints:
         signal.signal(SIGNAL, self._on_signal)
 
     def add(self, file: str, line: int, condition: str) -> str:
-        """Set one; return what there is to say about it. No file: forget all."""
+        """Set a breakpoint; return a message about it. No file: clear all."""
         if not file:
             self._wanted.clear()
             self._renew()
@@ -72,7 +72,7 @@ class Breakpoints:
         self.arm(frame)
 
     def arm(self, frame: FrameType | None) -> None:
-        """Trace the calling thread, from `frame` outwards; it stops at what is wanted."""
+        """Trace the calling thread, from `frame` outwards; it stops at the wanted lines."""
         debugger = self._debugger.mine()
         if debugger.armed == self.version:
             return
@@ -98,7 +98,7 @@ def _trace(debugger: Any, frame: FrameType | None) -> None:
 
 
 def find(file: str) -> str | None:
-    """Return the name under which code knows a file: a path, the end of one, or a cell by its number."""
+    """Return the file name that code has, given a path, the end of one, or a cell by its number."""
     cell = _CELL.fullmatch(file.strip())
     known = list(linecache.cache)
     if cell is not None:

@@ -30,8 +30,8 @@ class _Refused(Exception):
 
 
 def encode_bundle(data: Any) -> MimeBundle:
-    """Return a mimebundle that JSON can carry: bytes become base64; what can't be shown is named in its
-    text.
+    """Return a mimebundle that JSON can represent: bytes become base64; parts that can't be shown are named
+    in its text.
     """
     if not isinstance(data, Mapping):
         return {
@@ -53,7 +53,7 @@ def encode_bundle(data: Any) -> MimeBundle:
 
 
 def encode_metadata(metadata: Any) -> MimeBundle:
-    """Return metadata that JSON can carry; what it can't carry is left out."""
+    """Return metadata that JSON can represent; other values are left out."""
     try:
         found = from_json(to_json(metadata or {}))
     except BaseException:
@@ -95,7 +95,7 @@ def _encoded(mime: str, value: Any) -> Any:
 
 
 def _encoded_json(value: Any) -> Any:
-    """Return a value as JSON gives it back.
+    """Return a value as it is after encoding to JSON and back.
 
     Raises:
         Exception: whatever JSON says of it.

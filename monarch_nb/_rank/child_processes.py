@@ -19,8 +19,8 @@ def install() -> None:
 
 
 def load(data: bytes) -> Any:
-    """Return the object that a parent, or a child, has sent by value; objects that this process sends go by
-    value, too.
+    """Return the object that a parent or child process has sent by value; objects sent from this process go
+    by value, too.
     """
     import cloudpickle
 

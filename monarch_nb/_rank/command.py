@@ -46,7 +46,7 @@ def _send(pids: list[int] | set[int], number: signal.Signals) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the pids of all that a process has started, as the kernel lists them now."""
+    """Return the pids of all descendants of a process, as the kernel lists them now."""
     found: list[int] = []
     with suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):

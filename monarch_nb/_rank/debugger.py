@@ -94,19 +94,19 @@ class Debugger:
         """Breakpoints set by other processes, once there are any."""
 
     def add_break(self, file: str, line: int, condition: str) -> str:
-        """Set a breakpoint from outside; return what there is to say about it."""
+        """Set a breakpoint for another process; return a message about it."""
         if self.breakpoints is None:
             return "not set: this process has no breakpoints"
         self.in_use = True
         return self.breakpoints.add(file, line, condition)
 
     def arm(self) -> None:
-        """Before a cell or a call: stop at what was set from outside meanwhile."""
+        """Arm the calling thread for new breakpoints, before a cell or a call."""
         if self.breakpoints is not None and self.breakpoints.version:
             self.breakpoints.arm(sys._getframe(1))
 
     def set(self, *, skip: bool = False, on_error: bool = False) -> None:
-        """Take settings."""
+        """Apply settings."""
         self.skip, self.on_error = skip, on_error
 
     def install(self) -> None:
@@ -126,7 +126,7 @@ class Debugger:
             self._stop_at(sys._getframe(1))
 
     def _stop_at(self, frame: FrameType) -> None:
-        """Stop at a frame's next line; where breakpoints from outside are looked for already, not in bdb's
+        """Stop at a frame's next line; where breakpoints of other processes are traced already, skip bdb's
         own lines before that.
         """
         sys.settrace(None)
@@ -149,7 +149,7 @@ class Debugger:
     def post_mortem(
         self, error: BaseException, reason: StopReason = StopReason.POST_MORTEM, what: str = ""
     ) -> None:
-        """Stop where an error was raised; returns when the debugger lets go."""
+        """Stop where an error was raised; returns when the debugger lets the program continue."""
         trace = shown_frames(error.__traceback__)
         if trace is None or self.skip:
             return
@@ -182,7 +182,7 @@ class Debugger:
         return stop is not None
 
     def take_line(self, key: int, n: int, text: str) -> Any:
-        """Hand a line to a stop; return the waiter to wake."""
+        """Pass a line to a stop; return the waiter to wake."""
         stop = self._stops.get(key)
         if stop is None:
             self.notify_controller(DebugLeft(key, n, "it runs on, and no longer stands there"))
@@ -226,7 +226,7 @@ class MeshPdb(pdb.Pdb):
         self._activity_slot: ActivitySlot | None = None
 
     def begin_tracing(self, frame: FrameType | None) -> None:
-        """Stop at breakpoints only, from now on."""
+        """Trace only for breakpoints from now on."""
         self.reset()
         self.botframe = frame
         while self.botframe is not None and self.botframe.f_back is not None:
@@ -236,7 +236,7 @@ class MeshPdb(pdb.Pdb):
     # --- overrides of pdb
 
     def interaction(self, frame: FrameType | None, traceback: TracebackType | None) -> None:
-        """Stop: tell where, and do what lines say until one lets the program run on."""
+        """Stop: report the place, and execute lines until one lets the program continue."""
         if self._key == 0:
             self._key = self._debugger.enter(self)
         self._activity_slot = _activity_slot()
@@ -258,14 +258,14 @@ class MeshPdb(pdb.Pdb):
             self._left(self._taken())
 
     def user_return(self, frame: FrameType, return_value: Any) -> None:
-        """Stop at a function's return, if pdb would; the end of a cell's first part is stepped through."""
+        """Stop at a function's return, if pdb would; the end of a cell's first part is passed as a step."""
         if CellParts.more_follow and _is_cell(frame):
             self.set_step()
         else:
             super().user_return(frame, return_value)
 
     def user_call(self, frame: FrameType, argument_list: None) -> None:
-        """Stop at a function's call, if pdb would; the beginning of a cell's next part is no call."""
+        """Stop at a function's call, if pdb would; the beginning of a cell's next part isn't a call."""
         if not _is_cell(frame):
             super().user_call(frame, argument_list)
 
@@ -288,7 +288,7 @@ class MeshPdb(pdb.Pdb):
     do_w = do_bt = do_where
 
     def do_quit(self, arg: str) -> bool | None:
-        """Let the program run on, without breakpoints: the cell isn't ended for a debugger that goes."""
+        """Let the program continue, without breakpoints: leaving the debugger doesn't end the cell."""
         self.clear_all_breaks()
         self.set_continue()
         return True
@@ -303,7 +303,9 @@ class MeshPdb(pdb.Pdb):
         self.message("Python; exit goes back to the debugger")
 
     def do_run(self, arg: str) -> None:
-        """Refuse to run the program again, which is the mesh's; say how to rerun a cell or restart a rank."""
+        """Refuse to run the program again, which belongs to the mesh; say how to rerun a cell or restart a
+        rank.
+        """
         self.message(
             "*** run: a cell is run again by running the cell; %mesh restart --ranks R starts a rank anew"
         )
@@ -311,18 +313,18 @@ class MeshPdb(pdb.Pdb):
     do_restart = do_run
 
     def do_EOF(self, arg: str) -> bool | None:  # noqa: N802 - pdb looks for this name
-        """Let the program run on: no more lines come."""
+        """Let the program continue: no more lines come."""
         return self.do_quit(arg)
 
     # --- lines
 
     @property
     def key(self) -> int:
-        """By which the controller knows the stop; 0 while the thread runs."""
+        """The number by which the controller knows the stop; 0 while the thread runs."""
         return self._key
 
     def next_line(self) -> str:
-        """Answer the last line, and wait for the next one that is pdb's business."""
+        """Answer the last line, and wait for the next line for pdb."""
         self._report()
         while True:
             line = self.inbox.take_message(self._debugger.transport)
@@ -423,11 +425,11 @@ class MeshPdb(pdb.Pdb):
         )
 
     def _goes_on_by_steps(self) -> bool:
-        """Say whether the program will come back here by itself."""
+        """Say whether the program will stop here again without a breakpoint."""
         return not (self.quitting or self.is_post_mortem) and self.stoplineno != -1
 
     def finish(self) -> None:
-        """End the stop, if there is one: the program has come to its end while it was stepped through."""
+        """End the stop, if there is one: the program has ended while it was stepped through."""
         if self._key:
             self.set_continue()
             self._left(self._taken() or "it has come to its end")
@@ -451,7 +453,7 @@ class _Lines:
 
 
 def place(file: str) -> str:
-    """Return a file as people know it: cells of the mesh by their number."""
+    """Return the display name of a file: cells of the mesh by their number."""
     cell = cell_number(file)
     if cell is not None:
         return f"In [{cell}]"
@@ -476,7 +478,7 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _thread_name() -> str:
-    """Return the name by which people know the calling thread: that of the actor it works for."""
+    """Return the display name of the calling thread: that of the actor it works for."""
     name = threading.current_thread().name
     runner = _runner()
     if runner is not None and name != "MainThread":
@@ -489,7 +491,7 @@ def _runner() -> Any:
 
 
 def _activity_slot() -> ActivitySlot | None:
-    """Return where the calling thread says what it does."""
+    """Return the activity slot of the calling thread."""
     if threading.current_thread() is threading.main_thread():
         rank = this_rank()
         return rank.worker.activity_slot if rank is not None else None

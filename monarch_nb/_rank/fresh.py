@@ -51,7 +51,7 @@ _OF_SYS = (
 
 @contextmanager
 def fresh_process(env: Mapping[str, str], workdir: str) -> Iterator[ExitFunctions]:
-    """Make the block within run as in a new process.
+    """Run the block as in a new process.
 
     Args:
         env: added to the environment.
@@ -104,7 +104,7 @@ class ExitFunctions:
             atexit.register, atexit.unregister = register, unregister
 
     def call(self) -> None:
-        """Call them, the last one first; what one raises is printed, as Python does."""
+        """Call them, the last one first; an error is printed, as Python does."""
         while self._calls:
             function, args, kwargs = self._calls.pop()
             try:
@@ -146,8 +146,8 @@ def _environment(env: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _interpreter() -> Iterator[None]:
-    """Restore `__main__` afterwards, and what a program may put into `sys`, builtins and the warnings'
-    filters.
+    """Restore `__main__`, `sys`, builtins and the warnings' filters afterwards, which a program may
+    change.
     """
     main, filters = sys.modules["__main__"], warnings.filters[:]
     before = {name: getattr(sys, name) for name in _OF_SYS}
@@ -170,7 +170,7 @@ def _interpreter() -> Iterator[None]:
 
 @contextmanager
 def _loggers() -> Iterator[None]:
-    """Restore loggers' handlers and levels at the end: else each run would write each line once more."""
+    """Restore loggers' handlers and levels at the end: otherwise each run would write each line once more."""
     before = {each: (each.handlers[:], each.level, each.propagate, each.disabled) for each in _all_loggers()}
     disabled = logging.root.manager.disable
     try:

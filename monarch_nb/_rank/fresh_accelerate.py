@@ -16,7 +16,7 @@ _CLASSES = ("PartialState", "AcceleratorState", "GradientState")
 
 @contextmanager
 def fresh_accelerate() -> Iterator[None]:
-    """Have a program find accelerate as in a new process; afterwards it's as before."""
+    """Present accelerate to a program as in a new process; restore its state afterwards."""
     before = {name: dict(state) for name, state in _states()}
     _set({})
     try:

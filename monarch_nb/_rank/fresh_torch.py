@@ -29,8 +29,8 @@ _TABLES = (
 
 @contextmanager
 def fresh_torch() -> Iterator[None]:
-    """Have a program find torch as in a new process; afterwards it's as before, and the program's process
-    groups have ended.
+    """Present torch to a program as in a new process; restore its state afterwards, and end the program's
+    process groups.
     """
     torch = sys.modules.get("torch")
     settings = None if torch is None else _Settings.of(torch)
@@ -60,7 +60,7 @@ class _Settings(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, torch: Any) -> _Settings:
-        """Take note of them, and set what a new process has."""
+        """Record the settings, and set those of a new process."""
         found = cls(
             torch.get_default_dtype(),
             torch.get_default_device(),
@@ -74,7 +74,7 @@ class _Settings(msgspec.Struct, frozen=True):
         return found
 
     def put_back(self, torch: Any) -> None:
-        """Restore torch's state from before."""
+        """Restore torch's previous settings."""
         torch.set_default_dtype(self.dtype)
         _set_device(torch, self.device)
         if (

@@ -37,7 +37,7 @@ MAX_DEPTH = 200
 
 
 def look_at_threads(rank: Rank) -> HangFacts:
-    """Return the activities of all threads at work, and how far process groups have come."""
+    """Return the activities of all busy threads, and the progress of process groups."""
     threads = (
         *_main(rank),
         *(each for runner in list(rank.actors.actors.values()) for each in _of_actor(runner)),
@@ -147,7 +147,7 @@ def _place(frame: FrameType) -> _Place:
 
 
 def _call(frame: FrameType) -> AwaitedCall | None:
-    """Return the call for whose answer a frame waits."""
+    """Return the call whose answer a frame waits for."""
     code = frame.f_code
     if module_of(frame) != _FUTURE or code.co_name not in ("get", "__await__"):
         return None

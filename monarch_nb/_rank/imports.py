@@ -14,7 +14,7 @@ Patch = Callable[[Any], None]
 
 
 def patch_imports(patches: Mapping[str, Patch]) -> None:
-    """Have modules changed as soon as they are imported.
+    """Register patches that are applied to modules as soon as they are imported.
 
     Args:
         patches: what changes them, by their names.

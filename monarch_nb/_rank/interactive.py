@@ -71,7 +71,9 @@ _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def _origin_of(shown: Shown, origins: dict[str, int]) -> int:
-    """Return the cell that a display belongs to: an update goes where the first one of its id was shown."""
+    """Return the cell that a display belongs to: an update goes to the cell of the first display of its
+    id.
+    """
     key = shown.display_id
     if key is None:
         return current_origin()
@@ -84,8 +86,8 @@ def _origin_of(shown: Shown, origins: dict[str, int]) -> int:
 
 
 def _without_widgets(data: MimeBundle, pipe: OutputPipe) -> MimeBundle:
-    """Return a widget's bundle without the widget, which needs a kernel to talk to, and a rank is none.
-    Prints that once.
+    """Return a widget's bundle without the widget, which needs a kernel to communicate with: a rank is none.
+    Prints a notice once.
     """
     if _WIDGET not in data:
         return data
@@ -121,7 +123,7 @@ class Publisher(DisplayPublisher):
         self.shell.pipe.display(_origin_of(shown, self.shell.origins), shown)
 
     def clear_output(self, wait: bool = False) -> None:
-        """Take away what this rank has shown in its cell."""
+        """Clear what this rank has displayed in its cell."""
         for stream in self.shell.pipe.streams.values():
             stream.flush()
         self.shell.pipe.display(current_origin(), Shown(clear="wait" if wait else "now"))
@@ -231,11 +233,11 @@ class CellIPython(InteractiveShell):
         return self.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=tb_offset)
 
     def safe_execfile(self, *args: Any, **kwargs: Any) -> None:
-        """Run a file for `%run`; what it raises, the cell raises."""
+        """Run a file for `%run`; its error becomes the cell's."""
         super().safe_execfile(*args, **{**kwargs, "raise_exceptions": not kwargs.get("exit_ignore")})
 
     def safe_run_module(self, mod_name: str, where: Namespace) -> None:
-        """Run a module for `%run -m`; what it raises, the cell raises."""
+        """Run a module for `%run -m`; its error becomes the cell's."""
         import runpy
 
         try:
@@ -245,7 +247,7 @@ class CellIPython(InteractiveShell):
                 raise
 
     def init_prompts(self) -> None:
-        """Do nothing: libraries take a `sys.ps1` for a person at a prompt, and refuse to train."""
+        """Do nothing: libraries take a `sys.ps1` for an interactive session, and refuse to train."""
 
     def init_user_ns(self) -> None:
         super().init_user_ns()
@@ -282,7 +284,7 @@ _prepared: _Prepared | None = None
 
 
 def prepare() -> None:
-    """Make a shell that forks of this process will find ready. Does nothing if there is one."""
+    """Make a shell in advance for forks of this process. Does nothing if there is one."""
     global _prepared
     if _prepared is None:
         # creates the decoder, which takes 0.5 ms, once for all ranks
@@ -306,7 +308,7 @@ def _environment() -> list[str | None]:
 
 @contextmanager
 def _nothing_to_be_seen() -> Iterator[None]:
-    """Put back what a new shell changes in this process, besides modules that are loaded."""
+    """Restore what a new shell changes in this process, except loaded modules."""
     names, system = dict(vars(builtins)), dict(vars(sys))
     main, path, meta_path, filters = (
         sys.modules["__main__"],
@@ -350,7 +352,7 @@ def shell_for(namespace: Namespace, pipe: OutputPipe) -> CellIPython:
 
 
 def _take_up(shell: Any, namespace: Namespace, pipe: OutputPipe) -> None:
-    """Make a shell this process's: namespace, output, and what IPython puts elsewhere."""
+    """Make a shell this process's own: namespace, output, and IPython's global references."""
     shell.pipe = pipe
     shell.user_ns = namespace
     shell.user_module, _ = shell.prepare_user_module(None, namespace)
@@ -395,7 +397,7 @@ def _users_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _place_of(error: BaseException) -> str:
-    """Return where a representation has raised, if that was in the user's code."""
+    """Return the place where a representation has raised, if it's in the user's code."""
     trace = trace_of(error)
     while trace is not None and owner_of_file(trace.tb_frame.f_code.co_filename) is Owner.SHELL:
         trace = trace.tb_next
@@ -406,7 +408,7 @@ def _place_of(error: BaseException) -> str:
 
 
 def _print_page(shell: Any, data: Any, start: int = 0, screen_lines: int = 0) -> None:
-    """Print the text of `NAME?`: there's nobody to turn pages here."""
+    """Print the text of `NAME?` without a pager."""
     print(data["text/plain"] if isinstance(data, dict) else data)
 
 

@@ -27,7 +27,7 @@ _PACKAGES = {"fabric": "lightning_fabric", "pytorch": "pytorch_lightning"}
 
 
 def install() -> None:
-    """Have launchers know where they are, once they are imported."""
+    """Patch launchers once they are imported, so that they recognise the rank's environment."""
     patch_imports(
         {"accelerate.launchers": _refuse_launchers, "accelerate.state": _patch_state, **_connectors()}
     )

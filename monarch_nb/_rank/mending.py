@@ -25,8 +25,8 @@ _known_modules: dict[str, Any] = {}
 
 
 def note_modules() -> None:
-    """Take note of modules that have been imported since the last time. The zygote does so before it forks:
-    to hold an object writes to its page, and a rank that held thousands would copy as many, at its start.
+    """Record modules that were imported since the last call. The zygote does so before it forks: a reference
+    to an object writes to its page, and a rank with thousands would copy as many, at its start.
 
     The latest stand last in `sys.modules`, so those before the first known one are left alone.
     """
@@ -59,19 +59,19 @@ class Mender:
         self.learn()
 
     def learn(self) -> None:
-        """Take note of what is there by now."""
+        """Record the present state."""
         self._builtins = {name: value for name, value in vars(builtins).items() if name not in _COME_AND_GO}
         note_modules()
 
     def restore_builtins(self) -> None:
-        """Put back what was deleted of the builtins. Itself it needs none."""
+        """Restore deleted builtins. It needs none itself."""
         missing = self._builtins.keys() - builtins.__dict__.keys()
         if missing:
             builtins.__dict__.update({name: self._builtins[name] for name in missing})
             self._restored |= missing
 
     def mend(self) -> list[str]:
-        """Put back what is missing; return what there is to say of it."""
+        """Restore what is missing; return messages about it."""
         self.restore_builtins()
         found = []
         if self._restored:
@@ -115,8 +115,8 @@ class UserHandler:
 
 
 def guard_handlers(is_running: Callable[[], bool], tell: Callable[[BaseException], None]) -> None:
-    """Have handlers that are set from now on be the user's, but for those of the rank that are put back by
-    who has replaced them.
+    """Wrap handlers that are set from now on as the user's, except the rank's own ones when they are
+    restored.
     """
     original = signal.signal
     own = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]

@@ -47,7 +47,7 @@ class CellRecording:
         self._memory = MemoryRecording() if options.memory else None
 
     def end_recording(self) -> None:
-        """End the profile: the cell is over, or has its value. Further calls do nothing."""
+        """End the profile when the cell has ended, or has its value. Further calls do nothing."""
         if self._is_over:
             return
         self._is_over = True
@@ -84,7 +84,7 @@ def _exported(profiler: Any) -> ChromeTrace:
 
 
 def begin_recording(n: int, options: ProfileOptions | None, rank: int, host: str) -> CellRecording | None:
-    """Begin the profile of a cell, if this rank shall have one.
+    """Begin the profile of a cell, if this rank records one.
 
     Raises:
         MeshUsageError: if a trace is wanted and there's no torch.
@@ -123,7 +123,7 @@ def _new_profiler(options: ProfileOptions) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the profiler's library from writing of its doings into the cell's output."""
+    """Keep the profiler's library from writing log messages into the cell's output."""
     if _LOG_LEVEL in os.environ:
         yield
         return

@@ -52,8 +52,8 @@ class RankActors(ActorHost):
 
     @handles(DebugHold)
     def on_debug_hold(self, event: DebugHold, sender: Sender) -> None:
-        """Hold the time-outs of process groups while a peer stands at a breakpoint; let them count again when
-        none does.
+        """Suspend the time-outs of process groups while a peer is stopped at a breakpoint; resume them when
+        none is.
         """
         collectives.hold(event.on)
 
@@ -70,13 +70,13 @@ class RankActors(ActorHost):
 
     @handles(AwaitedThings)
     def do_awaited_things(self, request: AwaitedThings, sender: Sender) -> HangFacts:
-        """Return the things that the threads that run user code wait for."""
+        """Return what the threads wait for that run user code."""
         from monarch_nb._rank.hang import look_at_threads
 
         return look_at_threads(self._rank)
 
     def _debug(self, message: Message) -> Any:
-        """Take a line for a thread that has stopped; return the waiter to wake."""
+        """Pass a line to a stopped thread; return the waiter to wake."""
         line: DebugLine = Body(self.transport, message).read(DebugLine)
         return self._rank.debugger.take_line(line.key, line.n, line.line)
 
@@ -95,12 +95,12 @@ class RankActors(ActorHost):
 
     @handles(SetBreak)
     def do_set_break(self, request: SetBreak, sender: Sender) -> str:
-        """Set a breakpoint; answers with what there is to say about it."""
+        """Set a breakpoint; answers with a message about it."""
         return self._rank.debugger.add_break(request.file, request.line, request.condition)
 
     @handles(WhereNow)
     def do_where_now(self, request: WhereNow, sender: Sender) -> Standing:
-        """Say where the threads stand that run user code, and how much waits."""
+        """Return where the threads are that run user code, and how many messages wait."""
         from monarch_nb._rank.where import where
 
         return where(self._rank)

@@ -17,8 +17,8 @@ _stores: dict[str, Any] = {}
 
 
 def start(purpose: str) -> tuple[str, int]:
-    """Start a store in this process; return its address and port. The one before it for the same purpose
-    is let go.
+    """Start a store in this process; return its address and port. An earlier store for the same purpose is
+    closed.
     """
     from torch.distributed import TCPStore
 
@@ -28,7 +28,7 @@ def start(purpose: str) -> tuple[str, int]:
 
 
 def join(purpose: str, address: str, port: int, timeout_s: float) -> Any:
-    """Return the store at an address: this process's own if it's that."""
+    """Join the store at an address: this process's own if it's the same."""
     from torch.distributed import TCPStore
 
     own = _stores.get(purpose)
@@ -45,8 +45,8 @@ _runs: dict[int, Any] = {}
 
 
 def open_for_run() -> Rendezvous:
-    """Return where one run of a script meets: at a store of its own in this process, as torchrun's agent has
-    one.
+    """Return the rendezvous of one run of a script: a store of its own in this process, as torchrun's agent
+    has one.
 
     Without torch, it's a free port.
     """
@@ -63,7 +63,7 @@ def open_for_run() -> Rendezvous:
 
 
 def close_after_run(port: int) -> None:
-    """Let a run's store go, if it's this process's."""
+    """Close a run's store, if it's this process's."""
     _runs.pop(port, None)
 
 
@@ -73,7 +73,7 @@ def ports() -> set[int]:
 
 
 def free_address() -> tuple[str, int]:
-    """Return an address of this machine at which others find it, and a tcp port that's free just now."""
+    """Return an address of this machine at which others find it, and a tcp port that is free at present."""
     address = "127.0.0.1"
     with suppress(OSError):
         address = socket.gethostbyname(socket.gethostname())

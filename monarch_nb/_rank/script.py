@@ -27,7 +27,7 @@ _POLL_S = 0.2
 
 
 def run_script(script: Script, me: int, restore: Callable[[], None]) -> BaseException | None:
-    """Run a script in this process, on its main thread; return what it has raised, also a SystemExit.
+    """Run a script in this process, on its main thread; return its error, also a SystemExit.
 
     Args:
         me: which of the script's processes this one is.
@@ -87,8 +87,8 @@ def _elastic(script: Script, me: int) -> dict[str, str]:
 
 
 def _run(script: Script, exit_functions: ExitFunctions) -> None:
-    """Run it, and what Python does at a program's end: wait for its threads, then call what it has
-    registered.
+    """Run the script, and then Python's steps at a program's end: wait for its threads, then call its exit
+    functions.
     """
     threads = set(threading.enumerate())
     try:
@@ -151,7 +151,7 @@ def _raised_in(error: BaseException) -> str:
 
 
 def _wait_for(threads: set[threading.Thread]) -> None:
-    """Wait for threads that a program would wait for at its end."""
+    """Wait for threads as a program does at its end."""
     pools = sys.modules.get("concurrent.futures.thread")
     of_pools = getattr(pools, "_threads_queues", ())  # they wait for work until the process ends
     for thread in threads:

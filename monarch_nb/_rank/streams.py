@@ -72,9 +72,7 @@ class OutputPipe:
             stream.use_lock(self.lock)
 
     def begin_origin(self, origin: int) -> None:
-        """From now on, unmarked output belongs to cell `origin`; also after it has ended, for what comes
-        late is its own.
-        """
+        """Assign unmarked output from now on to cell `origin`, also after its end."""
         with self.lock:
             self._cell = origin
             self._marks_around.clear()
@@ -83,7 +81,7 @@ class OutputPipe:
                 self._write_all(marks.mark(self._token, marks.TEXT, origin, "stdout"))
 
     def write(self, origin: int, stream: str, data: bytes) -> None:
-        """Write text of one cell and stream; whoever calls holds the lock."""
+        """Write text of one cell and stream; the caller holds the lock."""
         if origin != self._cell or stream != "stdout":
             before, behind = self._marks_around.get((origin, stream)) or self._marks_of(origin, stream)
             data = before + data + behind
@@ -99,7 +97,7 @@ class OutputPipe:
         return around
 
     def mark_answer(self, origin: int) -> int:
-        """Mark what was printed for a cell before an answer to it; return the mark's number, for the
+        """Mark the end of what was printed for a cell before an answer; return the mark's number, for the
         answer.
         """
         with self.lock:
@@ -113,7 +111,7 @@ class OutputPipe:
             return self._num_marks
 
     def display(self, origin: int, shown: Shown) -> None:
-        """Put a rich display between the lines."""
+        """Write a rich display between the lines."""
         with self.lock:
             self.unsettled.add(origin)
             self._write_all(marks.display_mark(self._token, origin, shown))
@@ -131,7 +129,7 @@ class OutputPipe:
             _write_all(self._kept[1], data)
 
     def settle(self) -> list[str]:
-        """Write held output, and mend the descriptors and streams that user code has changed; return lines
+        """Write held output, and repair descriptors and streams that user code has changed; return messages
         about that.
         """
         with self.lock:
@@ -144,7 +142,7 @@ class OutputPipe:
         return found
 
     def _mended(self, fd: int) -> str:
-        """Put a descriptor back that leads elsewhere; return what there is to say of it."""
+        """Restore a descriptor that was redirected; return a message about it."""
         try:
             now = _identity(fd)
         except OSError:
@@ -176,7 +174,7 @@ class RankStream(io.TextIOBase):
         self._held_origin = 0
 
     def use_lock(self, lock: Any) -> None:
-        """Take the pipe's lock, which is kept here, too: each line that is written takes it."""
+        """Use the pipe's lock, with a direct reference: each written line takes it."""
         self._lock = lock
 
     @property
@@ -191,7 +189,7 @@ class RankStream(io.TextIOBase):
 
     @property
     def name(self) -> str:
-        """As the interpreter's own streams are called."""
+        """The name of the interpreter's own stream."""
         return f"<{self._stream}>"
 
     def writable(self) -> bool:
@@ -244,8 +242,8 @@ def install(token: str) -> OutputPipe:
 
 
 def _let_threads_inherit() -> None:
-    """Run each new thread in a copy of its starter's context, as Python 3.14 can: what it prints belongs
-    to the cell that started it.
+    """Run each new thread in a copy of its starter's context, as Python 3.14 can: its output belongs to the
+    cell that started it.
     """
     start = threading.Thread.start
 
@@ -277,9 +275,7 @@ def _identity(fd: int) -> tuple[int, int]:
 
 
 def flush_replaced(own: OutputPipe) -> str:
-    """Flush what a user has put in the place of `sys.stdout` and `sys.stderr`; return what there is to say
-    of it.
-    """
+    """Flush the user's replacements of `sys.stdout` and `sys.stderr`; return messages about errors."""
     for name, stream in own.streams.items():
         now = getattr(sys, name, None)
         flush = (

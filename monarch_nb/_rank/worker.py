@@ -68,7 +68,7 @@ class PlainAnswer(NamedTuple):
 
 
 def _cell_answer(end: CellEnd, seconds: float) -> PlainAnswer:
-    """Return how a cell ended, as the controller takes it."""
+    """Return the end of a cell, encoded for the controller."""
     failed = end.status != CellStatus.OK
     plain = not failed and end.value is None
     body = b"" if plain else replace(end, seconds=seconds).as_json()
@@ -124,7 +124,7 @@ class Worker:
         self._mender = Mender(rank.pipe, self._on_interrupt)
 
     def _on_interrupt(self, number: int, frame: Any) -> None:
-        """Interrupt the work that runs, or do nothing if nothing runs. (SIG_IGN would be inherited by
+        """Interrupt the running work, or do nothing without any. (SIG_IGN would be inherited by
         subprocesses.)
         """
         if not self._interruptible:
@@ -137,7 +137,7 @@ class Worker:
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
         """Repeat an interrupt that hit a finalizer or a callback: it ends there, and the code that it was
-        meant for goes on.
+        meant for would continue.
         """
         current = self.current
         swallowed = unraisable.exc_type is not None and issubclass(unraisable.exc_type, KeyboardInterrupt)
@@ -153,8 +153,8 @@ class Worker:
         self.rank.transport.reader.call_at(time.monotonic() + UNHEARD_S, again)
 
     def cancel(self, n: int) -> None:
-        """Have a cell end: if it hasn't begun, it won't; if it has, and the signal came too early to be
-        heard, send another.
+        """End a cell: if it hasn't begun, it won't; if it has, and the signal came too early to reach user
+        code, send another.
 
         One that still waits behind other work is answered at once: that work isn't its own, and goes on.
         Called in the reading thread.
@@ -173,7 +173,7 @@ class Worker:
             signal.pthread_kill(self._ident, signal.SIGINT)
 
     def frame(self) -> FrameType | None:
-        """Return where the main thread stands, if it's at work."""
+        """Return the main thread's frame, if it's busy."""
         return sys._current_frames().get(self._ident) if self.current is not None else None
 
     def interrupt(self, src: int, ref: int) -> bool:
@@ -206,7 +206,7 @@ class Worker:
             self._shell.rehearse()
 
     def _raised_between(self, error: BaseException) -> None:
-        """Report that a signal handler of the user's has raised while nothing ran."""
+        """Report that a user's signal handler has raised between two pieces of work."""
         self._say_once(
             f"raised between two cells: {class_name(error)}: {message_of(error)}{_place_of(error)}"
         )
@@ -248,7 +248,9 @@ class Worker:
         return encode_failure(describe(error, **process_context.whereabouts(), endpoint=name))
 
     def _tidy_up(self, name: str) -> None:
-        """Mend what user code has broken, and say so, in the cell or call that is about to be answered."""
+        """Repair what user code has broken, and report it, in the cell or call that is about to be
+        answered.
+        """
         if self.rank.debugger.in_use:
             self.rank.debugger.done()
         self.activity_slot.end_activity()
@@ -256,9 +258,7 @@ class Worker:
             self._write_message(self._mender.mend())
 
     def _write_message(self, texts: list[str]) -> None:
-        """Write what there is to say about user code where its output goes, whatever it has put into the
-        place of sys.stderr.
-        """
+        """Write a message about user code to its output, whatever sys.stderr was replaced by."""
         if texts:
             stream = self.rank.pipe.streams["stderr"]
             stream.write("".join(f"{text}\n" for text in texts))
@@ -318,7 +318,7 @@ class Worker:
 
     @handles(Work.BIND)
     def work_bind(self, message: Message) -> None:
-        """Take an array that is being put into memory of this machine, as a variable."""
+        """Define a variable for an array that is being written into this machine's shared memory."""
         from monarch_nb.rdma.broadcast.hosts import ArrayLocation
         from monarch_nb.rdma.broadcast.leader import bind_when_filled
 
@@ -371,7 +371,7 @@ class Worker:
         return end
 
     def _flush_replaced(self) -> None:
-        """Flush what the user has put into the place of our streams; say what it raises, once."""
+        """Flush the user's replacements of the streams; report their errors, once."""
         self._say_once(flush_replaced(self.rank.pipe))
 
     def _say_once(self, text: str) -> None:
@@ -382,7 +382,7 @@ class Worker:
 
     @handles(Work.POST_MORTEM)
     def work_post_mortem(self, message: Message) -> bool:
-        """Stop where the last cell, or the last call of an actor, has raised; False if nothing has."""
+        """Stop at the error of the last cell, or of an actor's last call; False if there is none."""
         found = self.last_error()
         if found is None:
             return False
@@ -391,7 +391,7 @@ class Worker:
         return True
 
     def last_error(self) -> tuple[BaseException, str] | None:
-        """Return the error that was raised last here, and by what, as long as its frames are kept."""
+        """Return the last error here, and its origin, while its frames are kept."""
         found = [
             (a.error_when, a.last_error, a.name)
             for a in list(self.rank.actors.actors.values())
@@ -425,7 +425,7 @@ class Worker:
 
     @handles(Work.REMAKE_GROUP)
     def work_remake_group(self, message: Message) -> None:
-        """Make the default process group anew after an abort, or with others than before."""
+        """Create the default process group again after an abort, or with other ranks."""
         collectives.remake(Body(self.rank.transport, message).read(RemakeGroup), self.rank.rank)
 
     def _make_shell(self) -> None:

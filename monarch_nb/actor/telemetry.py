@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
-    """Mark what runs in the block by a name: in `%%mesh --profile` and other profiles of torch, and in
+    """Record the block as a span of a name, in `%%mesh --profile` and other profiles of torch, and in
     OpenTelemetry's trace, if the process has imported it.
 
     Example:

@@ -60,7 +60,7 @@ def tcp(host: str, port: int | str) -> str:
 
 
 def parse(text: str) -> WorkerAddress:
-    """Read a worker's address.
+    """Parse a worker's address.
 
     >>> parse("tcp://node5:7000@tcp://0.0.0.0:7000").bind.host
     '0.0.0.0'
@@ -99,8 +99,8 @@ def _endpoint(text: str, whole: str) -> Endpoint:
 
 
 def listening(address: WorkerAddress) -> Endpoint:
-    """Return the endpoint that a worker is to listen at: with numbers, for names aren't listened at; of an
-    inherited socket, its own.
+    """Return the endpoint for a worker to listen at: with numeric addresses, since names can't be bound; for
+    an inherited socket, its own.
 
     Raises:
         ValueError: for a name that nobody knows, or a descriptor that isn't a listening socket.

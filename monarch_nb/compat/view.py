@@ -102,7 +102,7 @@ class View:
         self.mesh.scatter(name, value, self.targets)
 
     def gather(self, name: str) -> list[Any]:
-        """Return the parts that ranks have of a value, as one list."""
+        """Return the parts of a value on the ranks, as one list."""
         return [item for part in self.pull(name) for item in part]
 
     def __getitem__(self, name: str) -> list[Any]:

@@ -39,7 +39,7 @@ class Lighthouse(Actor):
 
     @endpoint
     def address(self) -> str:
-        """Return where it listens."""
+        """Return the address on which the lighthouse listens."""
         return str(self.server.address())
 
     def __cleanup__(self, error: BaseException | None) -> None:
@@ -112,7 +112,7 @@ class ReplicaGroups:
         return part
 
     def set_up(self, group: int) -> None:
-        """Start a group's store, and tell its ranks what torchft wants to know."""
+        """Start a group's store, and give its ranks torchft's settings."""
         part = self.part(group)
         first = part.flatten("rank").slice(rank=0)
         address, port = first.execute(_start_store).get(SETUP_S).item()
@@ -136,7 +136,7 @@ class ReplicaGroups:
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[GroupResult]:
         """Call a function on the main threads of all groups. A group that fails is healed and called again;
-        the others don't stop.
+        the others continue.
 
         Returns:
             What became of each group, in order.
@@ -179,8 +179,8 @@ def make_manager(
     timeout_s: float = 30.0,
     **options: Any,
 ) -> torchft.Manager:
-    """Return torchft's manager for this rank, on NCCL where there is a GPU and Gloo where there isn't. Call
-    it in what `run` runs.
+    """Return torchft's manager for this rank, on NCCL with a GPU and on Gloo without one. Call it in the
+    function that `run` calls.
 
     Args:
         state_dict: returns what a group that comes back is to be given.
@@ -217,7 +217,7 @@ def make_manager(
 
 
 def average_gradients(manager: torchft.Manager, parameters: Iterable[torch.Tensor]) -> None:
-    """Average gradients over all replica groups: one all-reduce for each type of number.
+    """Average gradients over all replica groups: one all-reduce for each dtype.
 
     torchft 0.2's `DistributedDataParallel` does so, too, but its hook raises AssertionError if another group
     dies while it runs.
@@ -243,5 +243,5 @@ def _require_torchft() -> None:
 
 
 def _start_store() -> tuple[str, int]:
-    """Start the store of this rank's group; the one before it has no users any more."""
+    """Start the store of this rank's group; the previous one has no users any more."""
     return rendezvous.start("a replica group")

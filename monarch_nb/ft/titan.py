@@ -57,7 +57,7 @@ def _own_words() -> list[str]:
 
 @contextmanager
 def _as_program(argv: list[str]) -> Iterator[None]:
-    """Give this rank the state of a program of torchrun: arguments, working directory, numbers."""
+    """Set up this rank like a process of torchrun: arguments, working directory, rank numbers."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     numbers = {
         "LOCAL_RANK": "0" if visible and "," not in visible else os.environ["RANK"],

@@ -74,16 +74,16 @@ class Allocation:
 
     @property
     def requests(self) -> tuple[Allocation, ...]:
-        """All that the engine was asked for, each by itself."""
+        """All requests to the engine, each separately."""
         return (replace(self, added=()), *self.added)
 
     @classmethod
     def new(cls, mesh: str, profile: str, spec: HostSpec, plan: Plan) -> Self:
-        """Return one that is asked for just now, by this program."""
+        """Return the allocation of a new request by this program."""
         return cls(mesh, profile, spec, plan=plan, submitted_at=time.time(), submitted_by=os.getpid())
 
     def described(self) -> str:
-        """Return the allocation in some words."""
+        """Return a short description of the allocation."""
         return f"{self.spec.engine}{f' job {self.id}' if self.id else ''}" + (
             f" on {self.profile}" if self.profile != self.spec.engine else ""
         )
@@ -94,7 +94,7 @@ class Allocation:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Read a record.
+        """Parse a record.
 
         Raises:
             MeshUsageError: if it's none, or of a later version.
@@ -134,7 +134,7 @@ def _spec(table: dict[str, Any]) -> HostSpec:
 
 
 def records_directory() -> str:
-    """Return the directory of this user's records, made if need be."""
+    """Return the directory of this user's records, created if needed."""
     from jupyter_core.paths import jupyter_data_dir
 
     path = os.path.join(jupyter_data_dir(), "monarch_nb", "allocations")
@@ -149,7 +149,7 @@ def record_path(mesh: str) -> str:
 
 
 def write_record(allocation: Allocation, path: str = "") -> None:
-    """Write a record, at once or not at all."""
+    """Write a record atomically."""
     path = path or record_path(allocation.mesh)
     part = f"{path}.{os.getpid()}.part"
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -181,14 +181,14 @@ def read_record_at(path: str) -> Allocation | None:
 
 
 def remove_record(mesh: str) -> None:
-    """Forget an allocation that has ended."""
+    """Remove the record of an allocation that has ended."""
     with suppress(FileNotFoundError):
         os.unlink(record_path(mesh))
 
 
 def list_records() -> list[Allocation]:
-    """Return the allocations that this user has asked for and that haven't been seen to end; files that are
-    no records are passed over.
+    """Return this user's allocations that aren't known to have ended; files that aren't records are
+    skipped.
     """
     found = []
     directory = records_directory()

@@ -41,12 +41,12 @@ class EngineJob(JobTrait):
         self._joined: list[int] = []
 
     def spec(self) -> HostSpec:
-        """Return the specification of the hosts that this job wants."""
+        """Return the specification of the hosts that this job requests."""
         raise NotImplementedError
 
     def can_run(self, spec: EngineJob) -> str:
-        """Return the differences that keep another job off this one's hosts, as text; empty if these hosts
-        will do. A job that runs is never ended for it.
+        """Return the differences that prevent another job from using this one's hosts, as text; empty if it
+        can. A running job is never ended for it.
         """
         return self.spec().difference(spec.spec())
 

@@ -29,7 +29,7 @@ STUCK_S = 30.0
 
 
 def reserve(session: Session, engine: Engine, asked: Allocation) -> tuple[Allocation, Invitation]:
-    """Reserve places for hosts in a mesh; return the allocation with them, and what lets hosts in."""
+    """Reserve places for hosts in a mesh; return the allocation with them, and the invitation."""
     spec = asked.spec
     num = spec.wanted.most + asked.plan.num_spares
     ports = [spec.ports.first, spec.ports.last] if spec.ports else []
@@ -96,8 +96,8 @@ class Wait:
             )
 
     def _is_enough(self, look: Look, num: int, now: float) -> bool:
-        """Say whether to begin with fewer hosts than could have come: all that were granted are there, or
-        the others won't come.
+        """Say whether to begin with fewer hosts than the maximum: all granted hosts have joined, or the
+        others won't.
         """
         granted = len(look.nodes)
         if look.state != State.GRANTED or num < self._asked.spec.wanted.least:
@@ -109,7 +109,7 @@ class Wait:
         return self._granted_at is not None and now - self._granted_at > JOIN_S
 
     def _check(self, look: Look, joined: list[int], now: float) -> None:
-        """See that hosts may still come.
+        """Raise if no more hosts can join.
 
         Raises:
             MeshStartError: if they won't: why, and which.
@@ -134,7 +134,7 @@ class Wait:
             )
 
     def _words(self) -> str:
-        """Return the last messages of launchers, and the reasons why hosts weren't let in."""
+        """Return the last messages of launchers, and the reasons for refused hosts."""
         refused = self._session.request(Refusals())
         lines = list(dict.fromkeys([*self._engine.logs(self._asked), *(f"refused: {r}" for r in refused)]))
         return "".join(f"\n  {line}" for line in lines) or " The launchers have said nothing"

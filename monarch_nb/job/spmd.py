@@ -44,7 +44,7 @@ class Command:
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> Command:
-        """Read a command line: `torchrun ...`, `python -m torch.distributed.run ...` or `python train.py`.
+        """Parse a command line: `torchrun ...`, `python -m torch.distributed.run ...` or `python train.py`.
 
         Raises:
             MeshUsageError: naming what can't be read.
@@ -125,7 +125,7 @@ class SPMDJob(JobTrait):
         self._runner: Any = None
 
     def run_spmd(self) -> None:
-        """Run the script on all hosts, and wait for it. What it prints is shown; the processes stay warm.
+        """Run the script on all hosts, and wait for it. Its output is shown; the processes stay warm.
 
         Raises:
             ActorError: if it raises on any rank, or exits with another code than 0 (a `ScriptExit`).
@@ -199,7 +199,7 @@ def serve(
     scheduler_cfg: Mapping[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> SPMDJob:
-    """Get the hosts that a command line of torchrun asks for.
+    """Obtain the hosts that a command line of torchrun requests.
 
     Args:
         appdef: the command line as a list of words; or torchx' `AppDef` with one role, whose `args` are such
@@ -224,7 +224,7 @@ def serve(
 
 
 def _of_appdef(appdef: Any) -> tuple[list[str], dict[str, str]]:
-    """Return the words and the environment of an AppDef's role; torchx itself isn't needed."""
+    """Return the command line and the environment of an AppDef's role; torchx itself isn't needed."""
     roles = getattr(appdef, "roles", None)
     if not isinstance(roles, list) or len(roles) != 1:
         raise MeshUsageError(

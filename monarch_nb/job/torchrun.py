@@ -120,7 +120,7 @@ class Meeting:
     # --- the invitation
 
     def hand_out(self, invitation: Invitation) -> None:
-        """Let each node's first process fetch an invitation, from now on: rank 0 does."""
+        """Begin to give each node's first process an invitation on request: rank 0 does this."""
         listener = _InvitationListener(self._firsts_keys(), invitation)
         hosts = dict.fromkeys(a.rpartition(":")[0] for a in invitation.addresses)
         self.say(
@@ -132,7 +132,7 @@ class Meeting:
         return {v.decode() for v in self._store.multi_get([f"key/{i}" for i in self.nodes.firsts])}
 
     def fetch(self) -> Invitation:
-        """Return the invitation that rank 0 hands out.
+        """Return the invitation that rank 0 gives out.
 
         Raises:
             MeshStartError: if rank 0 has failed, with its words, or if it can't be reached.
@@ -149,17 +149,17 @@ class Meeting:
         )
 
     def refuse(self, why: str) -> None:
-        """Tell all that there will be no mesh."""
+        """Tell all processes that there will be no mesh."""
         self.say("listener", json.dumps({"error": why}))
 
     # --- wording
 
     def say(self, key: str, text: str) -> None:
-        """Write a word that others wait for. It's open to all."""
+        """Publish a message under a key. All processes can read it."""
         self._store.set(key, text)
 
     def hear(self, key: str, timeout_s: float = MEET_S) -> str:
-        """Wait for a word.
+        """Wait for the message of a key.
 
         Raises:
             MeshStartError: if it doesn't come.
@@ -173,12 +173,12 @@ class Meeting:
             ) from None
 
     def messages(self, keys: Sequence[str]) -> list[str]:
-        """Return the messages under some keys that are there already."""
+        """Return the messages under those keys that exist already."""
         return [self._store.get(key).decode() for key in keys if self._store.check([key])]
 
 
 def _store(environment: Mapping[str, str], *, hosts_it: bool) -> PrefixStore:
-    """Return the store at which all meet: torchrun's own, or one of rank 0."""
+    """Return the store at which all processes meet: torchrun's own, or one of rank 0."""
     from torch.distributed import PrefixStore, TCPStore
 
     store = TCPStore(
@@ -193,7 +193,7 @@ def _store(environment: Mapping[str, str], *, hosts_it: bool) -> PrefixStore:
 
 
 def _node(environment: Mapping[str, str]) -> str:
-    """Return what the processes of a node, and no others, have in common."""
+    """Return an identifier that exactly the processes of a node share."""
     return f"{sockets.gethostname()} {environment.get('GROUP_RANK', '')}".strip()
 
 
@@ -230,7 +230,7 @@ class _InvitationListener:
 
 
 def _knock(address: str, key: str, keys: KeyPair) -> bytes:
-    """Ask at an address for the invitation; return nothing if there's no answer."""
+    """Request the invitation at an address; return nothing if there's no answer."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     connection = context.socket(zmq.REQ)
     connection.setsockopt(zmq.LINGER, 0)

@@ -166,7 +166,7 @@ class Mesh(ProcMesh):
     set_notice = delegate("life", Life.set_notice)
 
     def heal(self, *, replay: bool = False, timeout_s: float = HEAL_S) -> HealReport:
-        """Put back what this mesh has lost; see `ProcMesh.heal`.
+        """Repair the losses of this mesh; see `ProcMesh.heal`.
 
         Args:
             replay: run the cells of the journal again, on the new ranks only, that have defined their state.
@@ -187,8 +187,8 @@ class Mesh(ProcMesh):
 
     @property
     def dashboard_url(self) -> str:
-        """The address of a page that shows this mesh, live: on the Jupyter server that this kernel belongs
-        to, else on `monarch-nb dashboard`'s.
+        """The address of a page that shows this mesh live: on the Jupyter server that this kernel belongs to,
+        otherwise on that of `monarch-nb dashboard`.
 
         Raises:
             MeshUsageError: if neither runs, saying what to type.
@@ -202,5 +202,5 @@ class Mesh(ProcMesh):
         picture.show(self)
 
     def _mime_(self) -> tuple[str, str]:
-        """Show the card in marimo, whose protocol this is: a picture of the state as it is now."""
+        """Show the card in marimo, whose protocol this is: a picture of the present state."""
         return picture.mime(self)

@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 def delegate(part: str, method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Return a method that calls one of a part of its object; help and signature are that one's.
+    """Return a method that calls a method of an object's part, with its signature and docstring.
 
     Args:
         part: the attribute of the object that holds the part.

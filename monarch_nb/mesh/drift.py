@@ -37,7 +37,7 @@ _known: weakref.WeakKeyDictionary[Session, dict[int, str]] = weakref.WeakKeyDict
 
 
 def compare_later(session: Session, hosts: Iterable[int]) -> threading.Thread | None:
-    """Compare hosts that haven't been yet, in a thread of its own; return it."""
+    """Compare hosts that haven't been compared yet, in a thread of its own; return the thread."""
     known = _known.setdefault(session, {})
     new = sorted(set(hosts) - set(known))
     known.update(dict.fromkeys(new, ""))
@@ -45,14 +45,14 @@ def compare_later(session: Session, hosts: Iterable[int]) -> threading.Thread | 
 
 
 def compare_newcomers(session: Session, hosts: Iterable[int]) -> threading.Thread | None:
-    """Compare hosts that have joined or taken a lost one's place, whatever was known of that one."""
+    """Compare hosts that have joined, or replaced a lost one, regardless of earlier results."""
     known, new = _known.setdefault(session, {}), sorted(hosts)
     known.update(dict.fromkeys(new, ""))
     return _begin_comparison(session, new) if new else None
 
 
 def compare_again(session: Session) -> threading.Thread | None:
-    """Compare those hosts again that differed, after something was brought to them."""
+    """Compare hosts that differed again, after a sync."""
     differed = sorted(host for host, text in _known.get(session, {}).items() if text)
     return _begin_comparison(session, differed) if differed else None
 
@@ -76,7 +76,8 @@ def _compare(session: Session, hosts: Sequence[int]) -> None:
 
 
 def differences(session: Session, hosts: Sequence[int]) -> dict[int, str]:
-    """Return in what hosts differ from this program, in words and with what to type; "" for those that don't.
+    """Return the differences between hosts and this program, in words and with what to type; "" for hosts
+    without any.
 
     Hosts that don't say what they have are left out.
     """
@@ -135,8 +136,8 @@ def _of_packages(answers: Mapping[int, HostPackages]) -> dict[int, str]:
 
 
 def package_text(here: Mapping[str, PackageDigest], there: Mapping[str, PackageDigest]) -> str:
-    """Return in what packages of a host differ, with what to type; "" if in nothing. What is only there is
-    no difference: it was needed by somebody else.
+    """Return the differences in a host's packages, with what to type; "" if there are none. Packages that
+    only the host has don't count.
     """
     names = [name for name in sorted(here) if there.get(name) != here[name]]
     if not names:
@@ -155,6 +156,6 @@ def _word(name: str, here: PackageDigest, there: PackageDigest | None) -> str:
 
 
 def _of_workspace(session: Session, hosts: Sequence[int]) -> dict[int, str]:
-    """Return which hosts have a copy of the workspace that isn't what is here."""
+    """Return the hosts whose copy of the workspace is outdated."""
     folder, behind = copies_behind(session, os.getcwd(), hosts)
     return dict.fromkeys(behind, f"its copy of {folder} isn't what is here: %mesh sync")

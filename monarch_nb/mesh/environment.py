@@ -145,7 +145,7 @@ class EnvironmentDifference:
 def find_environment_difference(
     mesh: Mesh, ranks: tuple[int, ...], *, shows_all: bool = False
 ) -> EnvironmentDifference:
-    """Ask ranks what they run with, and compare."""
+    """Ask ranks for their environments, and compare them."""
     found = (
         work_on(mesh.part(ranks), Work.ENVIRONMENT, secrets.token_bytes(16), "diff of environments")
         .get()
@@ -155,7 +155,7 @@ def find_environment_difference(
 
 
 def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, str]]]) -> Iterator[EnvironmentItem]:
-    """Yield each thing that a rank runs with, equal values once.
+    """Yield each item of the environments, equal values merged.
 
     >>> old, new = {"packages": {"numpy": "1.26"}}, {"packages": {"numpy": "2.1"}}
     >>> for item in compare({0: new, 1: old, 2: new}):

@@ -38,8 +38,8 @@ def grow(
     wait_s: float | None = None,
     on_wait: Callable[[str], None] = lambda _text: None,
 ) -> HealReport:
-    """Give a mesh that is up `num` more along a dimension. Hosts come from where the mesh's hosts are from:
-    its engine is asked for them, and they're waited for. Ranks that are there keep what they hold.
+    """Add `num` to a dimension of a running mesh. Hosts come from the mesh's source of hosts: they are
+    requested from its engine, and waited for. Existing ranks keep their state.
 
     Args:
         num: how many more.
@@ -107,8 +107,8 @@ def _more_hosts(
     wait_s: float | None,
     on_wait: Callable[[str], None],
 ) -> tuple[Allocation, list[int]]:
-    """Ask a mesh's engine for more hosts, and wait until they have joined; what was asked for, and their
-    indices. Whatever goes wrong, nothing of it is kept.
+    """Request more hosts from a mesh's engine, and wait until they have joined; return the request, and their
+    indices. On any error, all of it is released.
     """
     session, engine = session_of(mesh), engine_of(asked.spec)
     part = _request_for(engine, asked, num, machines)
@@ -144,8 +144,8 @@ def _request_for(engine: Engine, asked: Allocation, num: int, machines: Sequence
 
 
 def shrink(mesh: Mesh, num: int = 0, *, dim: str = "", hosts: Sequence[str] = ()) -> HealReport:
-    """Have a mesh do with fewer. Hosts without ranks go back to their engine; ranks that stay keep what they
-    hold.
+    """Reduce a dimension of a mesh. Hosts without ranks return to their engine; remaining ranks keep their
+    state.
 
     Args:
         num: by how many; 0: leave out what is lost, of the dimension that costs the fewest living ranks.
@@ -168,7 +168,7 @@ def shrink(mesh: Mesh, num: int = 0, *, dim: str = "", hosts: Sequence[str] = ()
 
 
 def check_shrink(mesh: Mesh, num: int = 0, *, dim: str = "", hosts: Sequence[str] = ()) -> None:
-    """Check what `shrink` is to be given, before anybody is asked whether it's meant.
+    """Check the arguments of `shrink`, before the user is asked to confirm.
 
     Raises:
         MeshUsageError: for an unknown dimension or host, and if nothing would be left.
@@ -201,7 +201,7 @@ def _indices(mesh: Mesh, hosts: Sequence[str]) -> list[int]:
 
 
 def give_back_idle(mesh: Mesh) -> list[str]:
-    """Give back those hosts of an engine that have no ranks, but for spares; return what there is to say."""
+    """Release hosts of an engine that have no ranks, except spares; return messages about it."""
     asked = records.read_record(mesh.name)
     if asked is None:
         return []
@@ -224,7 +224,7 @@ def give_back_idle(mesh: Mesh) -> list[str]:
 def _without(
     mesh: Mesh, asked: Allocation, left: Sequence[on_engine.HostRow], messages: list[str]
 ) -> Allocation:
-    """Return the rest of a mesh's requests when hosts have left; a request without hosts is ended."""
+    """Return a mesh's requests without hosts that have left; a request without hosts is ended."""
     engine = engine_of(asked.spec)
     up = {row.index for row in on_engine.host_rows(mesh) if row.state == HostState.UP}
     kept: list[Allocation] = []
@@ -240,7 +240,7 @@ def _without(
 
 
 def _smaller(engine: Engine, asked: Allocation, names: Sequence[str], messages: list[str]) -> Allocation:
-    """Return a request without hosts that have left; if the engine keeps them, that is said."""
+    """Return a request without hosts that have left; if the engine keeps them, a message says so."""
     try:
         return engine.release(asked, names) if names else asked
     except EngineError as error:
@@ -254,8 +254,8 @@ def _smaller(engine: Engine, asked: Allocation, names: Sequence[str], messages: 
 def heal(
     mesh: Mesh, *, replay: bool = False, on_wait: Callable[[str], None] = lambda _text: None
 ) -> HealReport:
-    """Put back what a mesh has lost, as `Mesh.heal` does; if that's hosts of an engine, and too few spares
-    wait, the engine is asked for others first.
+    """Repair the losses of a mesh, as `Mesh.heal` does; if hosts of an engine are lost, and too few spares
+    wait, others are requested first.
 
     Raises:
         EngineError: if the engine has no more.
@@ -281,7 +281,7 @@ def _replace_lost(mesh: Mesh, asked: Allocation, on_wait: Callable[[str], None])
 
 
 def _without_lost(asked: Allocation, names: Sequence[str]) -> Allocation:
-    """Return the rest of a mesh's requests when some have ended, and others have lost hosts."""
+    """Return a mesh's requests when some have ended, and others have lost hosts."""
     engine = engine_of(asked.spec)
     left = [r for r in asked.requests if engine.look(r).state not in (State.ENDED, State.LEAVING)]
     kept = [replace(r, parts=tuple(p for p in r.parts if p.split()[0] not in names)) for r in left]
@@ -304,12 +304,12 @@ def _edit(name: str, change: Callable[[Allocation], Allocation]) -> None:
 
 
 def _put(name: str, part: Allocation) -> None:
-    """Enter a further request into the record of a mesh."""
+    """Add a further request to the record of a mesh."""
     _edit(name, lambda a: replace(a, added=(*(p for p in a.added if p.hosts != part.hosts), part)))
 
 
 def _give_back(session: Session, name: str, part: Allocation) -> None:
-    """Give back all of a further request, and forget it."""
+    """Release everything of a further request, and remove it from the record."""
     session.request(Withdraw(part.plan.guest))  # otherwise it would wait for hosts that never joined
     session.request(StopHosts(list(part.hosts)))
     engine_of(part.spec).end_allocation(part)

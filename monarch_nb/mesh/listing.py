@@ -41,7 +41,7 @@ class Row:
     num_clients: int | None
 
     def cells(self) -> tuple[str, ...]:
-        """Return it as columns."""
+        """Return the row's columns."""
         clients = (
             ""
             if self.num_clients is None

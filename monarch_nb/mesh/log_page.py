@@ -56,8 +56,8 @@ def read_page(
 def _whole_lines(
     mesh: Mesh, ranks: Sequence[int], parts: Sequence[OutputPart], pattern: re.Pattern[str] | None
 ) -> list[LogLine]:
-    """Return the lines that begin in a stretch of the journal: what one of the stretch before goes on with
-    is left out, and the last ones are completed.
+    """Return the lines that begin in a part of the journal: the continuation of an earlier line is left out,
+    and the last lines are completed.
     """
     lines = Lines(pattern)
     data = [part.data for part in parts]
@@ -75,7 +75,7 @@ def _whole_lines(
 
 
 def _unfinished_before(mesh: Mesh, part: OutputPart, keys: set[Key]) -> set[Key]:
-    """Return the ranks with an unfinished line when a stretch of the journal begins."""
+    """Return the ranks with an unfinished line where a part of the journal begins."""
     begin, start, found, left = part.begin, part.start, set(), set(keys)
     limit = begin - LONGEST_BYTES
     while left and begin > max(start, limit):
@@ -100,7 +100,7 @@ class LogTail:
         self._lines = Lines(compile_pattern(grep))
 
     def read(self, mesh: Mesh) -> list[LogLine]:
-        """Return the next lines; none if nothing has been completed since."""
+        """Return the next lines; none if no line has been completed since."""
         part = _read(mesh, self._ranks, after=self.after)
         self.after = part.end
         return self._lines.feed(part.data)
@@ -142,7 +142,7 @@ class Lines:
         self._when = 0.0
 
     def feed(self, data: bytes) -> list[LogLine]:
-        """Return the lines that are complete with these records."""
+        """Return the lines that these records complete."""
         found: list[LogLine] = []
         for record in records.unpack(data):
             key = (record.rank, record.stream)
@@ -156,7 +156,7 @@ class Lines:
         return found
 
     def finish(self) -> list[LogLine]:
-        """Return unfinished lines as lines: nothing more comes."""
+        """Return the unfinished lines as lines, at the end."""
         return [line for key, text in self.rests.items() if text for line in self._line(key, text)]
 
     def _line(self, key: Key, text: str) -> list[LogLine]:

@@ -36,7 +36,7 @@ _compared: weakref.WeakKeyDictionary[Session, dict[int, int]] = weakref.WeakKeyD
 
 
 def supply(mesh: Mesh) -> None:
-    """Give hosts that have come since what the others were given; say so, and in what they differ.
+    """Bring hosts that have joined later up to date; print that, and their differences.
 
     Costs nothing unless ranks were started anew, or the mesh has got other sizes.
     """
@@ -77,7 +77,7 @@ def _lines(receipt: WorkspaceReceipt) -> list[str]:
 
 
 def _tell_ranks(mesh: Mesh, spaces: Workspaces, hosts: Sequence[int]) -> None:
-    """Have ranks of hosts know where the files are."""
+    """Tell ranks of hosts the paths of the files."""
     futures: dict[int, Future[Any]] = {}
     for rank in mesh.living_ranks() if hosts else ():
         part = mesh.part([rank])

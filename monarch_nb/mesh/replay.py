@@ -47,8 +47,8 @@ _COLLECTIVES = frozenset(
 
 
 def replay(mesh: Mesh, ranks: Sequence[int]) -> list[str]:
-    """Run the cells of the journal again that have defined some ranks' state, in their order; return what was
-    done, each in a sentence.
+    """Run the cells of the journal again that have defined some ranks' state, in order; return the actions,
+    each as a sentence.
 
     Those that failed are left out, as are those that only show something, those that make a process group,
     for healing has made it, and those in which the others would have to take part.
@@ -84,7 +84,7 @@ def replay(mesh: Mesh, ranks: Sequence[int]) -> list[str]:
 
 
 def _cannot(source: str) -> str:
-    """Return why a cell can't be run on new ranks alone; empty if it can, as far as one can see."""
+    """Return why a cell can't run on new ranks alone; empty if it can, as far as its source shows."""
     if _GROUP in source:
         return "it makes the process group, which is there already"
     try:
@@ -98,7 +98,7 @@ def _cannot(source: str) -> str:
 
 
 def defines_state(entry: Entry) -> bool:
-    """Say whether an entry is a cell that ended well and did more than show something."""
+    """Say whether an entry is a cell that ended well and did more than display something."""
     if entry.kind != EntryKind.CELL or entry.status != CellStatus.OK or entry.record.replay_of:
         return False
     if entry.record.script or entry.record.always:

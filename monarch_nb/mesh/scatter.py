@@ -67,6 +67,6 @@ def _rows(table: Any, num: int, dim: int, package: str) -> list[Any]:
 
 
 def _bounds(size: int, num: int) -> list[tuple[int, int]]:
-    """Return where each part begins, and how long it is."""
+    """Return the beginning and the length of each part."""
     length, rest = divmod(size, num)
     return [(i * length + min(i, rest), length + (i < rest)) for i in range(num)]

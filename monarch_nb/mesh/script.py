@@ -18,7 +18,7 @@ def prepare_script(
     is_module: bool = False,
     env: Mapping[str, str] | None = None,
 ) -> Script:
-    """Return a script's run with a rendezvous of its own, which the first of `ranks` has opened.
+    """Return a script's run with a rendezvous of its own, opened by the first of `ranks`.
 
     Raises:
         MeshUsageError: if that's no script.

@@ -91,29 +91,26 @@ class Engine(ABC):
 
     @abstractmethod
     def check(self, spec: HostSpec) -> list[str]:
-        """Return the errors that can be known before a request is made: 9 nodes of 3, a limit of the
-        partition.
-        """
+        """Return the errors that are known before a request: 9 nodes of 3, a limit of the partition."""
 
     def completed(self, spec: HostSpec) -> HostSpec:
-        """Return a request with what wasn't said, by what there is here."""
+        """Return a request whose unset fields are filled in from the available resources."""
         return spec
 
     @abstractmethod
     def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
-        """Ask for the hosts, at once; return the allocation with the engine's own name for it."""
+        """Request the hosts, without waiting; return the allocation with the engine's own name for it."""
 
     @abstractmethod
     def look(self, allocation: Allocation) -> Look:
-        """Return how an allocation is."""
+        """Return the present state of an allocation."""
 
     @abstractmethod
     def end_allocation(self, allocation: Allocation) -> None:
-        """Give all hosts back. What has ended already is no error."""
+        """Release all hosts. An allocation that has ended already is no error."""
 
     def further(self, asked: Sequence[Allocation], num: int) -> HostSpec:
-        """Return the specification to ask for, so that a mesh gets `num` hosts besides those that it has for
-        `asked`.
+        """Return the specification of a request that gives a mesh `num` hosts besides those of `asked`.
 
         Raises:
             EngineError: if it's known that there are no more, with what to type.
@@ -121,22 +118,22 @@ class Engine(ABC):
         return replace(asked[0].spec, hosts=HostRange(num, num))
 
     def release(self, allocation: Allocation, nodes: Sequence[str]) -> Allocation:
-        """Make sure that hosts which have left their mesh aren't kept; return what is left of the allocation.
+        """Ensure that hosts which have left their mesh are released; return the rest of the allocation.
 
         Hosts of most engines are had one by one, and are given back when their launcher has ended.
         """
         return allocation
 
     def extend(self, allocation: Allocation, seconds: float) -> None:
-        """Ask for more time than was asked for before. An engine without limits can't."""
+        """Request more time. An engine without limits can't."""
         raise EngineError(
             f"{allocation.described()}: engine {self.name} gives no time that could be extended"
         )
 
     def logs(self, allocation: Allocation) -> list[str]:
-        """Return the last words of launchers that have failed: what is shown when hosts don't come."""
+        """Return the last output of failed launchers: it is shown when hosts don't join."""
         return []
 
     def script(self, allocation: Allocation) -> str:
-        """Return the script that will be run or submitted, for people to read before it is."""
+        """Return the script that will be run or submitted, for display."""
         raise EngineError(f"engine {self.name} has no script to show")

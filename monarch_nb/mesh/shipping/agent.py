@@ -134,7 +134,7 @@ class SyncAgent(Actor):
 
     @endpoint
     def learn(self, texts: Sequence[bytes], donors: bool) -> Lack:
-        """Remember parts; return what content of the environment isn't here.
+        """Store parts; return the missing contents of the environment.
 
         Args:
             donors: whether to copy what other folders of this host have to the store.
@@ -165,7 +165,7 @@ class SyncAgent(Actor):
 
     @endpoint
     def fetch_pack(self, slot: int, pack: Pack, holder: RDMABuffer, sums: Sequence[int]) -> Taken:
-        """Fetch a pack from who has it into one of our buffers, verify it, and put it into the store."""
+        """Fetch a pack from a holder into a local buffer, verify it, and put it into the store."""
         memory = self._memories[slot]
         try:
             holder.read_into(memory).get()
@@ -177,13 +177,13 @@ class SyncAgent(Actor):
 
     @endpoint
     def place(self, modules: Sequence[str]) -> Prefix:
-        """Make the prefix of what was received, and try it."""
+        """Make the prefix from the received content, and try it."""
         store, found = self._opened()
         return place(store, found, lambda prefix: try_prefix(prefix, modules))
 
     @endpoint
     def close(self) -> None:
-        """Remove what is unfinished."""
+        """Remove unfinished files."""
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -197,7 +197,7 @@ class SyncAgent(Actor):
 
 
 def _donors() -> list[str]:
-    """Return folders of this host that may have content: the environment we run in, and caches."""
+    """Return folders of this host that may have content: the environment of this process, and caches."""
     return donor_folders(os.environ, (sys.prefix, sys.base_prefix))
 
 

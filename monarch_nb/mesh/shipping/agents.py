@@ -34,7 +34,7 @@ class Agents:
         timeout_s: float,
         hosts: Iterable[int] | None = None,
     ) -> dict[int, _Answer]:
-        """Ask agents the same at once; those that fail are left out from then on."""
+        """Send all agents the same request at once; those that fail are left out from then on."""
         futures = {}
         for host in list(self.by_host if hosts is None else hosts):
             if host not in self.trust.lost:
@@ -51,7 +51,7 @@ class Agents:
 
 @contextmanager
 def agents_on(session: Session, hosts: Sequence[int]) -> Iterator[Agents]:
-    """Give an agent on each host: a process of its own group, so that one's end is nobody else's."""
+    """Start an agent on each host: a process in a group of its own, so that one's end affects no other."""
     with ExitStack() as stack:
         agents = Agents({})
         for host in hosts:
@@ -72,7 +72,7 @@ def _stop(procs: Any) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the error of a host in one line: the agent's exception, without how it got here."""
+    """Return the error of a host in one line: the agent's exception, without the remote call's context."""
     if isinstance(error, ActorError) and error.failures:
         return error.failures[0].message.partition("\n")[0]
     cause: BaseException = error

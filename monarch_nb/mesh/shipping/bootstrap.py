@@ -134,7 +134,7 @@ def place_on(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> ArrivedPart:
-    """Have machines get the environment of this program: nothing but `sh` and `tar` is needed there.
+    """Send the environment of this program to machines, which need only `sh` and `tar`.
 
     Args:
         machines: names of hosts for ssh, or commands that run a shell.
@@ -213,7 +213,7 @@ class _Sending:
         return Arrived(self._machine, **fields, sent_bytes=self._num_sent, seconds=seconds, link=self._link)
 
     def _look(self) -> str:
-        """Return the interpreter that is in the machine's store; "" if none is."""
+        """Return the path of the interpreter in the machine's store; "" if there is none."""
         with Channel(self._machine, _LOOK) as channel:
             channel.finish()
             return str(channel.answer(LOOK_S)["python"])
@@ -239,7 +239,7 @@ class _Sending:
         _add(archive, path, content, 0o700 if entry.kind == EXECUTABLE else 0o600)
 
     def _send(self, python: str) -> dict[str, Any]:
-        """Speak with the receiver; return what it says at its end."""
+        """Communicate with the receiver; return its final report."""
         own = f'"${{TMPDIR:-/tmp}}/{self._name}"'
         run = shlex.quote(python) if python else f"{own}/{self._own_python()}"
         with Channel(self._machine, f"exec {run} -I -S -B -c {shlex.quote(_RUN)} {own}") as channel:
@@ -263,7 +263,7 @@ class _Sending:
             return {"was_there": was_there, "warnings": notes, **ended}
 
     def _send_content(self, channel: Channel, source: Source, size: int) -> None:
-        """Send one content: so many bytes as it should have, whatever is read."""
+        """Send one content: exactly the expected number of bytes, whatever is read."""
         left = size
         for block in _blocks(self._treater, source):
             self.count(channel.write(block[:left]))
@@ -283,7 +283,7 @@ class _Sending:
         return found[0]
 
     def count(self, num_bytes: int) -> None:
-        """Count what was sent."""
+        """Record the number of sent bytes."""
         self._num_sent += num_bytes
 
 
@@ -301,7 +301,7 @@ class _Counted(io.RawIOBase):
 
 
 def interpreter_entries(scanned: Scanned) -> list[Entry]:
-    """Return what the interpreter of an environment needs to run a program without packages."""
+    """Return the entries that the interpreter of an environment needs to run a program without packages."""
     layer = "base" if "base" in scanned.roots else "env"
     return [
         entry

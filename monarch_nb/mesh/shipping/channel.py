@@ -112,7 +112,7 @@ class Channel:
         return memoryview(data).nbytes
 
     def finish(self) -> None:
-        """Send no more."""
+        """Close the input."""
         with suppress(OSError):
             self._in.close()
 
@@ -139,7 +139,7 @@ class Channel:
                 self._heard += block
 
     def wait_for_end(self, timeout_s: float = STALL_S) -> None:
-        """Send no more, and wait for the end.
+        """Close the input, and wait for the end.
 
         Raises:
             EnvironmentSyncError: if it's an error, or doesn't come.
@@ -162,6 +162,6 @@ class Channel:
 
 
 def try_script(machine: str, script: str) -> None:
-    """Run a script; how it ends doesn't matter."""
+    """Run a script, ignoring its result."""
     with suppress(EnvironmentSyncError), Channel(machine, script) as channel:
         channel.wait_for_end()

@@ -47,7 +47,7 @@ class HostsDifference:
         return bool(self.packages or self.problems)
 
     def text(self) -> str:
-        """Return a table of what differs, and what to type."""
+        """Return a table of the differences, and what to type."""
         table = [text_table(_COLUMNS, self._rows())] if self.packages else []
         return "\n".join([self._headline(), *table, *self._notes()])
 
@@ -83,7 +83,8 @@ class HostsDifference:
 
 
 def compare_hosts(session: Session, hosts: Sequence[int]) -> HostsDifference:
-    """Return the packages that hosts, where ranks are started from now on, have otherwise than this program.
+    """Return the packages that differ between this program and hosts, in the environments where their ranks
+    are started.
 
     Args:
         hosts: their indices.

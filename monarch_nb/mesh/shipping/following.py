@@ -46,15 +46,17 @@ class FollowedEnvironment:
             )
 
     def has_changed(self) -> bool:
-        """Say whether something has happened to it since hosts were given it. Costs some microseconds."""
+        """Say whether the environment may have changed since it was sent to hosts. Costs some
+        microseconds.
+        """
         return self._watch.has_changed()
 
     def sent(self, part: EnvironmentPart) -> None:
-        """Note what hosts have."""
+        """Record the environment that hosts have."""
         self._id = part.id if part.is_done else ""
 
     def bring_changes(self, bring: Callable[[Scanned], EnvironmentPart]) -> EnvironmentPart | None:
-        """Bring it to hosts, if it's another one now; return what was done. What can't be sent isn't tried
+        """Send the environment to hosts, if it has changed; return the result. After an error it isn't tried
         again before the next change.
 
         Raises:
@@ -75,5 +77,5 @@ class FollowedEnvironment:
         return part
 
     def close(self) -> None:
-        """Follow it no longer."""
+        """End the watch."""
         self._watch.close()
