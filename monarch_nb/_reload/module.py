@@ -67,7 +67,7 @@ def reload_changed(request: ReloadRequest) -> RankReload:
 
 
 def finish(modules: Sequence[ModuleReload]) -> list[str]:
-    """Renew cached facts about changed classes; return a line about each object that goes on with old
+    """Renew cached facts about changed classes; return a line about each object that continues to run old
     code.
     """
     done = [module for module in modules if module.is_done]
@@ -217,7 +217,7 @@ def _reload(plan: _Plan) -> ModuleReload:
 
 
 def _execute(plan: _Plan, namespace: Namespace) -> None:
-    """Run the statements that are new."""
+    """Execute the new statements."""
     namespace["__doc__"] = ast.get_docstring(plan.new, clean=False)
     for code in plan.codes:
         exec(code, namespace)
@@ -230,7 +230,7 @@ def _put_back(namespace: Namespace, before: Namespace) -> None:
 
 
 def _take_on(plan: _Plan, namespace: Namespace, before: Namespace) -> Iterator[Change]:
-    """Give old objects the code of new ones, and bind them again."""
+    """Give old objects the code of new ones, and bind their names to them again."""
     old_nodes, new_nodes = definitions(plan.old.body), definitions(plan.new.body)
     same = Same()
     for name in plan.difference.bound:
@@ -313,8 +313,8 @@ def _patch_stand_ins(plan: _Plan, name: str, old: Any, new: Any, new_node: Defin
 
 
 def _forget_collected(key: tuple[str, str], known: list[weakref.ref[Any]]) -> None:
-    """Forget what nobody holds. A class is in a circle with itself: after many edits the collector is asked
-    for, or each edit would patch all that there ever were.
+    """Drop unreferenced objects. A class refers to itself: after many edits the garbage collector is called,
+    or each edit would patch all earlier versions.
     """
     known[:] = [each for each in known if each() is not None]
     if len(known) >= _collect_at.get(key, COLLECT_AT):

@@ -94,7 +94,7 @@ class Watch:
         """Directories that can't be watched."""
 
     def add(self, directory: str, *, is_below: bool = False) -> None:
-        """Look after the files of a directory from now on.
+        """Watch a directory from now on.
 
         Args:
             is_below: whether the one above it is looked after, too, so that a rename of it is an event: its
@@ -110,9 +110,7 @@ class Watch:
         return directory in self._blind
 
     def touched(self) -> set[str] | None:
-        """Return the paths about which something has happened since this was asked last; None if there may
-        be others.
-        """
+        """Return the paths with events since the last call; None if there may be others."""
         if self._fd < 0:
             return set()
         with self._lock:
@@ -132,7 +130,7 @@ class Watch:
             return paths
 
     def close(self) -> None:
-        """Look after nothing any more."""
+        """End the watch."""
         with self._lock:
             self._forget()
 
@@ -200,7 +198,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def _is_remote(directory: str) -> bool:
-    """Say whether another machine may write there, without inotify hearing of it."""
+    """Say whether another machine may write there, without an inotify event here."""
     kind = _file_system_of(os.path.realpath(directory))
     return kind.startswith(_REMOTE)
 

@@ -91,7 +91,7 @@ class ActorHost:
         """
 
     def on_call(self, message: Message) -> Any:
-        """Take a CALL message; return the waiter to wake."""
+        """Handle a CALL message; return the waiter to wake."""
         if message.name == calls.SPAWN:
             return self._spawn(message)
         if message.name == calls.RESPAWN:
@@ -110,8 +110,8 @@ class ActorHost:
         return None
 
     def on_guest_call(self, message: Message) -> Any:
-        """Take a CALL from a mesh that this process is a guest of: something there has failed that an
-        actor here owns. The actor waits in the reader of this process' own mesh, so it's woken here.
+        """Handle a CALL from a mesh that this process is a guest of: an object there that an actor here owns
+        has failed. The actor waits in the reader of this process' own mesh, so it's woken here.
         """
         runner = self.actors.get(message.target)
         if message.name == calls.SUPERVISE and runner is not None:
@@ -122,18 +122,18 @@ class ActorHost:
 
     @handles(MeshNamed)
     def on_mesh_named(self, event: MeshNamed, sender: Sender) -> None:
-        """Note the mesh's new name."""
+        """Record the mesh's new name."""
         if self.transport.mesh is not None:
             self.transport.mesh = self.transport.mesh._replace(name=event.name)
 
     @handles(CheckpointEpoch)
     def on_checkpoint_epoch(self, event: CheckpointEpoch, sender: Sender) -> None:
-        """Note the epoch that the members of an actor must agree on to save together."""
+        """Record the epoch that the members of an actor must agree on to save together."""
         self.checkpoint_epochs[event.actor_id] = event.epoch
 
     @handles(Reshaped)
     def on_reshaped(self, event: Reshaped, sender: Sender) -> None:
-        """Tell actors that are on all of the mesh its new sizes, and whom they have beside them now."""
+        """Tell actors that are on the whole mesh its new sizes, and their new neighbours."""
         shape = Shape.full(Extent(event.labels, event.sizes))
         for actor_id, procs in event.actors.items():
             runner = self.actors.get(actor_id)
@@ -164,8 +164,8 @@ class ActorHost:
     # --- spawning and stopping
 
     def _spawn(self, message: Message, before: ActorRunner | None = None) -> Any:
-        """Make an actor, and give it the calls that have overtaken this message; return the waiter to wake:
-        its thread may wait for mail already.
+        """Create an actor, and deliver the calls that have overtaken this message; return the waiter to wake:
+        the actor's thread may wait for messages already.
         """
         if message.target in self.actors:
             return None
@@ -176,7 +176,7 @@ class ActorHost:
         return awake
 
     def _respawn(self, message: Message) -> Any:
-        """Make an actor again that has failed, or whose process is new; return the waiter to wake."""
+        """Create a failed actor again, or one whose process is new; return the waiter to wake."""
         before = self.actors.pop(message.target, None)
         if before is not None:
             before.stop()
@@ -234,7 +234,7 @@ class ActorHost:
         return LATER
 
     def end_actor(self, actor_id: int, reason: BaseException | None) -> ActorRunner | None:
-        """Let an actor end after what it is doing; return it, if it hasn't ended yet."""
+        """End an actor after its current message; return it, if it hasn't ended yet."""
         runner = self.actors.pop(actor_id, None)
         if runner is None:
             self._gone.setdefault(actor_id, "it was stopped")
@@ -260,11 +260,11 @@ class ActorHost:
 
     @handles(Ping)
     def do_ping(self, request: Ping, sender: Sender) -> None:
-        """Answer: this thread lives."""
+        """Answer, to show that this thread is alive."""
 
     @handles(ThreadStacks)
     def do_thread_stacks(self, request: ThreadStacks, sender: Sender) -> dict[str, str]:
-        """Return where each thread stands."""
+        """Return the stack of each thread."""
         return {**thread_stacks(), **self._awaiting_stacks()}
 
     def _awaiting_stacks(self) -> dict[str, str]:
@@ -295,12 +295,12 @@ class ActorHost:
 
     @handles(InterruptCall)
     def do_interrupt_call(self, request: InterruptCall, sender: Sender) -> None:
-        """Interrupt what the sender has called, if it still runs; what waits is taken out and answered."""
+        """Interrupt the sender's call, if it still runs; one that waits is removed and answered."""
         self._interrupt(sender.proc, request.ref, AGAIN_S)
 
     def _interrupt(self, src: int, ref: int, again_s: Sequence[float]) -> None:
         """Interrupt a call; if it neither runs nor waits, look again after some seconds: its thread may have
-        taken it from the inbox just now, and not have begun.
+        just taken it from the inbox.
         """
         if self._interrupt_running(src, ref) or self._withdraw(src, ref):
             return
@@ -309,7 +309,7 @@ class ActorHost:
             self.transport.reader.call_at(time.monotonic() + again_s[0], again)
 
     def _withdraw(self, src: int, ref: int) -> bool:
-        """Take out a call that waits, and answer it; False if it isn't there."""
+        """Remove a waiting call, and answer it; False if it isn't there."""
         for inbox in self._inboxes():
             waiting = inbox.remove(src, ref)
             if waiting is not None:
@@ -325,7 +325,7 @@ class ActorHost:
         return any(runner.interrupt(src, ref) for runner in list(self.actors.values()))
 
     def _inboxes(self) -> list[Inbox[Message]]:
-        """Return where calls wait to be handled."""
+        """Return the inboxes with waiting calls."""
         return [runner.inbox for runner in list(self.actors.values())]
 
     # --- failure

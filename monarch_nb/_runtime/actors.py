@@ -65,7 +65,7 @@ class CallDebugger(Protocol):
     on_error: bool
 
     def arm(self) -> None:
-        """Stop at what was set from outside meanwhile."""
+        """Arm the calling thread for new breakpoints."""
 
     def done(self) -> None:
         """End stepping in the calling thread, whose cell or call has ended."""
@@ -223,7 +223,7 @@ class ActorRunner:
         return found
 
     def _set_up_checkpoints(self, size: int, slot: int) -> None:
-        """Have the new instance saved; let it go on from what was saved before."""
+        """Have the new instance saved; restore it from the checkpoint, if there is one."""
         instance = self.instance
         if not hasattr(type(instance), "checkpoint_state"):
             return
@@ -299,7 +299,7 @@ class ActorRunner:
     # --- owned meshes
 
     def owns(self, mesh: Any) -> None:
-        """Take note that this actor has spawned something."""
+        """Record that this actor has spawned a mesh."""
         self._children.append(mesh)
 
     def disowns(self, mesh: Any) -> None:
@@ -317,8 +317,8 @@ class ActorRunner:
                 yield future
 
     def _end_children(self) -> None:
-        """End what this actor owns, one after the other: actors clean up before the processes go that they
-        are on.
+        """End the meshes that this actor owns, one after the other: actors clean up before their processes
+        exit.
         """
         deadline = time.monotonic() + CHILDREN_S
         for future in self._stop_children():
@@ -355,8 +355,8 @@ class ActorRunner:
             self._fail(self._aborted, None, "")
 
     def frames(self) -> list[FrameType]:
-        """Return where user code stands here, innermost first: its thread's frame, or those of each call
-        that awaits.
+        """Return the frames of user code here, innermost first: of its thread, or of each call that
+        awaits.
         """
         tasks = list(self.tasks().values())
         if tasks:
@@ -374,7 +374,7 @@ class ActorRunner:
         return dict(self._task_of)
 
     def renew_methods(self) -> None:
-        """Look methods up again: the class has been changed. Called in another thread."""
+        """Look methods up again, since the class was changed. Called in another thread."""
         self._methods = {}
 
     def reload(self, cls: type) -> None:
@@ -470,15 +470,15 @@ class ActorRunner:
             return True
 
     def _handles(self, src: int, ref: int) -> bool:
-        """Say whether this actor is at a call."""
+        """Say whether this actor handles a call."""
         current = self.current
         return (src, ref) in self._task_of or (
             current is not None and (current.src, current.ref) == (src, ref)
         )
 
     def _left(self) -> None:
-        """Note that user code has been left: no interrupt may come any more, and one that was on its way is
-        called back.
+        """Record that user code has been left: no interrupt may come any more, and one on its way is
+        withdrawn.
         """
         self.current = None
         debugger = self.host.debugger
@@ -537,7 +537,7 @@ class ActorRunner:
         self._answer_call(message, method, result)
 
     async def _interruptible(self, message: Message, result: Any) -> Any:
-        """Await the result of an endpoint; being interrupted counts as a KeyboardInterrupt of it, not of
+        """Await the result of an endpoint; an interrupt counts as a KeyboardInterrupt of the endpoint, not of
         its actor.
         """
         task = asyncio.current_task()
@@ -554,7 +554,7 @@ class ActorRunner:
             del self._task_of[key]
 
     def _answer_call(self, message: Message, method: Method, result: object) -> None:
-        """Answer a call in any case: what can't be sent is its failure."""
+        """Answer a call in any case: a result that can't be sent is a failure of the call."""
         end_if_forked()
         try:
             self._finish_call(message, method, result)
@@ -603,7 +603,7 @@ class ActorRunner:
     # --- checkpoints
 
     def _count(self, message: Message, *, failed: bool = False) -> None:
-        """Count a call that is over, and save the state if it's time."""
+        """Count a completed call, and save the state if it's due."""
         if self.checkpoints is None or message.name in _UNCOUNTED:
             return
         try:
@@ -639,7 +639,7 @@ class ActorRunner:
             self.host.report_failure(above, actor_id, failure)
 
     def _received_failure(self, message: Message) -> FailureNotice:
-        """Return the failure that a message brings, and who is to be asked about it."""
+        """Return the failure in a message, and who is asked about it."""
         failed: ActorFailed = Body(self.host.transport, message).read(ActorFailed)
         asked_for_it = self.spawned_for.get(failed.actor_id)
         if asked_for_it is not None:
@@ -743,7 +743,7 @@ def has_async(cls: type) -> bool:
 
 
 def _raise_in_thread(ident: int, error: type[BaseException] | None) -> None:
-    """Have a thread raise `error` at its next bytecode; None takes back what it hasn't raised yet."""
+    """Raise `error` in a thread at its next bytecode; None withdraws an error that wasn't raised yet."""
     target = None if error is None else ctypes.py_object(error)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), target)
 

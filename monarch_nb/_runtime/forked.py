@@ -19,7 +19,7 @@ _masks: dict[int, set[int]] = {}
 
 
 def install(on_terminate: Callable[..., None], in_child: Callable[[], None]) -> None:
-    """From now on know of each child that is one, and call `in_child` there, first of all.
+    """Call `in_child` first in each forked child from now on.
 
     `on_terminate`, the rank's handler of SIGTERM, isn't the child's: who ends a child, a Pool say, means the
     child. A signal that comes before the child has the default handler would be lost, for Python drops what
@@ -51,7 +51,9 @@ def _become_child(on_terminate: Callable[..., None], in_child: Callable[[], None
 
 
 def end_if_forked(error: BaseException | None = None) -> None:
-    """End this process if it's a child of the rank: as Python ends one, by what it has raised."""
+    """End this process if it's a forked child of the rank, as Python ends a process that has raised this
+    error.
+    """
     if not _is_child:
         return
     status = 0

@@ -38,7 +38,7 @@ class Inbox(Generic[Item]):
 
     @property
     def ready(self) -> bool:
-        """Whether there's mail, or never will be."""
+        """Whether a message is there, or the inbox is closed."""
         return bool(self._queue) or self.closed
 
     def expire(self) -> None:
@@ -75,9 +75,7 @@ class Inbox(Generic[Item]):
         return self.withdraw(lambda message: message.src == src and message.ref == ref)
 
     def withdraw(self, is_meant: Callable[[Item], bool]) -> Item | None:
-        """Take out the first message that is meant and hasn't been taken yet. Called by the reading
-        thread.
-        """
+        """Remove the first waiting message that matches. Called by the reading thread."""
         for message in list(self._queue):
             if is_meant(message):
                 try:
@@ -96,13 +94,13 @@ class Inbox(Generic[Item]):
         return list(self._queue)
 
     def close(self, transport: Transport) -> None:
-        """Let the owner's `take_message` return None after what is there."""
+        """Close the inbox: `take_message` returns None after the remaining messages."""
         self.closed = True
         self.rouse(transport)
 
     def rouse(self, transport: Transport) -> None:
-        """Have the owner, who waits in the reader of `transport`, look at what there is. Called by any thread
-        but the one that reads there.
+        """Wake the owner, who waits in the reader of `transport`. Called by any thread but the one that reads
+        there.
         """
         if self.hook is not None:
             self.hook(None)

@@ -41,7 +41,7 @@ class MeshFailure(SupervisionError):
 
     @classmethod
     def from_failures(cls, failures: Sequence[Failure]) -> MeshFailure:
-        """Return the failure of one actor mesh, of the failures that ranks have described, in the order of
+        """Return the failure of one actor mesh, from the failures that ranks have described, in the order of
         time.
         """
         found = rank_failures([(rank_of(0, failure), failure) for failure in failures])
@@ -51,7 +51,7 @@ class MeshFailure(SupervisionError):
 
     @classmethod
     def from_ends(cls, ends: Sequence[RankExit]) -> MeshFailure:
-        """Return the failure that the ends of some processes of one mesh are."""
+        """Return the failure for the ends of some processes of one mesh."""
         found = [
             RankFailure(
                 ranks=(end.rank,), type="lost", message=describe_end(end), end=end.plain(),
@@ -158,7 +158,9 @@ _find_hook = _default_hook
 
 
 def find_fault_hook_by(find: Callable[[], FaultHook]) -> None:
-    """Say how to find the hook in force: `monarch_nb.actor`, whose attribute programs assign, says it."""
+    """Set the function that finds the present hook: an attribute of `monarch_nb.actor`, which programs
+    assign.
+    """
     global _find_hook
     _find_hook = find
 

@@ -88,7 +88,7 @@ class ActivitySlot:
         self._set(IDLE)
 
     def set_debugging(self, stopped: bool) -> None:
-        """Note that the thread has stopped at a breakpoint, or goes on."""
+        """Record that the thread has stopped at a breakpoint, or continues."""
         self._set(DEBUGGING if stopped else BUSY)
 
     def _set(self, state: int) -> None:
@@ -128,8 +128,9 @@ class ActivityPage:
             self._free.append(index)
 
     def put_total(self, index: int, total: Total) -> None:
-        """Note what went by the path whose index is `index`; beyond `NUM_TOTALS` nobody reads it. One thread
-        at a time."""
+        """Record the totals of the path with a given index; indices beyond `NUM_TOTALS` are ignored. One
+        thread at a time.
+        """
         if index < NUM_TOTALS:
             _TOTAL.pack_into(self._buffer, TOTALS_AT + index * _TOTAL.size, total.path.encode(), *total[1:])
 

@@ -37,7 +37,7 @@ class Claim:
 
     @classmethod
     def acquire(cls, path: str, note: bytes = _EMPTY) -> Claim | None:
-        """Claim what `path` stands for; None if another process has it.
+        """Claim the name of `path`; None if another process holds it.
 
         Args:
             note: what others may know of us, as JSON (`_protocol/claims`); `holder` returns it.
@@ -75,7 +75,7 @@ class Claim:
             os.close(fd)  # the previous holder has just removed the file
 
     def write(self, note: bytes) -> None:
-        """Say something else of us."""
+        """Write another note."""
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, note, 0)
 
@@ -85,7 +85,7 @@ class Claim:
         return _is_at(self._path, self._fd)
 
     def release(self) -> None:
-        """Give the name up."""
+        """Release the name."""
         if self._fd >= 0:
             if self.holds:
                 with suppress(OSError):
@@ -95,8 +95,8 @@ class Claim:
 
 
 def holder(path: str) -> bytes | None:
-    """Return the note of the process that has a name; empty if it says nothing (yet), None if nobody has
-    the name.
+    """Return the note of the process that holds a name; empty if there's no note (yet), None if the name is
+    free.
     """
     for candidate in (path, _local(path)):
         with suppress(OSError, ValueError):

@@ -60,11 +60,11 @@ class Invitation:
     role: str = ""
 
     def to_json(self) -> str:
-        """Return it as a file's text. It's a secret: mode 0600, or standard input."""
+        """Return the invitation as a file's text. It's a secret: mode 0600, or standard input."""
         return json.dumps({"version": VERSION, **asdict(self)})
 
     def to_token(self) -> str:
-        """Return it as one line, which is the same secret."""
+        """Return the invitation as one line, which is the same secret."""
         return TOKEN + base64.urlsafe_b64encode(self.to_json().encode()).decode()
 
     @staticmethod

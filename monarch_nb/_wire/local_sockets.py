@@ -97,8 +97,9 @@ class LocalReceiver:
         return self._epoll.fileno()
 
     def receive(self, wait_s: float, arrived: deque[bytes]) -> bool:
-        """Append what has come to `arrived`, after waiting for it for at most `wait_s` (negative: without
-        end); False if nothing has happened."""
+        """Append received messages to `arrived`, after waiting for at most `wait_s` (negative: without
+        limit); False if nothing has happened.
+        """
         if self._accepted:  # an interrupt came before they were watched
             self._watch_accepted()
         began = time.perf_counter()
@@ -303,7 +304,7 @@ class LocalSender:
             self._queue.extend((frame,) if len(frame) <= PIECE_BYTES else self._pieces(frame))
 
     def _send_anew(self, frame: bytes) -> bool:
-        """Send by a new connection, for the one that was has ended; False if that can't be done now."""
+        """Send on a new connection, since the previous one has ended; False if that isn't possible now."""
         self._disconnect()
         if not self._connect():
             return False
@@ -419,7 +420,7 @@ class Joiner:
         return b"".join(memoryview(piece)[_PIECE.size :] for piece in pieces)
 
     def done(self, frame: bytes) -> None:
-        """Forget the pieces whose last one is `frame`: what they were is dealt with."""
+        """Drop the pieces of the message whose last piece is `frame`, which was handled."""
         if is_piece(frame):
             self._begun.pop(_PIECE.unpack_from(frame)[2], None)
 

@@ -65,7 +65,7 @@ def loads(payload: bytes | memoryview, buffers: Sequence[Any]) -> Any:
 
 
 def _rebuild(is_bytes: bool, buffer: Any) -> bytes | bytearray:
-    """Return the bytes where they lie, or of their own, copied once, without the interpreter lock."""
+    """Return the bytes mapped in place, or copied once, without the interpreter lock."""
     view = memoryview(buffer).cast("B")
     there = mapped_bytes.bytes_over(view) if is_bytes else None
     if there is not None:

@@ -96,7 +96,7 @@ def bytes_over(view: memoryview) -> bytes | None:
 
 
 def give_back() -> float | None:
-    """Unmap the bytes that nobody has any more; return after how many seconds to look again, None if there
+    """Unmap the bytes that are no longer referenced; return the seconds until the next look, None if there
     are none left.
     """
     if not _lent:
@@ -154,7 +154,7 @@ def _mmap(address: int, length: int, flags: int, fd: int, offset: int) -> int:
 
 
 def _begin_anew() -> None:
-    """Leave what a forked process has inherited as it is: its segments are held by the parent."""
+    """Leave objects inherited by a forked process as they are: the parent holds their segments."""
     global _lent, _lock
     _of_parents.append(_lent)
     _lent, _lock = [], threading.Lock()

@@ -86,8 +86,8 @@ class Segment:
         self.since = 0.0
 
     def close(self) -> None:
-        """Give the memory back, as far as this process holds it; what is still looked at goes with the
-        last look.
+        """Free the memory, as far as this process holds it; mapped views keep their part until they are
+        dropped.
         """
         with suppress(BufferError):
             self.map.close()
@@ -138,7 +138,7 @@ class SegmentPool:
             return segment
 
     def release(self, inode: int, holder: int) -> None:
-        """Note that `holder` has dropped the segment `inode`."""
+        """Record that `holder` has dropped the segment `inode`."""
         with self._lock:
             segment = self._used.get(inode)
             if segment is not None:
@@ -146,7 +146,7 @@ class SegmentPool:
                 self._retire_if_free(segment)
 
     def forget(self, holder: int) -> None:
-        """Note that process `holder` is gone, with all that it held."""
+        """Record that process `holder` is gone, with all that it held."""
         with self._lock:
             for segment in list(self._used.values()):
                 segment.holders.discard(holder)
@@ -162,7 +162,7 @@ class SegmentPool:
             self._free.pop(0).close()
 
     def trim(self, idle_s: float = IDLE_S) -> float | None:
-        """Give back segments unused for `idle_s`; return the seconds until the next is due, or None."""
+        """Free segments unused for `idle_s`; return the seconds until the next is due, or None."""
         with self._lock:
             limit = time.monotonic() - idle_s
             for segment in [s for s in self._free if s.since <= limit]:

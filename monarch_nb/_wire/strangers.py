@@ -53,7 +53,7 @@ class Strangers:
         self.monitor.connect(address)
 
     def read_event(self) -> None:
-        """Take an event of the monitored socket."""
+        """Handle an event of the monitored socket."""
         event = parse_monitor_message(self.monitor.recv_multipart())
         fd = int(event["value"])
         if event["event"] == zmq.EVENT_DISCONNECTED:
@@ -68,7 +68,7 @@ class Strangers:
             self._cut(self._least_welcome())
 
     def knows(self, frame: zmq.Frame) -> None:
-        """Note that the sender of a frame has shown a known key, and so is no stranger any more."""
+        """Record that the sender of a frame has shown a known key, and so is no stranger any more."""
         if self._waiting:
             self._waiting.pop(int(frame.get(zmq.SRCFD)), None)
 
