@@ -143,8 +143,7 @@ def _unwrapped(value: Any) -> Any:
     return [_unwrapped(each) for each in value] if isinstance(value, list) else value
 
 
-# File names that are no UTF-8 have lone surrogates in Python, which msgpack's text can't have. A message with
-# such begins with a byte that
-# begins no msgpack.
+# File names that aren't UTF-8 have lone surrogates in Python, which msgpack's text can't represent. A message
+# with such text begins with a byte that no msgpack begins with.
 _HAS_WRAPPED: Final = b"\xc1"
 _encode = msgspec.msgpack.Encoder(enc_hook=_plain_number).encode

@@ -43,7 +43,7 @@ _GIVEN = frozenset(
 
 
 def not_defined(names: Sequence[str], namespace: Namespace) -> NotDefinedHere:
-    """Return the error for variables that aren't there."""
+    """Return the error for undefined variables."""
     import difflib
 
     held = user_names(namespace)
@@ -52,9 +52,7 @@ def not_defined(names: Sequence[str], namespace: Namespace) -> NotDefinedHere:
 
 
 def user_names(namespace: Namespace) -> list[str]:
-    """Return the names of the user's own variables: no modules, nothing hidden, nothing that was there
-    before.
-    """
+    """Return the names of the user's own variables: no modules, no hidden names, no initial ones."""
     return sorted(
         name
         for name, value in namespace.items()
@@ -63,7 +61,7 @@ def user_names(namespace: Namespace) -> list[str]:
 
 
 def is_a(value: Any, kind: Any) -> bool:
-    """Return `isinstance` without asking the object, which may say anything of its `__class__`, or raise."""
+    """Return `isinstance` without asking the object, whose `__class__` may be anything, or raise."""
     return issubclass(type(value), kind)
 
 
@@ -281,8 +279,7 @@ MAX_MATCHES = 200
 
 
 def complete(namespace: Namespace, text: str) -> list[str]:
-    """Return the names that `text` may go on with: variables, or attributes where it has a dot. Runs no code
-    of the user's.
+    """Return the completions of `text`: variables, or attributes after a dot. Runs no user code.
 
     >>> complete({"model": 1, "mode": 2}, "mod")
     ['mode', 'model']
@@ -361,7 +358,7 @@ def look_at(name: str, value: Any) -> VariableRow:
 
 
 def _tried(look: Callable[[], str], otherwise: Callable[[Exception], str] = lambda _error: "") -> str:
-    """Return a text, whatever the user's code does that is run for it."""
+    """Return a text made by user code, whatever that raises."""
     try:
         return look()
     except Exception as error:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def where(rank: Rank) -> Standing:
-    """Return where what runs stands: the line and the operation of the first thread that has one."""
+    """Return where the running code is: the line and the operation of the first thread that has one."""
     runners = list(rank.actors.actors.values())
     current = rank.worker.current
     frames = [rank.worker.frame(), *(frame for runner in runners for frame in runner.frames())]

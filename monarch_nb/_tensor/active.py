@@ -30,7 +30,7 @@ _OF_THE_RANKS = ("device", "pin_memory", "layout")
 
 
 def active_grid() -> Grid:
-    """Return the grid of the mesh in use, for tensors of the stream in use.
+    """Return the grid of the active mesh, for tensors of the active stream.
 
     Raises:
         MeshUsageError: if there's none.

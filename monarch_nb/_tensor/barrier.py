@@ -53,7 +53,9 @@ class Barrier:
         )
 
     def release(self) -> None:
-        """Void what is being decided, because a rank was lost; ranks that wait for a decision begin anew."""
+        """Cancel the pending decision, because a rank was lost; ranks that wait for a decision start
+        again.
+        """
         with self._changed:
             self._is_void = True
             self._changed.notify_all()
@@ -69,7 +71,7 @@ class Barrier:
         self._receiver.recv().add_done_callback(self._reported)
 
     def _reported(self, future: Any) -> None:
-        """Take in the report of a rank, and begin to decide. Called where messages are read: nothing here
+        """Handle the report of a rank, and begin to decide. Called where messages are read: nothing here
         waits.
         """
         try:

@@ -47,7 +47,7 @@ class Stream:
 
     @contextmanager
     def activate(self) -> Iterator[Self]:
-        """Let tensors that are made in a `with` block belong to it."""
+        """Make tensors that are created in a `with` block belong to this stream."""
         token = _active.set(self)
         try:
             yield self
@@ -55,7 +55,7 @@ class Stream:
             _active.reset(token)
 
     def borrow(self, tensor: Tensor, mutable: bool = False) -> tuple[Tensor, Borrow]:
-        """Let this stream use a tensor of another one.
+        """Borrow a tensor of another stream for this one.
 
         Args:
             mutable: it may be changed; then its owner can't use it meanwhile.
@@ -82,7 +82,7 @@ class Borrow:
 
     @classmethod
     def of(cls, tensor: Tensor, stream: Stream, mutable: bool) -> tuple[Tensor, Borrow]:
-        """Make one; see `Stream.borrow`."""
+        """Make a borrow; see `Stream.borrow`."""
         meta = tensor.mesh_meta
         if tensor.dropped:
             raise WrongTensor("DROPPED: this tensor was dropped: nothing is left to borrow")

@@ -101,7 +101,7 @@ class _Feed:
         return self._ready.popleft()
 
     def _read(self) -> None:
-        """Send one more batch. What the source raises comes behind the batches before."""
+        """Send one more batch. An error of the source is raised after the batches before it."""
         try:
             self._ready.append(self._sent(next(self._batches)))
             self._num_read += 1

@@ -27,15 +27,15 @@ class Slots:
         self.top = 0
 
     def acquire(self) -> int:
-        """Return a slot that nobody uses."""
+        """Return an unused slot."""
         if self._free:
             return self._free.pop()
         self.top += 1
         return self.top - 1
 
     def drop(self, slot: int, num_bytes: int = 0) -> None:
-        """Note that a slot isn't used any more. Any thread may call it, also the garbage collector in the
-        middle of anything: what isn't counted then is told with the next message.
+        """Record that a slot is no longer used. Any thread may call it, also the garbage collector at any
+        moment: a drop that isn't counted then is sent with the next message.
         """
         self.dropped.append(slot)
         self.num_bytes += num_bytes
@@ -47,7 +47,7 @@ class Slots:
         return len(self.dropped) >= MANY or self.num_bytes > MANY_BYTES
 
     def collect(self) -> list[int]:
-        """Return the slots that were dropped since the last time; they may be taken again."""
+        """Return the slots dropped since the last call; they may be reused."""
         self.num_bytes = 0
         num = len(self.dropped)
         found = self.dropped[:num]
@@ -80,7 +80,7 @@ class Handle:
         slots.num_bytes += self.num_bytes
 
     def release(self) -> None:
-        """Give the slot back now: whoever uses it afterwards gets an error."""
+        """Free the slot now: later uses raise an error."""
         self.slots.drop(self.slot, self.num_bytes)
         self.__class__ = DroppedHandle
 
@@ -92,7 +92,7 @@ class DroppedHandle(Handle):
 
     @property
     def slot(self) -> int:  # type: ignore[override]
-        """Nothing is there any more.
+        """Raise an error: the slot was freed.
 
         Raises:
             WrongTensor: always.

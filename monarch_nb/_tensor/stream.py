@@ -50,7 +50,7 @@ class Stream:
         self._clock = _Clock(self)
 
     def define(self, what: Definition | GridDefinition) -> None:
-        """Have the ranks know a plan or a grid with the next message."""
+        """Send a plan or a grid to the ranks with the next message."""
         with self.lock:  # the clock's thread may be sending the commands so far
             if isinstance(what, Definition):
                 self._definitions.append(what)
@@ -74,7 +74,7 @@ class Stream:
         return self.count - 1
 
     def add_parcel(self, value: Any) -> None:
-        """Let a plain value go with the next command."""
+        """Add a plain value to the next command."""
         self._parcels.append(value)
 
     def drop(self) -> bool:
@@ -86,7 +86,7 @@ class Stream:
         return bool(slots)
 
     def flush(self) -> None:
-        """Send what there is."""
+        """Send the collected commands."""
         with self.lock:
             if not self.words and not self._grids and not self._definitions:
                 return
@@ -125,7 +125,7 @@ class Stream:
             self._acks.popleft().get()
 
     def close(self) -> None:
-        """Send nothing any more."""
+        """Stop sending."""
         self._clock.close()
         for ack in self._acks:
             ack.drop()

@@ -145,8 +145,8 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         return reduction_of.to_mesh(self, mesh, stream)
 
     def drop(self) -> None:
-        """Give back its memory on the ranks now, not when nothing refers to it any more. Whatever uses it
-        afterwards, a backward too, gets an error that says DROPPED.
+        """Free its memory on the ranks now, rather than when no reference is left. Later uses, including a
+        backward, raise an error that says DROPPED.
         """
         self.mesh_handle.release()
 

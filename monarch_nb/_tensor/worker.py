@@ -26,7 +26,7 @@ class TensorWorker(Actor):
 
     @endpoint
     def run(self, batch: Batch) -> None:
-        """Do commands."""
+        """Execute commands."""
         self._executor.run(batch)
 
     @endpoint
@@ -36,7 +36,7 @@ class TensorWorker(Actor):
 
     @endpoint
     def start(self, epoch: int, address: tuple[str, int]) -> None:
-        """Begin, with nothing known."""
+        """Start with an empty table."""
         self._executor.start(epoch, address)
 
     @endpoint
@@ -46,7 +46,7 @@ class TensorWorker(Actor):
 
     @endpoint
     def reached(self) -> None:
-        """Answer when all commands before are done."""
+        """Answer when all commands before are executed."""
 
 
 class TensorControl(Actor):
@@ -74,7 +74,7 @@ class TensorControl(Actor):
 
     @endpoint
     def decide(self, decision: Decision) -> None:
-        """Tell the worker, which waits for it, how to go on."""
+        """Send the waiting worker the decision."""
         executors[self._name].decisions.put(decision)
 
 

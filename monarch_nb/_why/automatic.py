@@ -39,11 +39,11 @@ class StallDetector:
         self._noted: tuple[object, ...] | None = None
 
     def watch(self, run: CellRun) -> None:
-        """Begin: this is the cell."""
+        """Begin to watch a cell."""
         self._since, self._run = time.monotonic(), run
 
     def tick(self) -> None:
-        """See whether it's time to look. Called by the thread that draws; quick."""
+        """Check whether it's time to look. Called by the thread of displays; quick."""
         version = self._view.version
         # a user of the debugger isn't disturbed
         if version != self._seen or session_of(self._mesh).num_prompts:

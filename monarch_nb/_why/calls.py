@@ -11,8 +11,8 @@ Edge = tuple[Activity, Call, Activity]
 
 
 def edges(activities: Sequence[Activity]) -> list[Edge]:
-    """Return the waits whose other end is known: the call is being handled, or waits in the mail of
-    somebody who is busy.
+    """Return the waits whose other end is known: the call is being handled, or waits in the inbox of a busy
+    thread.
     """
     found = []
     for waiter in activities:
@@ -61,6 +61,6 @@ def name(activity: Activity) -> str:
 
 
 def ends(found: Sequence[Edge]) -> Iterable[Edge]:
-    """Return the waits for somebody who waits for nobody's answer."""
+    """Return the waits for threads that don't wait for an answer themselves."""
     waiting = {_name(e[0]) for e in found}
     return [e for e in found if _name(e[2]) not in waiting]

@@ -26,7 +26,7 @@ Answers = Mapping[int, HangRow]
 
 
 def explain(mesh: Mesh, ranks: Sequence[int] | None = None) -> HangReport:
-    """Find out why nothing moves on a mesh.
+    """Find out why a mesh makes no progress.
 
     Args:
         ranks: those that the table shows; all are looked at.

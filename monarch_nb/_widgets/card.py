@@ -64,7 +64,7 @@ class Card:
         return bundle
 
     def _after_cell(self, result: object = None) -> None:
-        """Renew the picture if the mesh has changed."""
+        """Update the picture if the mesh has changed."""
         if self._handle is None or self._ended:
             return
         try:

@@ -52,7 +52,7 @@ class Watch:
             self._feed.close()
 
     def stop_showing(self) -> None:
-        """Show no more."""
+        """Stop the display."""
         self._over.set()
         self._new.set()
 

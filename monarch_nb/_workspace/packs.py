@@ -83,7 +83,7 @@ class Packs:
         return self._last[1]
 
     def refresh(self) -> None:
-        """See which packs the folder has: another process may have cleared it, or added some."""
+        """Update the list of the folder's packs: another process may have removed or added some."""
         names: list[str] = []
         with suppress(FileNotFoundError):
             names = [name for name in os.listdir(self.path) if name.endswith(SUFFIX)]

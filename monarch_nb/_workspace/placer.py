@@ -150,7 +150,7 @@ class Placer:
         return [Staging(path) for path in found if path != self.staging.path]
 
     def _tidy(self) -> None:
-        """Throw away what has arrived, here and for those that haven't gone on for a day."""
+        """Remove contents that have arrived, here and for processes that have been idle for a day."""
         self.staging.clear()
         for folder in glob.glob(f"{glob.escape(self.folder)}.new-*"):
             with suppress(OSError):
@@ -269,7 +269,7 @@ class Placer:
             self._tried(done, path, partial(self._delete, root, path, done))
 
     def _tried(self, done: _Done, path: str, do: Callable[[], None]) -> None:
-        """Do something about a file; if that can't be, the others come first, but for a disk that is full."""
+        """Process a file; on an error, continue with the others, unless the disk is full."""
         try:
             do()
         except OSError as error:

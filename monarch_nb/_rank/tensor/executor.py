@@ -109,7 +109,7 @@ class Executor:
     # --- the command stream
 
     def run(self, batch: Batch) -> None:
-        """Do the commands of a message."""
+        """Execute the commands of a message."""
         if not self._has_begun:  # the message was under way when a rank was lost
             return
         self._batches.append(batch)
@@ -124,7 +124,7 @@ class Executor:
             self._interpret(batch, words, at)
 
     def _prepare(self, batch: Batch, words: Sequence[int]) -> int:
-        """Take in definitions; return where to begin: behind what is skipped."""
+        """Register definitions; return the position after the skipped commands."""
         for plan in batch.definitions:
             self._plans[plan.plan] = plan
             self._commands[plan.plan] = self._compiled_later(plan)
@@ -180,7 +180,7 @@ class Executor:
     # --- failures
 
     def _failed(self, batch: Batch, words: Sequence[int], at: int, error: BaseException) -> int:
-        """Leave poison; return where to go on."""
+        """Poison the command's outputs; return the position to continue at."""
         plan = self._plans.get(words[at]) if at < len(words) else None
         cause = None if isinstance(error, Halted) or plan is None else self._poisoned_by(plan, words, at)
         if cause is not None:
@@ -208,7 +208,7 @@ class Executor:
         return Report(self._rank, seq, op, class_name(error), message_of(error), text, self._epoch)
 
     def _ask(self, report: Report) -> Decision:
-        """Report, and wait for what's to be done."""
+        """Report, and wait for the decision."""
         self._report(report)
         deadline = time.monotonic() + DECISION_S
         while time.monotonic() < deadline:
@@ -225,7 +225,7 @@ class Executor:
             raise Halted
 
     def halt(self) -> bool:
-        """Stop at the next command; collectives under way are aborted. Any thread may call it.
+        """Stop at the next command, and abort running collectives. Any thread may call it.
 
         Returns:
             whether there's anything to stop: not on a rank that was started anew.
@@ -235,8 +235,8 @@ class Executor:
         return self._has_begun
 
     def _resume(self, decision: Resume, batch: Batch, words: Sequence[int], at: int) -> int:
-        """Make the results since the first failure poison, here as on the other ranks; meet them behind the
-        last command that any rank has begun.
+        """Poison the results since the first failure, here as on the other ranks; meet them after the last
+        command that any rank has begun.
         """
         own = batch.first + self._count(words, at)
         self._cause = decision.cause
@@ -254,9 +254,7 @@ class Executor:
         return position
 
     def _poison(self, batch: Batch, words: Sequence[int], until: int, cause: int, first: int = 0) -> int:
-        """Do commands from `first` to before `until` as if they had failed; return the position behind
-        them.
-        """
+        """Treat commands from `first` to before `until` as failed; return the position after them."""
         at, seq = 0, batch.first
         self._parcels = iter(batch.parcels)
         while at < len(words) and seq < until:
@@ -287,7 +285,7 @@ class Executor:
         return number
 
     def stand(self) -> None:
-        """Report and wait, if this rank was told to stop; called when there's nothing to do."""
+        """Report and wait, if this rank was told to stop; called when it's idle."""
         if not self._halts.is_set() or not self._has_begun:
             return
         batch = self._batches[-1] if self._batches else Batch(0, 0, b"")
@@ -298,7 +296,7 @@ class Executor:
     # --- life
 
     def start(self, epoch: int, address: tuple[str, int]) -> None:
-        """Begin, or begin anew after a loss: nothing is known any more."""
+        """Start, or restart after a loss, with an empty table."""
         self._reset()
         while not self.decisions.empty():
             self.decisions.get()
@@ -338,7 +336,7 @@ class Executor:
     # --- operations of this package
 
     def _put(self, mesh_number: int | None, placements: Any, ranks: Sequence[int], maps: bool) -> Any:
-        """Take a plain tensor out of the message; keep this rank's part of it.
+        """Take a plain tensor from the message; keep this rank's part of it.
 
         Args:
             maps: in the memory where it came: a mapping that only this process sees changes of.
@@ -380,7 +378,7 @@ class Executor:
         return value
 
     def _move(self, value: Any, world: int, pairs: Any, size: Any, dtype: Any) -> Any:
-        """Send this rank's value to those that take it; return the one that comes."""
+        """Send this rank's value to its receivers; return the received one."""
         return moved(value, self._group(world, 0), self._rank, pairs, lambda: torch.empty(
             size, dtype=dtype, device=device_type()
         ))  # fmt: skip

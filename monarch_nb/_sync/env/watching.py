@@ -36,7 +36,7 @@ class EnvironmentWatch:
         self.follow(found)
 
     def follow(self, found: Layers) -> None:
-        """Look after these layers from now on, and what is new in them.
+        """Watch these layers from now on, and new ones among them.
 
         Raises:
             OSError: if a layer can't be read.
@@ -58,10 +58,10 @@ class EnvironmentWatch:
         return self._has_changed
 
     def taken(self) -> None:
-        """Count what is there now as known: called before it's looked at, so that no change is lost."""
+        """Count the present state as known: called before it's scanned, so that no change is lost."""
         self.has_changed()
         self._has_changed = False
 
     def close(self) -> None:
-        """Look after nothing any more."""
+        """End the watch."""
         self._watch.close()

@@ -136,7 +136,7 @@ class Spread:
             self._feeds.add(holder.key)
 
     def _feeder(self) -> tuple[Handle, int] | None:
-        """Return a holder that feeds no other machine just now."""
+        """Return a holder that feeds no other machine at present."""
         return next((h for h in self._holders if h[0].key not in self._feeds), None)
 
     def _neighbour(self, target: Handle) -> tuple[Handle, int] | None:
@@ -195,7 +195,7 @@ def _fill(plane: DataPlane, source: Handle, target: Handle, deadline: float | No
 
 
 def fill(plane: DataPlane, question: Fill) -> Receipt:
-    """Read another's buffer into one of this process, as somebody asks."""
+    """Read another process' buffer into one of this process, on request."""
     target = question.handle
     memory = plane.region_of(target).memory.at(target.layout)
     return plane.run(Job(READ, question.source, memory, deadline_of(question.timeout_s)))

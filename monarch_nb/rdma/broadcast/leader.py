@@ -152,7 +152,7 @@ def _ask_to_lead(
 
 
 def lead_asked(question: Lead) -> Answer:
-    """On the first rank of a machine, for somebody on another: lead."""
+    """Lead on the first rank of a machine, at the request of another machine."""
     receipt, barrier = lead(question.source, question.mesh, question.name, question.timeout)
     return Answer(receipt, barrier.close)
 
@@ -210,7 +210,7 @@ def _await(
 
 
 def bind_when_filled(name: str, location: ArrayLocation, barrier: BarrierAddress) -> None:
-    """On a rank: map what is being filled, and make it a variable once it is."""
+    """Map the array that is being filled on this rank, and define the variable once it is complete."""
     found = location.open()
     if not wait_at(barrier):
         raise RDMAError(f"who filled {name!r} for this machine has failed; the variable is as it was")
