@@ -168,19 +168,19 @@ def __dir__() -> list[str]:
 
 
 def _remote_arguments() -> Any:
-    from monarch_nb.rdma import remote_arguments  # loaded by the first who sends or fetches such
+    from monarch_nb.rdma import remote_arguments  # loaded when such a value is first sent or fetched
 
     return remote_arguments
 
 
 def _show_card() -> Any:
-    from monarch_nb._widgets.card import show_card  # loaded by the first who shows a mesh
+    from monarch_nb._widgets.card import show_card  # loaded when a mesh is first displayed
 
     return show_card
 
 
 def _tensors() -> Any:
-    from monarch_nb._tensor import active  # loaded by the first who uses a mesh for tensors
+    from monarch_nb._tensor import active  # loaded when a mesh is first used for tensors
 
     return active
 

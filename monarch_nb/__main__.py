@@ -1,4 +1,6 @@
-"""`python -m monarch_nb` is the command `monarch-nb`, of the interpreter that runs it."""
+"""The module that `python -m monarch_nb` runs: the command `monarch-nb`, with the interpreter that runs
+it.
+"""
 
 from __future__ import annotations
 

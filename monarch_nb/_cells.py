@@ -1,5 +1,5 @@
-"""Cells by the names that a notebook gives them, `Cell In[5]`: their code has file names that are made up,
-and that tracebacks of ranks bring along. And cells that define what all ranks are to have, always.
+"""Names of cells: a notebook's `Cell In[5]` for the made-up file names in the tracebacks of ranks. Also the
+cells whose definitions all ranks get (`%%mesh --always`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def name_of(filename: str) -> str | None:
 
 
 def with_names(traceback: str) -> str:
-    """Return a traceback's text with the cells of this notebook by their names.
+    """Return a traceback's text with this notebook's names of its cells.
 
     >>> with_names('File "train.py", line 3, in step')
     'File "train.py", line 3, in step'
@@ -40,10 +40,11 @@ def with_names(traceback: str) -> str:
 
 @dataclass(frozen=True)
 class DefinitionCell:
-    """A cell that runs on each rank that comes later: `%%mesh --always`.
+    """A cell whose definitions are for all ranks: it runs first on each rank that is started later (`%%mesh
+    --always`).
 
     Attributes:
-        number: the notebook's number of it, for tracebacks.
+        number: its number in the notebook, for tracebacks.
         n: its number in the journal.
     """
 
@@ -53,7 +54,7 @@ class DefinitionCell:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names that the cell's source defines, as far as one can see: functions, classes, imports,
+        """The names that the cell's source defines, as far as its syntax shows: functions, classes, imports,
         variables.
 
         >>> sorted(DefinitionCell("import os\\nclass Net: pass\\nlr, k = 1, 2").names)
@@ -67,8 +68,8 @@ class DefinitionCell:
 
 
 def with_definitions(cells: Iterable[DefinitionCell], new: DefinitionCell) -> tuple[DefinitionCell, ...]:
-    """Return cells with a new one: it takes the place of those all of whose names it defines, as a cell does
-    that was changed and run again.
+    """Return cells with a new one added: it replaces each cell all of whose names it defines, such as an
+    earlier version of itself.
 
     >>> old = DefinitionCell("def f(): return 1")
     >>> [cell.source for cell in with_definitions([old], DefinitionCell("def f(): return 2"))]

@@ -1,4 +1,4 @@
-"""`monarch-nb`: meshes from a terminal; what `%mesh` does in a notebook."""
+"""The command `monarch-nb`: meshes from a terminal, with the verbs of `%mesh`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _say(arguments: argparse.Namespace, text: str) -> None:
-    """Print a message of ours, in the terminal's words; what ranks have printed is left as it is."""
+    """Print a message of this package in the terminal's wording; output of ranks is printed unchanged."""
     print(_in_words(arguments, text), flush=True)
 
 
@@ -46,7 +46,7 @@ def _in_words(arguments: argparse.Namespace, text: str) -> str:
 
 
 class CommandParser(Parser):
-    """The notebook's parser in a terminal: it prints what is wrong, and leaves."""
+    """The parser of the notebook's commands as a terminal uses it: it prints an error and exits."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, rest = super().parse_known_args(args, namespace)
@@ -69,7 +69,7 @@ class CommandParser(Parser):
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         argparse.ArgumentParser.exit(self, status, message)
-        raise AssertionError  # it doesn't come back
+        raise AssertionError  # `exit` doesn't return
 
     def print_help(self, file: Any = None) -> None:
         argparse.ArgumentParser.print_help(self, file)
@@ -95,7 +95,7 @@ def _parser() -> CommandParser:
 
 
 def _run_shared(command: Command, arguments: argparse.Namespace) -> int:
-    """Do on a mesh what the table says; print what there is to say, and return the exit status."""
+    """Run a command of the table on a mesh; print its result, and return the exit status."""
     assert command.run is not None
     mesh = _attach(arguments.name, observes=command.observes)
     loss = "" if getattr(arguments, "force", True) else command.loss(mesh, arguments)
@@ -184,7 +184,7 @@ def _attach(name: str | None, *, observes: bool = False) -> Mesh:
 
 
 def host(arguments: argparse.Namespace) -> int:
-    """Let this machine be a host of a mesh that has invited it."""
+    """Make this machine a host of a mesh, by an invitation."""
     from monarch_nb._host import launcher, pool
 
     if (arguments.join is None) == (arguments.wait is None):
@@ -243,7 +243,7 @@ def history(arguments: argparse.Namespace) -> None:
 
 
 def doctor(arguments: argparse.Namespace) -> None:
-    """Print what ranks have for moving bytes, what each path gives, and what to change."""
+    """Print the transports that ranks have, the speed of each path, and advice."""
     found = actions.doctor(_attach(arguments.name), arguments)
     if arguments.json:
         print(json.dumps(found.as_dict()))
@@ -252,8 +252,8 @@ def doctor(arguments: argparse.Namespace) -> None:
 
 
 def sync(arguments: argparse.Namespace) -> int:
-    """Send the workspace that this terminal stands in to the hosts of a mesh; the status is 1 if a host or
-    a rank lacks something.
+    """Send the workspace of the working directory to the hosts of a mesh; the status is 1 if a host or a rank
+    lacks a part.
     """
     if arguments.gc or arguments.export:
         return _keep_store(arguments)
@@ -263,7 +263,7 @@ def sync(arguments: argparse.Namespace) -> int:
 
 
 def _send_to(arguments: argparse.Namespace) -> int:
-    """Make a copy of this environment on other machines; no mesh is needed for that."""
+    """Copy this environment to other machines; this needs no mesh."""
     from monarch_nb.mesh import shipping
 
     done = shipping.send_to(
@@ -274,7 +274,7 @@ def _send_to(arguments: argparse.Namespace) -> int:
 
 
 def _keep_store(arguments: argparse.Namespace) -> int:
-    """Clean this machine's store of environments, or make this environment in another one."""
+    """Clean this machine's store of environments, or move this environment to another store."""
     from monarch_nb.mesh import shipping
 
     done = (
@@ -287,7 +287,7 @@ def _keep_store(arguments: argparse.Namespace) -> int:
 
 
 def debug(arguments: argparse.Namespace) -> None:
-    """Show the debugger's prompt in this terminal; Ctrl-D leaves it, and the ranks where they are."""
+    """Show the debugger's prompt in this terminal; Ctrl-D leaves the prompt, and the ranks stay stopped."""
     from monarch_nb._debug import Prompt, Question
     from monarch_nb.mesh.debugged import debugged
 
@@ -313,7 +313,7 @@ def _debugged_name(name: str | None) -> str:
 
 
 def _complete_with(mesh: Mesh) -> None:
-    """Have Tab complete names that a stopped rank knows."""
+    """Have Tab complete names that are defined on a stopped rank."""
     with suppress(ImportError):
         import readline
 
@@ -351,7 +351,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _say_error(arguments: argparse.Namespace, text: str) -> None:
-    """Print how a cell has failed; what ranks have printed last is left as it is."""
+    """Print the error of a cell; output of ranks is printed unchanged."""
     lines = [line if line.startswith("  | ") else _in_words(arguments, line) for line in text.splitlines()]
     print("\n".join(lines), file=sys.stderr)
 
@@ -364,7 +364,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def dashboard(arguments: argparse.Namespace) -> None:
-    """Serve the panel as a page of its own, to this machine and this user."""
+    """Serve the panel as a web page, to this machine and this user."""
     from monarch_nb._client.dashboard import find_dashboard
     from monarch_nb._server.dashboard import serve
 
@@ -381,7 +381,7 @@ def dashboard(arguments: argparse.Namespace) -> None:
 
 
 def warm(arguments: argparse.Namespace) -> None:
-    """Keep an interpreter warm for the next program that starts a mesh; say what is kept, or end it."""
+    """Keep an interpreter warm for the next program that starts a mesh; or list the warm ones, or end one."""
     from monarch_nb._terminal import warm as words
 
     if bool(arguments.time) + arguments.status + arguments.stop > 1:
@@ -423,4 +423,4 @@ _OWN: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "warm": warm,
     "install-kernel": install_kernel,
 }
-"""What takes more than a mesh: this terminal, its standard input, files of this machine."""
+"""Commands that need more than a mesh: this terminal, its standard input, files of this machine."""

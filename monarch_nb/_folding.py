@@ -1,5 +1,5 @@
-"""Messages that differ only in numbers, as one with the values listed: `rank {0-3} broken`, `port {4001,
-4002}`.
+"""Merges messages that differ only in numbers into one with the values listed: `rank {0-3} broken`, `port
+{4001, 4002}`.
 
 Ranks that fail alike rarely say so in the same words: their number is in the message, an address, a port, a
 pid. Such messages are one here. The frames of tracebacks must be equal (a failure in another line is another
@@ -21,13 +21,13 @@ import msgspec
 from monarch_nb._shape.rank_set import format_ranks
 
 MAX_TEXT = 200_000
-"""Longer texts are one only if they're equal."""
+"""Longer texts are merged only if they are equal."""
 MAX_LISTED_CHARS = 72
 MAX_VALUES_WITH_RANKS = 3
 _MIN_RUN = 3
 
 _MARK = "\0"
-"""Stands in a pattern where the values are."""
+"""Placeholder in a pattern for a value."""
 
 _NUMBER = r"""
     [0-9\x1b](?:
@@ -45,9 +45,9 @@ _VALUE_OR_ID = re.compile(
     re.VERBOSE,
 )
 _ID = re.compile(r"[0-9][a-f][0-9a-f]|[0-9a-f][a-f][0-9]")
-"""Where there's none of this, there is no id."""
+"""A text without any of these contains no id."""
 _PLACE = re.compile(r"(?:\x1b\[[0-9;]*m|[\s|+-])*(?:File|Cell)\b")
-"""How a line begins that says where a frame is: must be equal."""
+"""Beginnings of lines that give the place of a frame: these lines must be equal."""
 
 _TROUBLE = re.compile(
     r"(?:Error|Exception|Warning|Interrupt)(?::|$)"  # what Python prints of exceptions and warnings
@@ -59,7 +59,7 @@ Values = tuple[str, ...]
 
 
 def is_trouble(line: str) -> bool:
-    """Say whether a line of stderr is a warning, or tells of a failure.
+    """Say whether a line of stderr is a warning, or reports a failure.
 
     >>> is_trouble("train.py:3: UserWarning: slow"), is_trouble("error rate 0.5")
     (True, False)
@@ -91,12 +91,12 @@ def split(text: str) -> tuple[str, Values]:
 
 
 NAMED = "[actor=<"
-"""How the name begins that actors log by (see `actor.ownership.full_name_of`)."""
+"""Beginning of the prefix that actors log with (see `actor.ownership.full_name_of`)."""
 
 
 def split_name(text: str) -> tuple[str, Values]:
     """Return the pattern of a line that an actor has logged, and the values in the actor's name: its place.
-    What is said must be equal.
+    The message itself must be equal.
 
     >>> split_name("[actor=<root>.<m.A a{'gpus': 3/8}>] epoch 5")
     ("[actor=<root>.<m.A a{'gpus': \\x00/\\x00}>] epoch 5", ('3', '8'))
@@ -146,7 +146,7 @@ def _with_ranks(value: str, ranks: Sequence[int], values: Values) -> str:
 
 
 def _runs(values: list[str]) -> list[tuple[str, int]]:
-    """Return values that count up by one as a range; each entry with how many it stands for."""
+    """Merge consecutive values into ranges; return entries with the number of values in each."""
     found: list[tuple[str, int]] = []
     start = 0
     for end in range(1, len(values) + 1):
@@ -165,7 +165,7 @@ def _follows(value: str, other: str) -> bool:
 
 
 def _capped(entries: list[tuple[str, int]]) -> str:
-    """Return entries with commas, as many as are read at a glance, and how many more there are."""
+    """Return entries with commas, up to a readable number, and the number left out."""
     shown: list[str] = []
     for i, (text, _) in enumerate(entries):
         if len(shown) >= 2 and sum(map(len, shown)) + 2 * len(shown) + len(text) > MAX_LISTED_CHARS:
@@ -175,12 +175,12 @@ def _capped(entries: list[tuple[str, int]]) -> str:
 
 
 class Alike(msgspec.Struct, frozen=True):
-    """Some items that say the same, but for values.
+    """A group of items whose texts are equal except for values such as numbers.
 
     Attributes:
-        members: their positions among all.
-        ranks: those of all members.
-        texts: theirs, merged.
+        members: positions of its items.
+        ranks: ranks of all its items.
+        texts: their texts, merged.
     """
 
     members: tuple[int, ...]
@@ -189,7 +189,7 @@ class Alike(msgspec.Struct, frozen=True):
 
 
 def fold(items: Iterable[tuple[Hashable, Sequence[int], Sequence[str]]]) -> list[Alike]:
-    """Return items that are alike as one, in the order of the first of each.
+    """Merge similar items, in the order of the first of each group.
 
     Args:
         items: of each, what must be equal; its ranks; its texts, which may differ in values.

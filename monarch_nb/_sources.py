@@ -1,4 +1,4 @@
-"""Source files, of which tracebacks show lines.
+"""Finds source files for the lines that tracebacks show.
 
 Code may go by the name of any file, and `linecache` reads what it's told: /dev/zero without end, a pipe that
 nobody writes to for ever. So what isn't a file of bearable size isn't read, neither by ranks nor by host
@@ -32,7 +32,7 @@ def _read_if_source(filename: str, module_globals: dict[str, Any] | None = None)
     if path == filename:
         return _read(filename, module_globals)
     lines = _read(path)
-    if path in linecache.cache:  # it goes by the notebook's path, and is looked at where it lies
+    if path in linecache.cache:  # the source is known by the notebook's path, and read where it lies
         linecache.cache[filename] = linecache.cache.pop(path)
     return lines
 

@@ -13,7 +13,9 @@ from monarch_nb._shape import format_ranks, name_ranks
 MAIN = "MainThread"
 _FRAME = re.compile(r'  File "([^"]+)", (?:line (\d+), )?in (.+)')
 _START = re.compile(r'\A\s*File "<string>", line 1, in <module>\n')
-"""How the program that became a rank was started; below it, `<string>` is code that the user has exec'ed."""
+"""The outermost frame of a program that became a rank; below it, `<string>` is code that the user has
+executed.
+"""
 WAITING = "take_message"
 """The function of `Inbox` in which a main thread without work stands."""
 _USERS = frozenset({Owner.USER, Owner.EXECUTED})
@@ -37,7 +39,7 @@ def innermost(found: RankStacks) -> str:
         frames = _own(_FRAME.findall(stacks[thread]))
         if frames:
             return _standing(stacks[thread], frames)
-    return "is idle"  # it waits for mail
+    return "is idle"  # the thread waits for messages
 
 
 def _own(frames: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:

@@ -1,5 +1,5 @@
-"""Filters tracebacks for people: their own frames, and those of libraries; not this package's, which say
-nothing about their program.
+"""Filters tracebacks for users: frames of their own code and of libraries stay; those of this package, which
+say nothing about the user's program, are removed.
 
 `MONARCH_NB_TRACEBACKS=full` shows all: for faults of this package.
 """
@@ -18,19 +18,19 @@ from monarch_nb._frames import owner
 from monarch_nb._frames.cells import is_of_kernel
 
 MAX_LINKS = 10
-"""Of a longer chain of errors, each the cause of the next, the ends are shown."""
+"""Longer chains of errors, each the cause of the next, are cut in the middle."""
 _FUTURES = os.path.join(os.sep, "concurrent", "futures", "_base.py")
 
 _installed = False
 
 
 class ShowsItself:
-    """Mixed into errors that this package raises on purpose: shown with the reader's own frames, in
-    notebooks and scripts.
+    """The mixin of errors that this package raises on purpose: their tracebacks show only the user's own
+    frames, in notebooks and scripts.
     """
 
     _shown_as = ""
-    """What people know it by, if not by its class."""
+    """Name for display, if it isn't the class's."""
 
     def _render_traceback_(self) -> list[str]:
         assert isinstance(self, BaseException)
@@ -38,34 +38,34 @@ class ShowsItself:
 
 
 class BadValue(ShowsItself, ValueError):
-    """A ValueError of who calls this package, shown with the caller's lines."""
+    """A ValueError caused by the caller's arguments, shown with the caller's lines."""
 
     _shown_as = "ValueError"
 
 
 class BadType(ShowsItself, TypeError):
-    """A TypeError of who calls this package, shown with the caller's lines."""
+    """A TypeError caused by the caller's arguments, shown with the caller's lines."""
 
     _shown_as = "TypeError"
 
 
 class BadIndex(ShowsItself, IndexError):
-    """An IndexError of who calls this package, shown with the caller's lines."""
+    """An IndexError caused by the caller's arguments, shown with the caller's lines."""
 
     _shown_as = "IndexError"
 
 
 class BadKey(ShowsItself, KeyError):
-    """A KeyError of who calls this package, shown with the caller's lines."""
+    """A KeyError caused by the caller's arguments, shown with the caller's lines."""
 
     _shown_as = "KeyError"
 
     def __str__(self) -> str:
-        return str(self.args[0])  # Python's own puts a sentence into quotation marks
+        return str(self.args[0])  # Python's own method would quote the sentence
 
 
 class BadName(ShowsItself, AttributeError):
-    """An AttributeError of who calls this package, shown with the caller's lines."""
+    """An AttributeError caused by the caller's code, shown with the caller's lines."""
 
     _shown_as = "AttributeError"
 
@@ -137,7 +137,7 @@ def _chain(error: traceback.TracebackException) -> Iterator[traceback.TracebackE
         each = left.pop()
         if each is not None:
             yield each
-            left += [_before(each), *(each.exceptions or ())]  # not what `from None` keeps from sight
+            left += [_before(each), *(each.exceptions or ())]  # except what `from None` hides
 
 
 def _shorten_chain(error: traceback.TracebackException) -> None:

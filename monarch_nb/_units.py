@@ -1,9 +1,9 @@
-"""Sizes, rates, times and shares as people read and write them. Sizes go by 1024: KiB, MiB, GiB."""
+"""Parses and formats sizes, rates, times and shares. Units of size are powers of 1024: KiB, MiB, GiB."""
 
 from __future__ import annotations
 
 MAX_DURATION_S = 3650 * 86400
-"""What somebody may ask for; clocks and locks can't take any number."""
+"""Longest duration that users may request; clocks and locks have limits."""
 
 
 def size_text(num_bytes: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Settings by Monarch's names: `configure(process_exit_timeout="10s")`, for this program's meshes.
+"""Settings of this program's meshes, under Monarch's names: `configure(process_exit_timeout="10s")`.
 
 Those that have something to set here are in `EFFECTIVE`. The others are accepted, so that a program runs as
 it is, and say what there is instead.
@@ -19,11 +19,11 @@ __all__ = ["clear_runtime_config", "configure", "configured", "get_global_config
 
 
 class Effective(NamedTuple):
-    """A setting that does something.
+    """A setting that has an effect.
 
     Attributes:
-        field: of this program's preferences.
-        default: what holds if nothing was said.
+        field: field of this program's preferences.
+        default: its value if none was set.
     """
 
     field: str
@@ -83,7 +83,7 @@ _given: dict[str, Any] = {}
 
 
 def configure(**settings: Any) -> None:
-    """Change settings of this program, for meshes that it has and will have. None leaves one as it is.
+    """Change settings of this program, for its present and future meshes. None leaves a setting unchanged.
 
     Args:
         settings: `enable_log_forwarding` (bool); `process_exit_timeout`, `host_spawn_ready_timeout`,
@@ -133,24 +133,24 @@ def _seconds(name: str, value: Any) -> float:
 
 
 def get_global_config() -> dict[str, Any]:
-    """Return the settings that hold: the defaults, and the changes of this program."""
+    """Return the present settings: the defaults, with this program's changes."""
     return {name: each.default for name, each in EFFECTIVE.items()} | _given
 
 
 def get_runtime_config() -> dict[str, Any]:
-    """Return the settings that this program has made."""
+    """Return the settings that this program has changed."""
     return dict(_given)
 
 
 def clear_runtime_config() -> None:
-    """Take back all changes of this program."""
+    """Undo all changes of this program."""
     _given.clear()
     vars(preferences).update(vars(type(preferences)()))
 
 
 @contextmanager
 def configured(**settings: Any) -> Iterator[Mapping[str, Any]]:
-    """Change settings within a block; all threads of the program see them.
+    """Change settings within a block, for all threads of the program.
 
     Example:
         >>> with configured(enable_log_forwarding=False) as settings:

@@ -1,4 +1,4 @@
-"""A mesh of processes as the place where tensors are: the single-tensor view.
+"""A mesh of processes that holds tensors: the single-tensor view.
 
 Example:
     >>> from monarch_nb.distributed import Mesh               # doctest: +SKIP
@@ -27,10 +27,10 @@ START_S = 120.0
 
 
 class Mesh:
-    """Processes in a grid with named axes, over which tensors are laid out.
+    """A grid of processes with named axes, over which tensors are laid out.
 
-    Where a mesh is active (`with mesh.activate():`) or given, its processes are taken; else so many are
-    started on this machine, and end with this program.
+    Where a mesh is active (`with mesh.activate():`) or given, its processes are used; otherwise processes are
+    started on this machine, which end with this program.
 
     Args:
         shape: size of each axis.
@@ -61,7 +61,7 @@ class Mesh:
         self._owns = found is None
         self._procs = found if found is not None else _started(self._shape)
 
-    # --- what it is
+    # --- description
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -103,12 +103,12 @@ class Mesh:
         return self.size()
 
     def tensor_grid(self) -> Grid:
-        """Return the grid that tensors are laid out over."""
+        """Return the grid over which tensors are laid out."""
         check_alive(self._procs, "tensors")
         return engine_of(self._procs).grid(self._shape, self._names, ranks_of(self._procs))
 
     def rank_tensor(self, dim: str) -> Tensor:
-        """Return a tensor of which each rank has its own: its place along an axis."""
+        """Return a tensor with a value of each rank's own: its place along an axis."""
         return groups.rank_tensor(self, dim)
 
     def rank_tensors(self) -> dict[str, Tensor]:
@@ -123,7 +123,7 @@ class Mesh:
 
     def execute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function on each rank with tensors of this mesh among the arguments; wait until all have
-        done it.
+        returned.
 
         Tensors that are global are DTensors in the function, those of which each rank has its own are plain
         there. A plain tensor of this program is the same on every rank.
@@ -151,8 +151,8 @@ class Mesh:
         return self._procs.healthy()
 
     def heal(self, *, timeout_s: float = 120.0) -> HealReport:
-        """Put back what it has lost: dead ranks start anew. Tensors that were on the mesh are gone, and have
-        to be made again.
+        """Repair the losses of the mesh: dead ranks are restarted. Tensors that were on the mesh are lost,
+        and must be created again.
 
         Raises:
             HealError: if something couldn't be put back.
@@ -160,8 +160,8 @@ class Mesh:
         return self._procs.heal(timeout_s=timeout_s)
 
     def activate(self) -> Any:
-        """Use it as the active mesh within a `with` block: tensors that are made there are of this mesh, each
-        rank has its own.
+        """Use it as the active mesh within a `with` block: tensors created there belong to this mesh, with a
+        value of each rank's own.
         """
         return activate(self)
 

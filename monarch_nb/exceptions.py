@@ -1,4 +1,4 @@
-"""Every error of this package.
+"""All errors of this package.
 
     MeshError
      ├── DeviceMeshError        what was done on a mesh has failed: what a recovery loop catches
@@ -87,26 +87,28 @@ __all__ = [
 
 
 class MeshError(ShowsItself, Exception):
-    """Base of all errors of a mesh."""
+    """The base class of all errors of a mesh."""
 
 
 class TransportClosed(MeshError, RuntimeError):
-    """This program's connection to the mesh was closed: nothing can be sent or waited for any more."""
+    """The error raised after this program's connection to the mesh was closed: nothing can be sent or waited
+    for.
+    """
 
 
 class MeshStartError(MeshError, RuntimeError):
-    """A host process or a rank didn't start."""
+    """The error of a host process or a rank that didn't start."""
 
 
 class RequestFailed(MeshError, RuntimeError):
-    """A host process couldn't do what was asked."""
+    """The error of a request that a host process couldn't carry out."""
 
 
 class HealError(MeshError):
-    """Not all that was lost could be put back.
+    """The error of a heal that could not repair all losses.
 
     Attributes:
-        report: what was put back, and the problems.
+        report: the report: what was repaired, and the problems.
     """
 
     def __init__(self, report: Any, what: str = "healing was not complete") -> None:
@@ -115,84 +117,91 @@ class HealError(MeshError):
 
 
 class MeshNotFound(MeshError, LookupError):
-    """There's no mesh of that name."""
+    """The error of a name that no running mesh has."""
 
 
 class MeshUnreachable(MeshError, ConnectionError):
-    """A handle on a mesh to which this process has no way: it's on another machine, or has ended."""
+    """The error of a handle on a mesh that this process can't reach: it's on another machine, or has
+    ended.
+    """
 
 
 class MeshUsageError(MeshError, ValueError):
-    """Something that was typed wrongly; nothing has been sent."""
+    """The error of wrong arguments or wrong use; nothing has been sent."""
 
 
 class StaleCode(MeshError, RuntimeError):
-    """A module's file holds other code than the rank has loaded, and that can't be had there, or isn't to
-    be: what was to run hasn't begun.
+    """The error of a module whose loaded code differs from its file, when the new code can't be loaded or may
+    not be: the cell or call hasn't begun.
     """
 
 
 class ScriptExit(MeshError, RuntimeError):
-    """A script that a rank ran has left with another exit code than 0."""
+    """The error of a script on a rank that exited with a non-zero exit code."""
 
 
 class WrongArguments(MeshError, TypeError):
-    """A call or a spawn with other arguments than it takes, or of what can't be called that way; nothing
-    has been sent.
+    """The error of a call or a spawn with arguments that don't fit the signature, or of an object that can't
+    be called that way; nothing has been sent.
     """
 
     _shown_as = "TypeError"
 
 
 class NameTaken(MeshUsageError):
-    """A mesh of that name runs, or is being started by another program."""
+    """The error of a name whose mesh runs already, or is being started by another program."""
 
 
 class WrongTensor(MeshUsageError):
-    """Tensors that don't go together (of different meshes, a plain one that would be changed), or
-    something that a tensor of the mesh can't do.
+    """The error of tensors that can't be combined (of different meshes, or a plain one that would be
+    changed), or of an operation that tensors of the mesh don't support.
     """
 
 
 class ShardingError(MeshUsageError):
-    """A tensor can't be laid out as was asked, or an operation can't be done on it as it's laid out."""
+    """The error of a tensor that can't be laid out as requested, or of an operation that its layout doesn't
+    permit.
+    """
 
 
 class ShapeError(ShardingError):
-    """Shapes that fit in one process don't fit on the ranks, each of which has a part. The text says which
-    layer and parameter, and what to type.
+    """The error of shapes that fit in one process, but not on the ranks, each of which has a part. Its text
+    names the layer and the parameter, and a command to type.
     """
 
 
 class RDMAError(MeshError):
-    """Bytes could not be moved. The memory that they were for may have part of them."""
+    """The error of bytes that could not be moved. The destination may have received part of them."""
 
 
 class BufferGone(RDMAError):
-    """A buffer was dropped, or its owner has ended, or is another process by now. Ask the owner for a new
-    handle.
+    """The error of a buffer that was dropped, or whose owner has ended or been restarted. Ask the owner for a
+    new handle.
     """
 
 
 class PathFailed(RDMAError):
-    """The path broke while it was used; the message says how, and the likely cause."""
+    """The error of a path that broke during a transfer; the message says how, and the likely cause."""
 
 
 class TransferTimeout(RDMAError, TimeoutError):
-    """A transfer took longer than it may. What was written so far stays."""
+    """The error of a transfer that exceeded its time limit. Bytes written so far stay written."""
 
 
 class RankTimeout(MeshError, TimeoutError):
-    """An answer didn't come in time. The work goes on, and the same future can be waited for again."""
+    """The error of an answer that didn't arrive within the timeout. The work continues, and the same future
+    can be waited for again.
+    """
 
 
 FELT_S = 2.0
-"""So long before the event of a death its peers may have raised because of it: it's heard of by way of the
-controller, and they feel it."""
+"""Errors of peers within this time before the event of a death may be its consequence: the event comes
+through the controller, the peers notice directly.
+"""
 
 
 def cause_time(kind: str, when: float) -> float:
-    """Return the time by which failures are put in order, the first cause first.
+    """Return the sort key of failures in time, the first cause first.
 
     >>> sorted([("RuntimeError", 10.0), ("lost", 10.3)], key=lambda failure: cause_time(*failure))[0]
     ('lost', 10.3)
@@ -227,7 +236,7 @@ class RankFailure:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def headline(self) -> str:
-        """Return ranks, type and message."""
+        """Return one line with ranks, type and message."""
         mark = " (first)" if self.first else ""
         return f"{name_ranks(self.ranks)}{mark}: {self.type}" + (f": {self.message}" if self.message else "")
 
@@ -236,8 +245,7 @@ class RankFailure:
 
 
 def fold_alike(failures: Sequence[RankFailure]) -> list[RankFailure]:
-    """Return failures that differ only in numbers as one, for people to read: its texts have the values of
-    all.
+    """Merge failures that differ only in numbers, for display: the merged texts have all values.
 
     >>> print(*fold_alike([RankFailure((r,), "ValueError", f"rank {r} broken") for r in range(4)]))
     ranks 0-3: ValueError: rank {0-3} broken
@@ -253,12 +261,12 @@ def fold_alike(failures: Sequence[RankFailure]) -> list[RankFailure]:
 
 
 ADVISERS: list[Callable[[Sequence[RankFailure]], str]] = []
-"""Asked what else to say about failures: higher rooms know more about what to type."""
+"""Functions asked for further advice on failures: higher rooms know more about what to type."""
 
 
 class DeviceMeshError(MeshError):
-    """The failure of an operation on some ranks of a mesh: they have raised, or are dead. A recovery loop
-    catches this error.
+    """The error of an operation that failed on some ranks of a mesh: they have raised, or are dead. A
+    recovery loop catches this error.
 
     Attributes:
         failures: each distinct failure with its ranks, first in time first.
@@ -305,7 +313,7 @@ class DeviceMeshError(MeshError):
         return self._is_brief
 
     def advice(self) -> str:
-        """Return advice about ranks that are lost, or lack something; empty if there is none."""
+        """Return advice about lost ranks, or about things that ranks lack; empty if there is none."""
         ends = [f.end for f in self.failures if f.end is not None and not f.end.get("stopped")]
         if not ends:
             return next(filter(None, (adviser(self.failures) for adviser in ADVISERS)), "")
@@ -329,8 +337,8 @@ class DeviceMeshError(MeshError):
         return failure.traceback.rstrip() if is_known else str(failure)
 
     def briefly(self) -> Self:
-        """Return this error with a text of one line: the failure was shown in full before, and stays on the
-        error.
+        """Return this error with a text of one line, since the failure was shown in full before; the error
+        keeps it.
         """
         self._is_brief = True
         return self
@@ -344,7 +352,7 @@ class DeviceMeshError(MeshError):
 
 
 class ActorError(DeviceMeshError):
-    """An endpoint, a function or a cell raised.
+    """The error of an endpoint, a function or a cell that raised.
 
     Attributes:
         failures: each distinct failure with its ranks, first in time first.
@@ -361,18 +369,18 @@ class ActorError(DeviceMeshError):
 
 
 class UnknownVariable(ActorError, NameError):
-    """A variable that isn't defined on ranks; says on which, and what may have been meant."""
+    """The error of a variable that isn't defined on some ranks; it names the ranks, and similar names."""
 
     _shown_as = "NameError"
 
 
 class NotDefinedHere(NameError):
-    """On a rank: variables that aren't defined.
+    """A rank's error about variables that aren't defined there.
 
     Attributes:
-        names: those.
-        near: names that are, and are like them.
-        held: some that are.
+        names: the undefined names.
+        near: defined names that are similar.
+        held: some of the defined names.
     """
 
     def __init__(self, names: Sequence[str], near: Sequence[str], held: Sequence[str]) -> None:
@@ -387,12 +395,12 @@ class NotDefinedHere(NameError):
 
 
 class ActorAborted(BaseException):
-    """The error with which an actor fails that has aborted itself."""
+    """The error of an actor that has aborted itself."""
 
 
 class RemoteException(DeviceMeshError):
-    """An operation on tensors of the mesh failed on ranks. Raised where a value is waited for that depends on
-    it.
+    """The error of an operation on tensors of the mesh that failed on ranks. It is raised where a dependent
+    value is waited for.
 
     Its text names the operation, the ranks, the layer and the line of the program that made it.
     """
@@ -407,21 +415,20 @@ class RemoteException(DeviceMeshError):
 
 
 class SupervisionError(DeviceMeshError, RuntimeError):
-    """Something that was used is dead: a rank, an actor or a mesh. Says which, on which host, and how it
-    ended.
-    """
+    """The error of using a dead rank, actor or mesh. It says which, on which host, and how it ended."""
 
 
 class MeshEnded(SupervisionError, TransportClosed):
-    """The mesh itself is no more: somebody has stopped it, or its controller was killed. One sentence: who,
-    how, what is lost, what to type."""
+    """The error of a mesh that has ended: it was stopped, or its controller was killed. One sentence says who
+    ended it, how, what is lost and what to type.
+    """
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]
 
 
 def describe_end(end: RankExit) -> str:
-    """Return how a process ended in one line, its last lines of output below."""
+    """Return how a process ended in one line, followed by its last lines of output."""
     if end.reason:
         how = end.reason
     elif end.stopped:

@@ -1,4 +1,6 @@
-"""Directories of hosts, mounted here: not in this project, which mounts nothing."""
+"""Monarch's `gather_mount`, which mounts directories of hosts here: not supported, since this package mounts
+nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A directory of this machine, mounted on hosts: not in this project, which mounts nothing."""
+"""Monarch's `remotemount`, which mounts a directory of this machine on hosts: not supported, since this
+package mounts nothing.
+"""
 
 from __future__ import annotations
 

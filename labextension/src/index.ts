@@ -35,7 +35,7 @@ export { IMeshService } from './transport/service';
 const PANEL_RANK = 900;
 const RENDERER_RANK = -20;
 
-/** The one connection of the page; it opens nothing before something is watched. */
+/** The connection of the page, opened with the first watch. */
 const service: JupyterFrontEndPlugin<IMeshService> = {
   id: 'monarch-nb:service',
   description: 'The connection to the meshes of this user.',
@@ -47,7 +47,7 @@ const service: JupyterFrontEndPlugin<IMeshService> = {
   }
 };
 
-/** Meshes in outputs of notebooks, and what else outputs need of us. */
+/** The renderer of meshes in outputs of notebooks, and related services. */
 const renderer: JupyterFrontEndPlugin<void> = {
   id: 'monarch-nb:renderer',
   description: 'Shows meshes in outputs.',
@@ -151,15 +151,15 @@ const plugin: JupyterFrontEndPlugin<void> = {
   }
 };
 
-/** Tell the id of the current notebook's kernel, now and whenever it's another. */
-function followKernel(notebooks: INotebookTracker, tell: (id: string) => void): void {
-  const look = () => tell(notebooks.currentWidget?.sessionContext.session?.kernel?.id ?? '');
-  notebooks.currentChanged.connect(look);
-  notebooks.widgetAdded.connect((_, panel) => panel.sessionContext.kernelChanged.connect(look));
-  look();
+/** Report the id of the current notebook's kernel, now and whenever it changes. */
+function followKernel(notebooks: INotebookTracker, report: (id: string) => void): void {
+  const update = () => report(notebooks.currentWidget?.sessionContext.session?.kernel?.id ?? '');
+  notebooks.currentChanged.connect(update);
+  notebooks.widgetAdded.connect((_, panel) => panel.sessionContext.kernelChanged.connect(update));
+  update();
 }
 
-/** Read the settings, now and whenever they change; without them the defaults hold. */
+/** Apply the settings, now and whenever they change; without any, the defaults. */
 function followSettings(registry: ISettingRegistry | null, apply: (settings: IMeshSettings) => void): void {
   if (!registry) {
     apply(DEFAULT_SETTINGS);
@@ -223,7 +223,7 @@ function addLogs(
   void restorer?.restore(tracker, {
     command: 'monarch-nb:restore-logs',
     args: ({ content }) => ({ key: content.key, mesh: content.mesh, ranks: content.model.ranks }),
-    // The layout isn't saved when a name changes, so the name must not tell the ranks.
+    // The layout isn't saved when a name changes, so the name must not contain the ranks.
     name: ({ content }) => content.key
   });
   return (mesh, ranks) => {
@@ -279,7 +279,7 @@ const RESTORE_ARGUMENTS = {
   properties: { key: { type: 'string' }, mesh: { type: 'string' }, ranks: { type: 'string' } }
 };
 
-/** Cells whose kernel goes while they run. */
+/** Marks outputs of cells whose kernel ends while they run. */
 const left: JupyterFrontEndPlugin<void> = {
   id: 'monarch-nb:left',
   description: 'Says in a cell that its kernel has gone, and that it runs on in its mesh.',

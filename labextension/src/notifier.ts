@@ -1,16 +1,16 @@
 import * as React from 'react';
 
-/** Something that says when it has changed. */
+/** An object that notifies listeners of its changes. */
 export abstract class Notifier {
   private readonly _listeners = new Set<() => void>();
   private _version = 0;
 
-  /** How often it has changed. */
+  /** Number of changes. */
   get version(): number {
     return this._version;
   }
 
-  /** Call `listener` after each change; returns how to stop. */
+  /** Call `listener` after each change; returns a function that stops that. */
   readonly on = (listener: () => void): (() => void) => {
     this._listeners.add(listener);
     return () => {
@@ -29,7 +29,7 @@ export function useNotifier(notifier: Notifier): void {
   React.useSyncExternalStore(notifier.on, () => notifier.version);
 }
 
-/** Render again whenever something calls back; for sources that have no version of their own. */
+/** Render again at each callback; for sources without a version. */
 export function useChanges(on: (listener: () => void) => () => void): void {
   const [, setCount] = React.useState(0);
   React.useEffect(() => on(() => setCount(count => count + 1)), [on]);

@@ -1,6 +1,5 @@
 /**
- * What the server extension (`monarch_nb._server`) says and takes: one snapshot per mesh, changes, logs,
- * actions.
+ * The protocol of the server extension (`monarch_nb._server`): one snapshot per mesh, changes, logs, actions.
  *
  * What both say is in `state.ts`, which is generated from the Python types; here is where it is said.
  */

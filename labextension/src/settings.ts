@@ -1,4 +1,4 @@
-/** What people have set; `schema/plugin.json` describes it. */
+/** The settings of the user; `schema/plugin.json` describes them. */
 export interface IMeshSettings {
   showStatusBar: boolean;
   panelArea: 'left' | 'right';
@@ -7,7 +7,7 @@ export interface IMeshSettings {
   openMeshesByDefault: boolean;
 }
 
-/** As in the schema: for a page that has no settings. */
+/** The defaults of the schema, for a page without settings. */
 export const DEFAULT_SETTINGS: IMeshSettings = {
   showStatusBar: true,
   panelArea: 'left',

@@ -6,20 +6,20 @@
  * Times are seconds since the epoch, durations seconds, sizes bytes, shares per cent; null: it isn't known.
  */
 
-/** A rank, as people see it. */
+/** The state of a rank, as it is displayed. */
 export type RankState =
   'starting' | 'idle' | 'busy' | 'debugging' | 'unresponsive' | 'stopping' | 'stopped' | 'lost';
 
 /** A machine of a mesh, as the controller knows it. */
 export type HostState = 'expected' | 'up' | 'leaving' | 'lost' | 'stopped';
 
-/** A thread that has stood at a breakpoint. */
+/** The state of a thread that has stopped at a breakpoint. */
 export type StopState = 'stopped' | 'running';
 
 /** The reason why a thread stands in the debugger. */
 export type StopReason = 'breakpoint' | 'next' | 'step' | 'return' | 'until' | 'exception' | 'post-mortem';
 
-/** The kind of lines that a thread takes that stands in the debugger. */
+/** The kind of lines that a stopped thread accepts in the debugger. */
 export type StopMode = 'pdb' | 'interact';
 
 /** The action taken when a rank of a group dies. */
@@ -33,12 +33,12 @@ export interface ICollective {
    */
   sequence: number;
   since: number;
-  /** Of its (first) tensor. */
+  /** Shape of its (first) tensor. */
   shape: number[] | null;
   dtype: string;
 }
 
-/** The transfers of a rank by one path of the data plane, as far as the rank asked for them. */
+/** The transfers of a rank by one path of the data plane, counting those that the rank requested. */
 export interface ITransfers {
   /** `shm`, `cuda_ipc`, `verbs`, `tcp`, ... */
   path: string;
@@ -46,7 +46,7 @@ export interface ITransfers {
   num: number;
   read_bytes: number;
   written_bytes: number;
-  /** How long they took, one after the other. */
+  /** Their total time, added up. */
   seconds: number;
 }
 
@@ -54,7 +54,7 @@ export interface ITransfers {
 export interface IGpuProcess {
   pid: number;
   memory_bytes: number | null;
-  /** null: it's none of the mesh's. */
+  /** Its rank; null: the process doesn't belong to the mesh. */
   rank: number | null;
 }
 
@@ -67,11 +67,11 @@ export interface IGpu {
   memory_used_bytes: number | null;
   memory_total_bytes: number | null;
   temperature_c: number | null;
-  /** Those of others, too. */
+  /** Processes that use it, including those of others. */
   processes: IGpuProcess[];
 }
 
-/** The last minutes of a machine, oldest first; null where there was no reading. */
+/** The last minutes of a machine, oldest first; null where a reading is missing. */
 export interface IHistory {
   interval_s: number;
   cpu_percent: (number | null)[];
@@ -80,7 +80,7 @@ export interface IHistory {
   gpu_percent: (number | null)[];
 }
 
-/** One rank. */
+/** The state of one rank. */
 export interface IRank {
   rank: number;
   /** Index of its host, which isn't its position among the mesh's hosts. */
@@ -114,7 +114,7 @@ export interface IRank {
   cells_waiting?: number[];
 }
 
-/** A machine of a mesh. */
+/** The state of a machine of a mesh. */
 export interface IHost {
   index: number;
   hostname: string;
@@ -133,7 +133,7 @@ export interface IHost {
   differs: string;
 }
 
-/** A mesh without its hosts and ranks. */
+/** The state of a mesh without its hosts and ranks. */
 export interface IMeshHead {
   name: string;
   pid: number;
@@ -168,7 +168,7 @@ export interface IMeshHead {
   kernels?: { [name: string]: number };
 }
 
-/** A mesh at one moment. */
+/** The state of a mesh at one moment. */
 export interface IMeshStatus extends IMeshHead {
   hosts: IHost[];
   ranks: IRank[];
@@ -187,7 +187,7 @@ export interface IMeshSummary {
   kernels?: { [name: string]: number };
 }
 
-/** A line that a rank has written; `when`: it was complete. */
+/** A line that a rank has written; `when`: the time at which it was complete. */
 export interface ILogLine {
   rank: number;
   stream: 'stdout' | 'stderr';
@@ -199,17 +199,17 @@ export interface ILogLine {
 export interface ILogPage {
   lines: ILogLine[];
   /**
-   * Where the page before this one ends; null if there is none. A search looks through so much at a time: a
-   * page may be empty and still have a page before it.
+   * Position at which the previous page ends; null if there is none. A search covers a bounded part at a
+   * time: a page may be empty and still have a previous one.
    */
   before: number | null;
-  /** Where this page ends, a position of the same kind: to follow from here, watch logs from this one. */
+  /** Position at which this page ends: to follow from here, watch logs from this position. */
   after: number;
 }
 
-/** A thread of a rank that stands in the debugger. */
+/** A thread of a rank that is stopped in the debugger. */
 export interface IStop {
-  /** Its number in the mesh, as long as it stands there. */
+  /** Its number in the mesh, while the thread is stopped there. */
   id: number;
   rank: number;
   /** "main", or the actor's name. */
@@ -225,35 +225,35 @@ export interface IStop {
   /** running: a step hasn't come back yet. */
   state: StopState;
   reason: StopReason;
-  /** What was raised, after an error. */
+  /** The error after which it stopped. */
   error?: string;
-  /** Of the file, as Python knows it. */
+  /** Path of the file, as Python knows it. */
   path?: string;
   /** Lines around it, with their numbers. */
   source?: [number, string][];
-  /** The cell or call that has come there. */
+  /** The cell or call that the thread executes. */
   origin?: number;
-  /** Of the lines that it takes. */
+  /** Kind of lines that it accepts. */
   mode?: StopMode;
 }
 
-/** One distinct answer, and the stops that have given it. */
+/** One distinct answer, with the stops that have given it. */
 export interface IFoldedAnswer {
   ids: number[];
-  /** Their ranks, as a rank set. */
+  /** The ranks of these stops, as a rank set. */
   ranks: string;
   text: string;
 }
 
-/** The answers of stops to one line of the debugger: equal answers once. */
+/** The answers of stopped threads to one line of the debugger, equal answers merged. */
 export interface IDebugAnswers {
   answers: IFoldedAnswer[];
-  /** Stops that haven't come back in time: they run on. */
+  /** Stops that haven't answered in time: they run on. */
   left?: number[];
   stops: IStop[];
 }
 
-/** An entry of the journal, as a front end shows it; what an entry has not is left out. */
+/** An entry of the journal, as a front end shows it; fields that an entry lacks are left out. */
 export interface IEntry {
   n: number;
   kind: string;
@@ -297,14 +297,14 @@ export interface IDelta {
   ranks: IRank[];
 }
 
-/** All who stand in the debugger, whenever that changes. */
+/** The threads stopped in the debugger, sent whenever they change. */
 export interface IStops {
   type: 'debug';
   id: number;
   stops: IStop[];
 }
 
-/** Lines that have come, and where they end. */
+/** New lines of a log, and the position of their end. */
 export interface ILog {
   type: 'log';
   id: number;
@@ -319,7 +319,7 @@ export interface IGone {
   reason: string;
 }
 
-/** The watch couldn't begin; it's over. */
+/** The message that a watch couldn't begin. */
 export interface IFailed {
   type: 'error';
   id: number;
@@ -341,7 +341,7 @@ export interface IWatchStatus {
   mesh: string;
 }
 
-/** Watch who stands in the debugger. */
+/** Watch the stops in the debugger. */
 export interface IWatchDebug {
   op: 'watch';
   id: number;
@@ -368,7 +368,7 @@ export interface IUnwatch {
   id: number;
 }
 
-/** The last message of a watch was taken in: the next one may come. */
+/** Confirm that the last message of a watch was processed: the next one may be sent. */
 export interface ITaken {
   op: 'taken';
   id: number;

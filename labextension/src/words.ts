@@ -116,7 +116,7 @@ export function shapeText(sizes: [string, number][]): string {
   return sizes.map(([name, size]) => `${name}=${size}`).join(', ');
 }
 
-/** Return how a mesh does, in one word. */
+/** Return the health of a mesh, in one word. */
 export function health(status: IMeshStatus): 'ok' | 'busy' | 'trouble' {
   if (
     status.ranks.some(rank => TROUBLE.has(rank.state)) ||
@@ -133,8 +133,8 @@ export function stateWord(state: string, t: Translate = untranslated): string {
 }
 
 /**
- * Return a rank with its state, and why: "rank 3, lost: killed by SIGKILL"; what it does: "rank 3, busy: cell
- * #17".
+ * Return a rank with its state and the reason, "rank 3, lost: killed by SIGKILL", or its activity, "rank 3,
+ * busy: cell #17".
  */
 export function rankText(rank: IRank, t: Translate = untranslated): string {
   const text = t('rank %1, %2', rank.rank, stateWord(rank.state, t));
@@ -161,7 +161,7 @@ function threeDigits(size: number): string {
   return String(Number(size.toPrecision(3)));
 }
 
-/** Return what went through the data plane: "shm 1.5 GiB, 8.1 GB/s; tcp 12 MiB, 0.9 GB/s". */
+/** Return the transfers of the data plane: "shm 1.5 GiB, 8.1 GB/s; tcp 12 MiB, 0.9 GB/s". */
 export function transfersText(all: ITransfers[] | undefined, t: Translate): string {
   return (all ?? [])
     .map(({ path, read_bytes, written_bytes, seconds }) => {
@@ -179,7 +179,7 @@ export function collectiveText({ name, sequence, shape, dtype }: ICollective): s
   return `${name}${number}${tensor}`;
 }
 
-/** Say how long an engine leaves a mesh its hosts; nothing where that isn't limited. */
+/** Return the time that an engine leaves a mesh its hosts; empty where it isn't limited. */
 export function limitText(endsAt: number | null | undefined, t: Translate, now = Date.now() / 1000): string {
   if (typeof endsAt !== 'number') {
     return '';
@@ -187,7 +187,7 @@ export function limitText(endsAt: number | null | undefined, t: Translate, now =
   return endsAt > now ? t('hosts: %1 left', duration(endsAt - now)) : t("the hosts' time is up");
 }
 
-/** In what hosts differ from the notebook, with what to type: a line for each kind. */
+/** Return the differences between hosts and the notebook, with what to type: a line for each kind. */
 export function differences(hosts: IHost[], t: Translate = untranslated): string[] {
   const found = new Map<string, number[]>();
   for (const { index, differs } of hosts) {

@@ -1,3 +1,3 @@
-"""A program's connection to a mesh: how it finds one or starts it, asks it, and hears of it. `README.md`
-beside this file says what lies where.
+"""A program's connection to a mesh: how it finds or starts a mesh, sends requests, and receives events.
+`README.md` beside this file describes the modules.
 """

@@ -18,8 +18,8 @@ class ActorState:
     """The state of the actors of one spawn, shared by all handles on them in this process.
 
     Attributes:
-        failure: what the actors have failed of, if some have.
-        dead: on which procs; the others can still be called, by a slice.
+        failure: the failure of the actors, if some have failed.
+        dead: procs on which they have failed; the others can still be called, by a slice.
     """
 
     __slots__ = ("__weakref__", "_reported", "dead", "described", "failure")
@@ -31,7 +31,7 @@ class ActorState:
         self._reported: set[Hashable] = set()
 
     def fail(self, described: Failure) -> None:
-        """Take note that an actor has failed for good."""
+        """Record that an actor has failed for good."""
         self.described.append(described)
         self.dead.add(described.proc)
         self.failure = MeshFailure.from_failures(self.described)
@@ -42,7 +42,7 @@ class ActorState:
         self.dead.update(procs)
 
     def check(self, procs: Sequence[int], what: str) -> None:
-        """See whether the actors on these procs can be called.
+        """Raise if the actors on these procs can't be called.
 
         Raises:
             SupervisionError: if some of them are dead; `what` can't be called.
@@ -54,10 +54,8 @@ class ActorState:
         raise error if self.take_unreported(self.described) else error.briefly()
 
     def take_unreported(self, described: Sequence[Failure], whom: str = "reader") -> list[Failure]:
-        """Return the failures of which nothing alike has been reported yet. They're reported now, with their
-        tracebacks: once to the reader, be it by an exception or by what's written to stderr; and once to a
-        fault hook of the program's own.
-        """
+        """Return the failures whose like hasn't been reported yet. They count as reported from now on:
+        once to the user, by an exception or on stderr; and once to a fault hook of the program."""
         kinds = [(whom, f.type, split(f.message)[0], split(f.traceback)[0]) for f in described]
         unreported = [f for f, kind in zip(described, kinds, strict=True) if kind not in self._reported]
         self._reported.update(kinds)
@@ -71,8 +69,8 @@ class ActorState:
         self._reported.clear()
 
     def text(self, what: str, described: Sequence[Failure] = ()) -> str:
-        """Return in a line why `what` can't be called; `described`: what is known of it, if no message has
-        come yet.
+        """Return in a line why `what` can't be called; `described`: what is known about the failure if no
+        event has arrived yet.
         """
         failure = self.failure or MeshFailure.from_failures(described)
         if any(f.details.get("endpoint") == "__init__" for f in failure.failures):
@@ -84,6 +82,5 @@ _states: WeakKeyDictionary[Transport, WeakValueDictionary[int, ActorState]] = We
 
 
 def states_in(transport: Transport) -> WeakValueDictionary[int, ActorState]:
-    """Return the states of actors that were spawned by way of a transport, by actor id. Handles keep them
-    alive."""
+    """Return the states of the actors spawned through a transport, by actor id. Handles keep them alive."""
     return _states.setdefault(transport, WeakValueDictionary())

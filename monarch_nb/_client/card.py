@@ -1,5 +1,5 @@
-"""Shows the card of a mesh that is the last line of a cell. The implementation lies above meshes: the package
-puts it in place (`monarch_nb/__init__`), and it's loaded when a mesh is shown.
+"""The hook that shows a mesh's card when the mesh is the last line of a cell. The implementation belongs to a
+higher room: the package sets it (`monarch_nb/__init__`), and it's loaded when a mesh is first shown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _load: Callable[[], Show] | None = None
 
 
 def provide(load: Callable[[], Show]) -> None:
-    """Say how the implementation is loaded."""
+    """Set the function that loads the implementation."""
     global _load
     _load = load
 

@@ -1,5 +1,5 @@
-"""Host processes that this program has started: they outlive it, and if one ends before, somebody must wait
-for it, or its zombie stays.
+"""The host processes that this program has started. They outlive the program; if one ends before, the program
+must reap it, or its zombie stays.
 
 A thread does, for each: it sleeps in the kernel until the process has ended. Then it lets the zombie lie for
 a moment, so that the other programs that are connected can read there how the process has ended. This program
@@ -23,7 +23,7 @@ _statuses: dict[int, int] = {}
 
 
 def look_after(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process in the background, and take its zombie away."""
+    """Wait for a process in the background, so that no zombie stays."""
     _statuses.pop(process.pid, None)
     threading.Thread(
         target=_wait, args=(process,), name=f"monarch-nb-child-{process.pid}", daemon=True
@@ -36,7 +36,7 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
         _note(process.pid)
         time.sleep(LINGER_S)
     except ChildProcessError:
-        pass  # somebody else has waited for it
+        pass  # another caller has reaped it
     process.wait()
 
 
@@ -47,8 +47,8 @@ def _note(pid: int) -> None:
 
 
 def status_of(pid: int) -> int | None:
-    """Return the wait status of a process that has ended, a child of this program's or not; None if nobody
-    knows it any more.
+    """Return the wait status of an ended process, a child of this program's or not; None if it is no longer
+    known.
 
     Looked up twice: a child's zombie may be taken away between the two looks.
     """

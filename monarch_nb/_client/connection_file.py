@@ -24,7 +24,7 @@ from monarch_nb._wire.process import is_running, machine_id
 
 PREFIX, SUFFIX = "monarch_nb-", ".json"
 PROGRAM_PREFIX = "monarch_nb.program-"
-"""Of programs whose own mesh can be debugged: they go by their pid."""
+"""Prefix of names of programs whose own mesh can be debugged: their pid follows."""
 _MAX_BYTES = 1 << 16
 _PEER = struct.Struct("3i")
 
@@ -33,9 +33,11 @@ class Connection(NamedTuple):
     """The content of a controller's connection file: what a program needs to reach the controller.
 
     Attributes:
-        start_time: when the process started, in ticks since boot; None if its version doesn't say so.
-        trouble: why nobody can reach it, though it runs.
-        host: index that programs have there; 0: on the controller's machine. Else `pid` is the relay's.
+        start_time: when the process started, in ticks since boot; None if a process of its version doesn't
+            record that.
+        trouble: why the controller can't be reached, though it runs.
+        host: host index that programs have there; 0: they are on the controller's machine. Otherwise `pid` is
+            the relay's.
     """
 
     name: str
@@ -54,7 +56,7 @@ def read(path: str) -> Connection | None:
     """
     content = _content(path)
     if content is None or content.machine not in ("", machine_id()):
-        return None  # on a shared file system: only that machine can say whether it runs
+        return None  # on a shared file system: only that machine knows whether the process runs
     if not _lives(content):
         _remove(path)
         return None
@@ -71,14 +73,16 @@ def read(path: str) -> Connection | None:
 
 
 def write_program(directory: str, pid: int, connection: Connection) -> str:
-    """Let a program's own mesh be found under its pid; return the file's path."""
+    """Write the connection file by which a program's own mesh is found under its pid; return the file's
+    path.
+    """
     path = os.path.join(directory, f"{PROGRAM_PREFIX}{pid}{SUFFIX}")
     content = ConnectionNote(
         str(pid), connection.pid, connection.directory, connection.start_time, machine_id(),
         wire_version=wire.VERSION,
     )  # fmt: skip
     with suppress(FileNotFoundError):
-        os.unlink(path)  # of a program that had this pid before
+        os.unlink(path)  # written by an earlier program with this pid
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(fd, "wb") as file:
         file.write(content.as_json())
@@ -86,9 +90,7 @@ def write_program(directory: str, pid: int, connection: Connection) -> str:
 
 
 def list_programs(directory: str) -> list[Connection]:
-    """Return the programs of this user whose own meshes can be debugged; files of those that have ended
-    are removed.
-    """
+    """Return the programs of this user whose own meshes can be debugged; remove the files of ended ones."""
     found = []
     for name in sorted(os.listdir(directory)):
         path = os.path.join(directory, name)
@@ -118,8 +120,8 @@ def claim_path(path: str) -> str:
 
 
 def _content(path: str) -> ConnectionNote | None:
-    """Return the content of a connection file, or None if the file is none. It neither waits nor fails,
-    whatever lies there.
+    """Return the content of a connection file, or None if the file isn't valid. It neither waits nor fails,
+    whatever is at that path.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -138,7 +140,7 @@ def _content(path: str) -> ConnectionNote | None:
 
 
 def _is_sound(content: ConnectionNote, path: str) -> bool:
-    """Say whether a connection file may be believed: it goes by its mesh's name, and names a process."""
+    """Say whether a connection file is valid: it has its mesh's name, and names a process."""
     right_name = os.path.basename(path) in (
         f"{prefix}{content.name}{SUFFIX}" for prefix in (PREFIX, PROGRAM_PREFIX)
     )
@@ -149,7 +151,7 @@ def _is_sound(content: ConnectionNote, path: str) -> bool:
 def _lives(content: ConnectionNote) -> bool:
     if content.start_time is not None:
         return is_running(content.pid, content.start_time)
-    # A controller of an older version: it's the one that listens at its socket.
+    # A controller of an older version, which recorded no start time: it's the one that listens at its socket.
     return is_running(content.pid, None) and _listener(content.directory) == content.pid
 
 
@@ -166,7 +168,7 @@ def _listener(directory: str) -> int | None:
 
 
 def _remove(path: str) -> None:
-    """Remove the file of a mesh that has ended, unless somebody has the name by now."""
+    """Remove the file of a mesh that has ended, unless another process holds the name by now."""
     with suppress(OSError):
         claim = Claim.acquire(claim_path(path))
         if claim is None:

@@ -17,11 +17,11 @@ HOST = "127.0.0.1"
 
 
 class Place(msgspec.Struct, frozen=True):
-    """The address of a dashboard, with the process that serves it.
+    """The address of a dashboard page, served by one process.
 
     Attributes:
-        url: the page, without a token.
-        token: what lets its reader in.
+        url: address of the page, without a token.
+        token: secret that gives its reader access.
     """
 
     pid: int
@@ -34,12 +34,12 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def place_file() -> Path:
-    """Return the file that says where the dashboard is."""
+    """Return the path of the file with the dashboard's address."""
     return Path(runtime_directory()) / "monarch_nb_dashboard.json"
 
 
 def find_dashboard() -> Place | None:
-    """Return where this user's dashboard runs, if there is one."""
+    """Return the address of this user's dashboard, if one is running."""
     try:
         place = Place(**json.loads(place_file().read_text()))
     except (OSError, ValueError, TypeError):
@@ -48,7 +48,7 @@ def find_dashboard() -> Place | None:
 
 
 def _answers(place: Place) -> bool:
-    """Say whether it's still there; another process may have its number, or its port."""
+    """Say whether the dashboard still answers; another process may have its pid, or its port."""
     from http.client import HTTPConnection, HTTPException
     from urllib.parse import urlsplit
 
@@ -66,8 +66,8 @@ def _answers(place: Place) -> bool:
 
 
 def dashboard_url(mesh: str) -> str:
-    """Return an address that shows a mesh: on the Jupyter server whose kernel this is, else on the dashboard
-    that runs.
+    """Return an address that shows a mesh: on the Jupyter server whose kernel this is, otherwise on the
+    running dashboard.
 
     Raises:
         MeshUsageError: if there's neither, saying how to start one.

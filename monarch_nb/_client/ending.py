@@ -1,4 +1,6 @@
-"""Says how a mesh has ended, in one sentence: who, how, what is lost with it, and what to type."""
+"""The message about a mesh's end, in one sentence: who ended it, how, what is lost with it, and what to
+type.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ class Ending:
 
     Attributes:
         name: the mesh's; empty as long as it has none.
-        how: what the controller has said of its end, if it ended on purpose: "was stopped by ...".
+        how: how the controller has described the end, if it ended on purpose: "was stopped by ...".
         num_ranks: how many ranks it had, as far as this program knows.
-        is_wanted: whether this program has asked for it: then nobody needs to be told.
-        is_by_us: whether this program has had the mesh stopped, and not only left it.
+        is_wanted: whether this program has asked for the end: then no message is needed.
+        is_by_us: whether this program has stopped the mesh, rather than only left it.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -32,8 +34,9 @@ class Ending:
         self.is_by_us = False
 
     def describe(self) -> str:
-        """Return the sentence. Called as soon as the controller has ended, while the kernel may still know
-        how."""
+        """Return the sentence about the end. Called as soon as the controller has ended, while the kernel may
+        still know how.
+        """
         if self.how and self.name:
             return f"mesh {self.name!r} {self.how}; {self._next()}"
         how = describe_status(

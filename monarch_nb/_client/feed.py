@@ -1,4 +1,5 @@
-"""Receives what the controller sends about something that is watched: a cell, or a stretch of the journal.
+"""The client's end of a watch: receives what the controller sends about a cell, or about a stretch of the
+journal.
 
 A feed is one pending under one ref. Output and events arrive in the reading thread, in order, and go straight
 to the watcher, which must be quick. The thread that waits for the end usually is the reading thread.
@@ -35,39 +36,41 @@ from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Message
 
 ACK_BYTES = 1 << 20
-"""How much is taken before the controller is told."""
+"""Number of received bytes after which the controller is sent an acknowledgement."""
 
 
 class Watcher(Protocol):
-    """Sees what comes; called in the reading thread."""
+    """The receiver of what a watched cell, or a watched stretch of the journal, produces. Called in the
+    reading thread.
+    """
 
     def text(self, rank: int, stream: str, text: str) -> None:
-        """Take text that a rank has written."""
+        """Handle output text of a rank."""
         ...
 
     def display(self, rank: int, shown: Shown) -> None:
-        """Take rich output that a rank shows."""
+        """Handle rich output of a rank."""
         ...
 
     def ended(self, rank: int, end: CellEnd) -> None:
-        """Take the end of a cell on one rank."""
+        """Handle the end of a cell on one rank."""
         ...
 
     def ended_well(self, seconds: Mapping[int, float]) -> None:
-        """Take the run times, by rank, of ranks on which a cell has ended well, with no value to show."""
+        """Handle the well-ended ranks without a value to show, with their run times, by rank."""
         ...
 
     def waits(self, text: str) -> None:
-        """Take a text that says what the cell waits for; an empty one: the cell doesn't wait any more."""
+        """Handle the reason why the cell waits; an empty text: it no longer waits."""
         ...
 
     def message(self, text: str) -> None:
-        """Take a message that the host process has for the user."""
+        """Handle a message for the user."""
         ...
 
 
 class Feed(Pending):
-    """Receives what is watched until there's no more.
+    """The client's end of one watch: it receives records and events until the watch ends.
 
     Attributes:
         n: number of the cell in the journal, once known.
@@ -102,11 +105,11 @@ class Feed(Pending):
         self._reached: set[str] = set()
         self._events: dict[str, threading.Event] = {}
         self.when_late: Callable[[Feed], None] | None = None
-        """Takes this feed once it's over: output under its ref may still come."""
+        """Called with this feed once it is over: output under its ref may still arrive."""
 
     def wait_for(self, what: str, timeout_s: float) -> bool:
-        """Wait until it has begun ("began"), or has caught up with the journal ("live"); say whether it
-        has.
+        """Wait until the watch has begun ("began"), or has caught up with the journal ("live"); say whether
+        it has.
         """
         with self.transport.callback_lock:
             if what in self._reached:
@@ -122,7 +125,7 @@ class Feed(Pending):
             event.set()
 
     def output(self, message: Message) -> None:
-        """Take records."""
+        """Handle records of output."""
         self._take_records(message.payload)
 
     def _take_records(self, data: bytes | memoryview) -> None:
@@ -139,7 +142,7 @@ class Feed(Pending):
         self._acknowledge(len(data))
 
     def _decode(self, record: records.Record) -> str:
-        """Decode UTF-8 that may be cut anywhere."""
+        """Decode UTF-8 that may be split anywhere."""
         key = (record.rank, record.stream)
         decoder = self._decoders.get(key)
         if decoder is None:
@@ -197,7 +200,7 @@ class Feed(Pending):
             self._watcher.ended_well(new)
 
     def _failed(self, failure: CellFailure) -> None:
-        """Tell the watcher of a rank's failure, unless the journal has had the rank's own account of that."""
+        """Tell the watcher of a rank's failure, unless the journal has the rank's own report of that."""
         rank, ename, evalue = failure.rank, failure.type, failure.message
         if rank not in self._ended:
             self._ended.add(rank)
@@ -212,7 +215,7 @@ class Feed(Pending):
             self._watcher.ended_well({rank: seconds})
 
     def interrupt(self) -> None:
-        """Have the controller interrupt the cell, as soon as it has it."""
+        """Have the controller interrupt the cell, as soon as the controller has received the cell."""
         if not self.n:
             self._num_interrupts += 1
             return
@@ -227,4 +230,5 @@ class Feed(Pending):
         return not self.ready and (self.transport.me, self.ref) in end.notified
 
     def lost(self, proc: int, end: RankExit) -> Pending | None:
-        return None  # ranks are the controller's business; if the controller goes, the transport is closed
+        # exits of ranks are the controller's business; if the controller goes, the transport is closed
+        return None

@@ -16,12 +16,12 @@ class HealReport:
     """The report of a heal or a resize: what was done, and what could not be.
 
     Attributes:
-        ranks: those that were started anew.
-        hosts: those that were replaced.
-        actors: ranks on which actors were made again, by the actors' name.
-        messages: what else was done, each in a sentence.
-        problems: what could not be put back.
-        seconds: how long it took.
+        ranks: ranks that were started again.
+        hosts: hosts that were replaced.
+        actors: ranks on which actors were created again, by the actors' name.
+        messages: other actions, each as a sentence.
+        problems: losses that could not be repaired, each as a sentence.
+        seconds: duration.
     """
 
     ranks: tuple[int, ...] = ()

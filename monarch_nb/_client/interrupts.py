@@ -1,4 +1,4 @@
-"""Passes Ctrl-C on to ranks while they work: it's meant for them, and raises nothing here.
+"""Forwarding of Ctrl-C to ranks while they work: it is meant for them, and raises nothing here.
 
 A KeyboardInterrupt may come between any two bytecodes, in the middle of a send or of a display. So, while a
 cell runs, SIGINT only wakes a background thread, which tells the controller; the waiting thread goes on until
@@ -8,7 +8,7 @@ before a shutdown isn't passed on (`kernel`).
 
 from __future__ import annotations
 
-# what `signal` wraps: turning numbers into enums and back would take longer than all else here
+# the functions beneath `signal`, which converts numbers to enums and back: slower than all the rest here
 import _signal
 import threading
 from collections.abc import Callable
@@ -22,11 +22,12 @@ MAX_PRESSES = 5
 
 
 class Interrupts:
-    """Passes SIGINT on while the `with` block runs; does nothing in other threads than the main one.
+    """A context manager that forwards SIGINT to the ranks while its `with` block runs. It does nothing in
+    threads other than the main one.
 
     Args:
-        press: tells the controller; called in the background reader, once for each Ctrl-C. It may be given
-            later (`pass_to`).
+        press: forwards one interrupt to the controller; called in the background reader, once for each
+            Ctrl-C. It may be set later (`pass_to`).
     """
 
     def __init__(self, reader: Reader, press: Callable[[], None] | None = None) -> None:
@@ -64,7 +65,7 @@ class Interrupts:
             kernel.when_meant(lambda: self._reader.call_from_signal(press))
 
     def pass_to(self, press: Callable[[], None]) -> None:
-        """Pass Ctrl-C to `press` from now on, and what has come before."""
+        """Forward Ctrl-C to `press` from now on, and those that have come before."""
         num = self.num_presses
         self._press = press
         for _ in range(num):

@@ -28,20 +28,23 @@ from monarch_nb._wire.process import machine_id, set_process_name, start_time
 from monarch_nb.exceptions import MeshStartError
 
 KEPT_ALREADY = 3
-"""Exit status if another keeper was quicker."""
+"""Exit status if another keeper holds the claim already."""
 NEXT_S = 2.0
-"""How long a program that has taken a controller has the cores for itself, before the next one is warmed
-up."""
+"""Pause after a program has taken a controller, in which it has the cores for itself, before the next
+controller is warmed up.
+"""
 LOOK_S = 5.0
 WARM_UP_S = 120.0
-"""The time begins when the controller is warm; one that isn't by then, doesn't come."""
+"""Limit for the warm-up of a controller; one that isn't warm by then is given up."""
 MAX_FAILURES = 3
-"""Controllers that ended before they were warm, one after the other."""
+"""Number of controllers in a row that may end before they are warm."""
 _END_S = 10.0
 
 
 class Keeper:
-    """Holds the claim, owns the controller that nobody has taken yet."""
+    """The keeper process: holder of the claim, and owner of the warm controller until a program takes
+    that.
+    """
 
     def __init__(
         self, claim: Claim, path: str, requirements: Requirements, for_s: float, wait_s: float
@@ -60,7 +63,7 @@ class Keeper:
         self.trouble = ""
 
     def run(self) -> None:
-        """Keep a controller warm until the time is up, or until told to end; leave none."""
+        """Keep a controller warm until the time is up, or until told to end; end the controller then."""
         wakeup_fd, wake_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -91,8 +94,8 @@ class Keeper:
         return not self._should_end and _now() < self._ends_at and not self._packages_have_changed
 
     def _look_at_packages(self) -> None:
-        """See whether something was installed, and that is over: programs have another key since, and no
-        use for what is kept here.
+        """Check whether packages were installed, and that installation is finished: programs have another key
+        since, and can't use the warm controller.
         """
         before, self._looked_at = self._looked_at, warm_key.requirements()
         self._packages_have_changed = self._looked_at == before != self._requirements
@@ -139,19 +142,21 @@ class Keeper:
         self._next_at = _now() + 1.0
 
     def _drop(self) -> None:
-        """Have nothing to do any more with a controller."""
+        """Drop the connection to a controller."""
         if self._handover is not None:
             self._handover.close()
         self._handover = self._controller = None
         self._is_warm = False
 
     def _end_controller(self) -> None:
-        """End the controller, unless a program has just taken it: the controller decides that, when we hang
-        up."""
+        """End the controller, unless a program has just taken it: the controller decides that when the
+        connection ends.
+        """
         controller, handover = self._controller, self._handover
         if controller is None:
             return
-        if handover is None:  # it doesn't know us yet, and nobody knows it
+        # the controller hasn't heard of this keeper yet, and nobody has heard of the controller
+        if handover is None:
             with suppress(OSError):
                 os.kill(controller.pid, signal.SIGTERM)
         if handover is None or not _hung_up_and_was_taken(handover):
@@ -172,7 +177,7 @@ class Keeper:
 
 
 def _hung_up_and_was_taken(handover: socket.socket) -> bool:
-    """Tell a controller that its keeper goes; say whether a program was quicker."""
+    """Tell a controller that its keeper ends; say whether a program was faster."""
     handover.settimeout(_END_S)
     with suppress(OSError):
         handover.shutdown(socket.SHUT_WR)
@@ -183,13 +188,13 @@ def _hung_up_and_was_taken(handover: socket.socket) -> bool:
 
 
 def _now() -> float:
-    """Return a time that goes on while the machine sleeps."""
+    """Return a time that advances while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def main() -> None:
-    """Be a keeper; the arguments are JSON: `for_s`, `wait_s`. Readiness isn't told: the note says what
-    there is.
+    """Run as a keeper; the arguments are JSON: `for_s`, `wait_s`. Readiness isn't signalled: the note in the
+    claim file tells it.
     """
     arguments = json.loads(sys.argv[1])
     set_process_name("mnb-warm")

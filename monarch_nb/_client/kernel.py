@@ -1,4 +1,5 @@
-"""Decide, in a Jupyter kernel, whether an interrupt is meant and whether the kernel is being shut down.
+"""Decides, in a Jupyter kernel, whether an interrupt is meant for the cell, and whether the kernel is being
+shut down.
 
 Whoever shuts a kernel down (Restart, Shut Down, the end of the server: all are
 `KernelManager.shutdown_kernel` of jupyter_client) interrupts it first, so that a busy kernel comes to rest.
@@ -37,12 +38,12 @@ TURN_S = 0.05
 AGAIN_S = 0.2
 
 _UNCLEAR_S = 15.0
-"""After this, an interrupt is meant whatever the control thread does."""
+"""Time after which an interrupt counts as meant, whatever the control thread does."""
 
 _MAX_PRESSES = 5
 
 _COME_TO_REST_S = 1.0
-"""How long a shutdown waits for the running cell to end, and to say so; jupyter_client waits 2.5 s for the
+"""How long a shutdown waits for the running cell to end and to report; jupyter_client waits 2.5 s for the
 kernel.
 """
 
@@ -52,7 +53,7 @@ CONFIRMED = signal.SIGURG
 
 
 class KernelShutDown(KeyboardInterrupt):
-    """The kernel is being shut down while it waits for ranks. They go on."""
+    """The error raised in a wait for ranks when the kernel shuts down. The ranks continue."""
 
     def _render_traceback_(self) -> list[str]:
         return f"KernelShutDown: {self}".split("\n")
@@ -66,11 +67,11 @@ class Kernel:
     def __init__(self, kernel: Any) -> None:
         self.is_ending = False
         self.on_end: list[Callable[[], None]] = []
-        """Called in the control thread when the kernel is being shut down: quick. They wake who waits for
-        ranks.
+        """Callbacks of the control thread when the kernel is being shut down: quick ones, which wake threads
+        that wait for ranks.
         """
         self.leave: Callable[[str], None] = lambda _why: None
-        """Finishes what is shown, before anybody who waits is woken."""
+        """Finishes running displays before waiting threads are woken."""
         self._loop = kernel.control_thread.io_loop
         self._held: Callable[[], None] | None = None
         self._drop: Callable[[], None] | None = None
@@ -97,7 +98,7 @@ class Kernel:
             signal.signal(CONFIRMED, self._on_confirmed)
 
     def _on_confirmed(self, number: int, frame: object) -> None:
-        self._confirmed_at = time.monotonic()  # the next turn sees it
+        self._confirmed_at = time.monotonic()  # the next turn of the loop sees it
 
     def when_meant(self, act: Callable[[], None], drop: Callable[[], None] | None = None) -> None:
         """Call `act` in the control thread once it's clear that an interrupt that has come is meant, or
@@ -150,8 +151,8 @@ class Kernel:
         return act
 
     def _shut_down(self) -> bool:
-        """Begin the kernel's shutdown: drop an interrupt that is held, which was none, and tell listeners.
-        Return whether somebody may have waited for ranks.
+        """Begin the kernel's shutdown: drop a held interrupt, which was not meant as one, and call listeners.
+        Return whether a thread may have waited for ranks.
 
         Whether somebody does right now doesn't count: the interrupt may have ended the wait, and the cell is
         about to say what became of it.
@@ -163,7 +164,7 @@ class Kernel:
         self._let_go()
         if drop is not None:
             drop()
-        with suppress(Exception):  # whatever can't be shown any more, the kernel ends
+        with suppress(Exception):  # if displays can't be finished, the kernel ends nevertheless
             self.leave(f"this kernel was shut down at {time.strftime('%H:%M:%S')}")
         callbacks = list(self.on_end)
         for each in callbacks:
@@ -172,8 +173,8 @@ class Kernel:
 
 
 async def _come_to_rest(kernel: Any) -> None:
-    """Wait, in the control thread, until the main thread is back in its event loop, so that what the cell
-    ends with is still sent.
+    """Wait, in the control thread, until the main thread is back in its event loop, so that the cell's last
+    messages are sent.
     """
     loop = asyncio.get_running_loop()
     rested = asyncio.Event()
@@ -191,8 +192,8 @@ _kernel: Kernel | None = None
 
 
 def watch() -> Kernel | None:
-    """Return this program's kernel, watched from now on; None if it's none, or has no control thread. Call
-    it in the main thread.
+    """Return this program's kernel, watched from now on; None if there is no kernel, or it has no control
+    thread. Call it in the main thread.
     """
     global _kernel
     if _kernel is None:
@@ -206,7 +207,7 @@ def watch() -> Kernel | None:
 
 def leave_first(function: Callable[[str], None]) -> None:
     """Have `function` called first when this program, if it's a kernel, is shut down: in the control thread,
-    with what to say.
+    with the reason.
     """
     found = watch()
     if found is not None:

@@ -26,7 +26,7 @@ from monarch_nb._wire.process import start_time
 from monarch_nb.exceptions import MeshNotFound, MeshStartError
 
 SETTLE_S = 150.0
-"""How long a name may be in other hands before there's a mesh: longer than a start may take."""
+"""How long a claim to a name may be held before the mesh exists: longer than a start may take."""
 LOOK_S = 0.05
 
 
@@ -63,7 +63,7 @@ def start_host_process(config: HostConfig, env: Mapping[str, str] | None = None)
 
 
 def clean_environment() -> dict[str, str]:
-    """Return our environment without what only makes sense in a notebook kernel."""
+    """Return this program's environment without variables that only make sense in a notebook kernel."""
     drop = (
         "JPY_PARENT_PID",
         "JPY_SESSION_NAME",
@@ -77,7 +77,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def importable_path() -> list[str]:
-    """Return this program's module path for ranks, made absolute: "" is where it stands now."""
+    """Return this program's module path for ranks, made absolute: "" becomes the working directory."""
     return [os.path.abspath(p) if p else os.getcwd() for p in sys.path]
 
 
@@ -138,12 +138,11 @@ def journal_root() -> str:
 
 
 def new_journal(name: str) -> str:
-    """Return the directory for the journal of a new mesh; journals that nobody has written to for a month
-    go.
-    """
+    """Return the directory for the journal of a new mesh; remove journals unused for a month."""
     root = journal_root()
     private_directories(root)
-    private_directory(os.path.dirname(root))  # it's ours, and older versions may have left it open
+    # this user's own directory; older versions may have left its mode too permissive
+    private_directory(os.path.dirname(root))
     private_directory(root)
     for entry in os.scandir(root):
         with suppress(OSError):
@@ -177,16 +176,14 @@ def find_journal(name: str) -> str:
 
 
 def list_connections() -> list[Connection]:
-    """Return the meshes of this user that run, can be reached, and speak our language; files of dead ones
-    are removed.
+    """Return the running, reachable meshes of this user with this version of the wire format; remove files of
+    dead ones.
     """
     return [c for c in list_all_connections() if not why_unusable(c)]
 
 
 def list_all_connections() -> list[Connection]:
-    """Return the meshes of this user that run on this machine, whatever language they speak; files of dead
-    ones are removed.
-    """
+    """Return the running meshes of this user on this machine, of any version; remove files of dead ones."""
     directory = runtime_directory()
     names = [
         n
@@ -213,7 +210,7 @@ def find_connection(name: str | None) -> Connection:
         if connection.name == name:
             return connection
     refuse_unusable(name)
-    with suppress(ValueError):  # nobody has a name that can't be
+    with suppress(ValueError):  # no process holds an invalid name
         claim = find_claim(name)
         if claim is not None:
             raise MeshNotFound(
@@ -246,7 +243,7 @@ def why_unusable(connection: Connection) -> str:
     )
 
 
-# --- who has a name
+# --- the holder of a name
 
 
 def claim_path(name: str) -> str:

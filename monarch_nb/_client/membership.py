@@ -1,4 +1,4 @@
-"""Being let into a mesh of somebody else: by an invitation, which `%mesh share` has made.
+"""Joining another user's mesh, by an invitation made with `%mesh share`.
 
 Whoever has it knocks, with a key of their own that stays on their machine; then a relay (`_host/relay`) keeps
 one connection, and programs of this user find the mesh under its name as if it were theirs.
@@ -45,7 +45,7 @@ def write(path: str, invitation: str) -> None:
 
 
 def join(text: str, name: str | None = None) -> Connection:
-    """Enter a mesh by an invitation; return how programs of this user reach it from now on.
+    """Join a mesh by an invitation; return the connection for programs of this user from now on.
 
     Args:
         text: a file, or the invitation itself as one line.
@@ -83,7 +83,7 @@ def _read(text: str) -> Invitation:
 
 
 def _connected(name: str, invitation: Invitation) -> Connection | None:
-    """Return the connection that there is by this invitation already.
+    """Return the existing connection by this invitation, if there is one.
 
     Raises:
         NameTaken: if it's another mesh.
@@ -99,7 +99,7 @@ def _connected(name: str, invitation: Invitation) -> Connection | None:
 
 
 def _is_of(connection: Connection, invitation: Invitation) -> bool:
-    """Say whether a relay is one that has come by this invitation."""
+    """Say whether a relay was started with this invitation."""
     found = _read_key_file(invitation)
     return found is not None and found.host == connection.host
 
@@ -107,20 +107,20 @@ def _is_of(connection: Connection, invitation: Invitation) -> bool:
 def _whoami() -> str:
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
+    except (KeyError, OSError):  # a user without a name, in a container
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
 
 
-# --- the key that stays here
+# --- the key that stays on this machine
 
 
 class KeyFile(Kept, frozen=True):
-    """The key of this user for one invitation.
+    """The key that this user has for one invitation.
 
     Attributes:
         public, secret: the pair, in Z85.
-        host: index that its programs have in that mesh; 0: nobody has come by it yet.
+        host: index that its programs have in that mesh; 0: nobody has joined with the key yet.
     """
 
     public: str
@@ -134,7 +134,7 @@ def _key_path(invitation: Invitation) -> str:
 
 
 def _own_keys(invitation: Invitation) -> KeyPair:
-    """Return this user's key for an invitation: the same when they come back by it."""
+    """Return this user's key for an invitation: the same key each time."""
     if (found := _read_key_file(invitation)) is not None:
         return KeyPair(found.public, found.secret)
     keys = KeyPair.new()
@@ -157,7 +157,7 @@ def _keep(path: str, keys: KeyPair, host: int) -> None:
 
 
 def _relayed(name: str, place: Place) -> Connection:
-    """Start a relay; return how it's reached.
+    """Start a relay; return its connection.
 
     Raises:
         MeshStartError: with what it wrote, if it ended instead.

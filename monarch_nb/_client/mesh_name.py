@@ -11,7 +11,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
 def check_mesh_name(name: str) -> str:
-    """Return a mesh's name, or refuse it.
+    """Return a mesh's name if it's valid.
 
     Raises:
         MeshUsageError: saying what a name is.

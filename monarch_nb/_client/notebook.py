@@ -1,4 +1,5 @@
-"""In a notebook: what a cell's calls print is shown in that cell, and the calls go into the journal.
+"""The hooks of a session in a notebook: output of a cell's calls is shown in that cell, and the calls are
+entered into the journal.
 
 `pre_run_cell` gives the cell an origin, which its calls carry; output of that origin is written in the cell's
 context, by which ipykernel routes it, also when it comes late. `post_run_cell` waits until what was printed
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _MAX_SOURCE = 20_000
 
 PROGRAM_NUMBER = secrets.randbits(15)
-"""By which controllers tell the calls of this program from those of others."""
+"""Number by which controllers distinguish the calls of this program from those of others."""
 
 
 class NotebookHooks:
@@ -57,11 +58,11 @@ class NotebookHooks:
         watched = kernel.watch()
         if watched is not None:
             watched.on_end.append(hooks.leave)
-        hooks.before_cell()  # the cell that connects has begun already
+        hooks.before_cell()  # the cell that connects has already begun, so its hook won't be called
         return hooks
 
     def remove(self) -> None:
-        """Take the hooks out."""
+        """Remove the hooks."""
         for event, hook in (("pre_run_cell", self.before_cell), ("post_run_cell", self.after_cell)):
             with suppress(ValueError):
                 self._shell.events.unregister(event, hook)
@@ -70,23 +71,23 @@ class NotebookHooks:
             watched.on_end.remove(self.leave)
 
     def leave(self) -> None:
-        """Tell the controller that this client leaves, and wake the threads that wait: the kernel is being
-        shut down, and nobody sees what comes from now on. Called in the control thread.
+        """Tell the controller that this client leaves, and wake waiting threads: the kernel is being shut
+        down, and later output is not seen. Called in the control thread.
         """
-        with suppress(Exception):  # the mesh may have ended; the kernel is to end, too
+        with suppress(Exception):  # the mesh may have ended, or the kernel may be ending
             self._session.tell(Leaving())
         for wakeup in list(self._session.wakeups):
             wakeup.wake()
 
     def before_cell(self, info: Any = None) -> None:
-        """Give the cell that begins its origin."""
+        """Assign an origin to the cell that begins."""
         self._source = getattr(info, "raw_cell", "") or ""
         self._began = time.time()
         try:
             self._task = asyncio.current_task()
         except RuntimeError:  # no event loop: a plain IPython
             self._task = None
-        # The same for all sessions of this program: a cell may call actors of several meshes.
+        # The hooks are the same for all sessions of this program: a cell may call actors of several meshes.
         self.origin = client_origin(PROGRAM_NUMBER, self._shell.execution_count)
         call_context.set(CallContext(self.origin))
         self._session.reports.begin_cell()
@@ -94,7 +95,7 @@ class NotebookHooks:
             self._session.output.default.remember(self.origin, contextvars.copy_context())
 
     def is_interrupted(self) -> bool:
-        """Say whether the running (async) cell is being cancelled: that's what ipykernel makes of Ctrl-C."""
+        """Say whether the running (async) cell is being cancelled: ipykernel turns Ctrl-C into that."""
         return self._task is not None and self._task.cancelling() > 0
 
     def after_cell(self, result: Any = None) -> None:

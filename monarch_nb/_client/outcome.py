@@ -1,4 +1,4 @@
-"""Make one error of the failures among a call's answers."""
+"""Turns the failures among a call's answers into one error."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def call_error(
     what: str,
     more: str = "",
 ) -> ActorError | SupervisionError:
-    """Return the error for failures in order of time. What a failed actor has said before is said in one
-    line.
+    """Return the error for failures in order of time. Failures of an actor that were reported before are
+    summarised in one line.
     """
     transport.reported_ends.update(failure.end.proc for _, failure in failures if failure.end is not None)
     found = rank_failures(failures)
@@ -43,7 +43,7 @@ def call_error(
     state = _state_of(transport, failures)
     if (
         state is not None
-    ):  # the actor has failed for good, and answers all calls with what it died of: told in full once
+    ):  # the actor has failed for good, and answers every call with the same failure: show it in full once
         described = [failure for _, failure in failures]
         error = kind(state.text(what, described), found, results, num_unfinished)
         return error if state.take_unreported(described) else error.briefly()
@@ -57,8 +57,8 @@ def call_error(
 
 
 def dropped_error(pending: Pending, what: str) -> ActorError | SupervisionError | None:
-    """Return the error of a call whose answer nobody will read; None if the program was told of all that's in
-    it: of deaths, of actors that can't be constructed; or has interrupted it itself.
+    """Return the error of a call whose answer nobody will read; None if the program was told of all its
+    failures: of deaths, of actors that can't be constructed; or has interrupted the call itself.
     """
     transport = pending.transport
     found = [

@@ -1,5 +1,5 @@
-"""Receives what ranks print outside of cells: output of actors that this program has called, and output that
-belongs to nobody in particular.
+"""Receives the output of ranks outside of cells: output of actors that this program has called, and output
+without an origin.
 
 It's folded by rank set and written where the cell that made the call shows its output. `receive_records` runs
 in the reading thread and must be quick; the writing is done by the background reader.
@@ -34,18 +34,20 @@ from monarch_nb._wire.message import Message
 
 FOLD_S = 0.1
 CATCH_UP_S = 3.0
-"""How long an answer waits for what was printed before it: the controller may be busy, or the output have
-been dropped."""
+"""How long an answer waits for output that was printed before it: the controller may be busy, or the output
+may have been dropped.
+"""
 
 _MAX_FOLDS = 64
 _MAX_ROWS = 1000
-"""How many lines that have been written are remembered, for ranks that print them later."""
+"""How many written lines are remembered, to merge equal lines that ranks print later."""
 _MAX_LATE = 50
 
 
 class OutputHub:
-    """Gives output that nobody has asked for to the program's own. `receive_records` runs in the reading
-    thread."""
+    """The dispatcher of output that no watch has asked for, to this program's own streams. `receive_records`
+    runs in the reading thread.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -55,26 +57,26 @@ class OutputHub:
         self.groups: dict[int, str] = {}
         self.default = StandardOutput(transport)
         self._reached: dict[int, int] = {}
-        """The last mark that has come of each proc."""
+        """The last mark that has arrived from each proc."""
         self._wakeups: list[Wakeup] = []
         transport.on_output = self.receive_records
         transport.on_printed = self._owe
         transport.catch_up = self.catch_up
 
     def learn_groups(self, groups: dict[str, int]) -> None:
-        """Take note of the names of groups of ranks."""
+        """Learn the names of groups of ranks."""
         self.groups.update((index, name) for name, index in groups.items())
 
     def expect_late(self, feed: Feed) -> None:
-        """Give what comes for a feed that is over to its watcher: output that a cell's threads print when
-        it has ended.
+        """Deliver late records of an ended feed to its watcher: output that a cell's threads print after the
+        cell has ended.
         """
         self._late[feed.ref] = feed
         if len(self._late) > _MAX_LATE:
             del self._late[next(iter(self._late))]
 
     def receive_records(self, message: Message) -> None:
-        """Take records."""
+        """Handle records of output."""
         if message.ref:
             feed = self._late.get(message.ref)
             if feed is not None:
@@ -95,8 +97,8 @@ class OutputHub:
             self._transport.ask(address.CONTROLLER, Taken(0, num))
 
     def _owe(self, proc: int, number: int) -> None:
-        """Note up to which mark a rank's output must come before its answer is shown: the rank printed
-        something before it answered. Called in the reading thread.
+        """Record the mark up to which a rank's output must arrive before its answer is shown: the rank
+        printed it before it answered. Called in the reading thread.
         """
         self._transport.owed[proc] = number
 
@@ -105,8 +107,8 @@ class OutputHub:
         self._ring_if_all_has_come()
 
     def forget(self, proc: int) -> None:
-        """Forget the marks of a rank that has died: what it still owed doesn't come, and its successor counts
-        anew. Called in the reading thread.
+        """Forget the marks of a rank that has died: missing output won't arrive, and a restarted rank counts
+        from the beginning. Called in the reading thread.
         """
         self._reached.pop(proc, None)
         self._transport.owed.pop(proc, None)
@@ -120,7 +122,9 @@ class OutputHub:
         return not any(_is_before(self._reached.get(proc, 0), number) for proc, number in list(owed.items()))
 
     def catch_up(self) -> None:
-        """Show what ranks had printed before the answers that have come; waits for it, but not for long."""
+        """Show the output that ranks printed before the answers that have arrived; wait for it for a bounded
+        time.
+        """
         if in_callback() or not self.default.enabled:
             return
         owed = dict(self._transport.owed)
@@ -135,7 +139,7 @@ class OutputHub:
         wakeup = Wakeup(self._transport)
         self._wakeups.append(wakeup)
         if self._has_come(self._transport.owed):
-            wakeup.ready = True  # just now, before anybody could wake it
+            wakeup.ready = True  # the output arrived before anybody could be woken
         try:
             with suppress(TransportClosed):
                 self._transport.reader.wait(wakeup, time.monotonic() + CATCH_UP_S)
@@ -143,7 +147,7 @@ class OutputHub:
             self._wakeups.remove(wakeup)
 
     def _decode(self, record: Record) -> str:
-        """Decode UTF-8 that may be cut anywhere."""
+        """Decode UTF-8 that may be split anywhere."""
         key = (record.group, record.rank, record.origin, record.stream)
         decoder = self._decoders.get(key)
         if decoder is None:
@@ -152,14 +156,15 @@ class OutputHub:
 
 
 def _is_before(one: int, other: int) -> bool:
-    """Compare numbers of marks, which begin anew after 32 bits."""
+    """Compare numbers of marks, which wrap around after 32 bits."""
     return 0 < (other - one) & 0xFFFFFFFF < 1 << 31
 
 
 class StandardOutput:
-    """Writes what ranks print to this program's stdout and stderr: folded by rank set, or as it comes.
+    """The writer of what ranks print to this program's stdout and stderr: folded by rank set, or in order of
+    arrival.
 
-    In a notebook, output that a cell's calls have caused goes to that cell, also when it comes late.
+    In a notebook, output that a cell's calls have caused goes to that cell, even if it arrives late.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -181,13 +186,13 @@ class StandardOutput:
         return self.enabled and preferences.shows_output
 
     def remember(self, origin: int, context: contextvars.Context) -> None:
-        """Route output that `origin` causes in this context from now on, as ipykernel does by origin."""
+        """Route output with the origin `origin` to this context from now on, as ipykernel does."""
         self._contexts[origin] = context
         if len(self._contexts) > 1000:
             del self._contexts[next(iter(self._contexts))]
 
     def text(self, origin: int, group: str, rank: int, stream: str, text: str) -> None:
-        """Take text of a rank."""
+        """Handle text of a rank."""
         if not self._is_on:
             return
         if self.window_s is None:
@@ -210,7 +215,7 @@ class StandardOutput:
         self._transport.reader.call_at(time.monotonic() + self.window_s, self.flush)
 
     def display(self, origin: int, shown: Shown) -> None:
-        """Show something rich."""
+        """Display rich output."""
         if self._is_on:
             self._run(origin, self.show, shown)
 
@@ -222,8 +227,8 @@ class StandardOutput:
             context.copy().run(function, *args)
 
     def flush(self) -> None:
-        """Write what has been folded. When it returns, what was there before has been written, by
-        whichever thread.
+        """Write the folded output. When it returns, all output received before has been written, by this
+        thread or another one.
         """
         with self._writing:
             with self._lock:
@@ -244,15 +249,15 @@ def _write(stream: str, text: str) -> None:
         target.write(text)
         target.flush()
     except (OSError, ValueError):
-        return  # the program's own output is closed: nobody to tell
+        return  # the program's own output is closed
 
 
 def _show(shown: Shown) -> None:
-    """Show what an actor displays, where there is a front end; else its text."""
+    """Display an actor's rich output, where there is a front end; otherwise print its text."""
     if shown.bar is not None:
         _write("stdout", f"\r{shown.bar.text}" if shown.bar.text else "")
     if not shown.data:
-        return  # what else is there isn't the actor's to take away
+        return  # an actor doesn't clear output of others
     ipython = sys.modules.get("IPython")
     if ipython is not None and ipython.get_ipython() is not None:
         from IPython.display import display

@@ -1,4 +1,4 @@
-"""Keep the settings of this program for all its meshes (`monarch_nb.config`). None: as each place has it."""
+"""The settings of this program for all its meshes (`monarch_nb.config`). None: the default of each place."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class Preferences:
     """The settings of this process for all its meshes.
 
     Attributes:
-        shows_output: whether what ranks print is shown here.
-        stop_s: seconds that ranks have to leave before they're killed.
+        shows_output: whether the output of ranks is shown here.
+        stop_s: seconds that ranks have to exit before they're killed.
         attach_s: seconds that a worker has to answer.
         request_s: seconds that a host process has to answer.
     """

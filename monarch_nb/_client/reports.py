@@ -1,4 +1,4 @@
-"""Report failures that no exception brings: folded, and once.
+"""Reports failures that no exception carries to the user, each once, and equal ones together.
 
 Actors that have failed by themselves (`__init__`, a broadcast) go to the program's fault hook: those of one
 mesh that fail within `WINDOW_S` are one failure, and one that was told before, by the hook or by an
@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from monarch_nb._client.session import Session
 
 WINDOW_S = 0.2
-"""What fails together is said together; who waits for an answer (see `ERROR_GRACE_S`) has it by then."""
+"""Failures within this time are reported together; callers who wait for an answer (see `ERROR_GRACE_S`) have
+it by then.
+"""
 SILENCE_S = 60.0
-"""How long a dropped failure that was said isn't said again."""
+"""How long an equal dropped failure isn't reported again."""
 
 
 class FailureReports:
-    """The failures of one session that no exception brings, until they're reported.
+    """The reporter of failures that no exception carries to the user. One per session.
 
     `actor_failed` and `dropped` are quick and may be called in any thread; the background reader reports.
     """
@@ -40,16 +42,16 @@ class FailureReports:
         self._actors: dict[int, list[Failure]] = {}
         self._dropped: dict[int, tuple[Pending, str, contextvars.Context]] = {}
         self._reported: dict[Any, float] = {}
-        """When each kind of dropped failure was said."""
+        """Time of the last report of each kind of dropped failure."""
         self._armed = False
 
     def begin_cell(self) -> None:
-        """Forget which dropped failures were reported: in another cell they may be reported again."""
+        """Forget which dropped failures were reported: in another cell they are reported again."""
         self._reported.clear()
 
     def actor_failed(self, actor_id: int, failure: Failure) -> None:
-        """Mark the mesh that an actor belongs to; say it in a moment, if nobody is told by an exception
-        until then.
+        """Mark the mesh of a failed actor; report the failure in a moment, unless an exception has done so by
+        then.
         """
         state = self._session.actor_states.get(actor_id)
         if state is not None:
@@ -59,7 +61,7 @@ class FailureReports:
         self._arm()
 
     def dropped(self, pending: Pending, what: str) -> None:
-        """Note a call that has failed and whose answer nobody can ask for any more; `flush` reports it."""
+        """Record a failed call whose answer nobody can read any more; `flush` reports it."""
         with self._lock:
             self._dropped[id(pending)] = pending, what, contextvars.copy_context()
         self._arm()
@@ -90,13 +92,14 @@ class FailureReports:
             self._tell_hook(actor_id, failures)
         if over:
             self._say_dropped(list(over.values()))
-        if self._dropped:  # the other ranks may still go on for a moment
+        if self._dropped:  # the other ranks may still run for a moment
             self._arm()
 
     def _tell_hook(self, actor_id: int, failures: list[Failure]) -> None:
         state = self._session.actor_states.get(actor_id)
         unreported = failures if state is None else state.take_unreported(failures)
-        if has_own_hook() and state is not None:  # the program acts on it, also if somebody has been told
+        # the program's handler acts on it, even if the user was told
+        if has_own_hook() and state is not None:
             unreported = state.take_unreported(failures, "hook")
         if unreported:
             call_fault_hook(MeshFailure.from_failures(unreported))

@@ -1,4 +1,4 @@
-"""A program's connection to one mesh's controller: requests, and what comes unasked.
+"""A program's connection to one mesh's controller: requests and their answers, and events.
 
 A session owns nothing that matters: the program may end at any time and the mesh goes on, unless it is the
 private mesh of this program, which `this_host()` makes.
@@ -71,11 +71,11 @@ T = TypeVar("T")
 
 REQUEST_S = 30.0
 _NAMED = os.environ.pop("MONARCH_NB_PROGRAM", "")
-"""What whoever started this program wants it to be called; not for those that it starts."""
+"""Name that the parent process has given this program; child processes don't inherit it."""
 HELLO_S = 20.0
 LINGER_S = 0.5
 UNATTENDED_S = 3.0
-"""How long a rank that asks something waits for a cell that waits for it."""
+"""How long a question of a rank waits for a cell that waits for that rank."""
 
 
 class Session:
@@ -93,23 +93,23 @@ class Session:
         """What this program may do in the mesh."""
         self.observes = False
         self.wakeups: list[Wakeup] = []
-        """Who waits in a notebook, and is to know when a rank stops at a breakpoint."""
+        """Waits in a notebook, which are woken when a rank stops at a breakpoint."""
         self.num_waiting = 0
-        """Cells that wait in a notebook, and can ask whoever sits there."""
+        """Number of cells that wait in a notebook, and can ask its user."""
         self.num_stops = self.num_stops_shown = 0
-        """Stops that this program has been told of, and those that a prompt was shown for."""
+        """Number of stops that this program was told of, and of those shown in a prompt."""
         self.num_questions_over = 0
-        """How often this program was told that ranks don't wait for somebody to type any more."""
+        """Number of notices that ranks no longer wait for a typed line."""
         self.take_back_question: dict[int, Callable[[], None]] = {}
-        """Takes a prompt back that is open for a rank, by the question's number."""
+        """Callbacks that withdraw an open prompt, by the number of the rank's question."""
         self.num_prompts = 0
-        """Debugger prompts that are open in this program just now."""
+        """Number of open debugger prompts of this program."""
         self._began = time.time()
         self.ending: Ending | None = None
-        """Knows how to say that the mesh has ended; none in a rank, which ends with it."""
+        """Describes the end of the mesh; None in a rank, which ends with the mesh."""
         self.listens = False
         self.when_lost: list[Callable[[str], None]] = []
-        """Told in a sentence how the mesh has ended, by the thread that has noticed."""
+        """Called with a sentence about the end of the mesh, by the thread that has noticed it."""
         self.notebook: NotebookHooks | None = None
         self.output: OutputHub | None = None
         self.local_actors: Any = None
@@ -117,13 +117,13 @@ class Session:
         self.meshes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """Actor meshes that this program has spawned, by actor id."""
         self.actor_states = states_in(transport)
-        """What is known of those actors: failures are passed on to it."""
+        """The states of those actors; failures are passed on to it."""
         self.num_moves = 0
-        """How often ranks were started anew, or a mesh got other sizes: hosts may be others since."""
+        """How often ranks were restarted, or a mesh was resized: hosts may have changed since."""
         self.reshaped: Subscribers[Reshaped] = Subscribers()
-        """Handles that take on new sizes, told what the controller says of a group that has got some."""
+        """Handles that are resized, called with the controller's event about their group."""
         self.fault_handlers: dict[str, Callable[[Any], None]] = {}
-        """What this program does about a death, by group."""
+        """This program's callbacks for the death of a rank, by group."""
         self.reports = FailureReports(self)
         transport.on_dropped = self.reports.dropped
         self.stop_notices = StopNotices(self)
@@ -166,9 +166,10 @@ class Session:
             welcome = session.request(
                 Hello(os.getpid(), what or _program(), PROGRAM_NUMBER, listens, observes, kernel_id), HELLO_S
             )
-        except BaseException as error:  # it may be about to end, or somebody may have lost patience
+        # the controller may be about to end, or another program may have killed it
+        except BaseException as error:
             with suppress(Exception):
-                session.tell(Goodbye())  # if it reads the first words later, it reads these, too
+                session.tell(Goodbye())  # a controller that reads the greeting late reads this, too
             session.stop_notices.close()
             transport.close(LINGER_S)
             if not isinstance(error, RankTimeout):
@@ -185,11 +186,11 @@ class Session:
         if not is_guest:
             hide_in_scripts()
         if session.notebook is None and connection.name and not observes:
-            transport.calls = {}  # a script's calls are journalled when it leaves
+            transport.calls = {}  # a script's calls are entered into the journal when it exits
         return session
 
     def is_open_to(self, connection: Connection) -> bool:
-        """Say whether this is a connection to that controller, and still good, and shows what ranks print."""
+        """Say whether this is an open connection to that controller that shows output of ranks."""
         mine, transport = self.connection, self.transport
         is_it = mine is not None and (mine.pid, mine.directory) == (connection.pid, connection.directory)
         return is_it and self.listens and not transport.closed and not transport.lost
@@ -197,7 +198,7 @@ class Session:
     # --- requests
 
     def request(self, request: Request[T], timeout_s: float | None = None) -> T:
-        """Ask the controller and wait for the answer.
+        """Send a request to the controller and wait for the answer.
 
         Raises:
             RequestFailed: with the controller's reason.
@@ -211,7 +212,7 @@ class Session:
         return reply.read()
 
     def ask(self, request: Request[T]) -> Reply[T]:
-        """Ask the controller; the answer can be read once ready."""
+        """Send a request to the controller; return the reply, which can be read once it's ready."""
         return self.transport.request(address.CONTROLLER, request)
 
     def check_may_end(self) -> None:
@@ -233,7 +234,7 @@ class Session:
         return reply, self.connection.pid if self.connection is not None else 0
 
     def watch(self, feed: Feed | StatusFeed[Any], request: Request[None]) -> None:
-        """Have the controller feed `feed` with what a request asks for."""
+        """Have the controller send the events of a watch request to `feed`."""
         if self.output is not None and isinstance(feed, Feed):
             feed.when_late = self.output.expect_late
         self.transport.ask(address.CONTROLLER, request, self.transport.expect(feed))
@@ -245,8 +246,8 @@ class Session:
     def note_calls(
         self, source: str, began: float, *, origin: int = 0, status: CellStatus = CellStatus.OK
     ) -> None:
-        """Have the calls since the last time entered into the journal. Where one has failed, the entry says
-        so, also if nobody has asked for the answer.
+        """Have the calls since the last time entered into the journal. The entry includes failures, even if
+        nobody has read the answers.
         """
         calls, self.transport.calls = self.transport.calls, {}
         if not calls:
@@ -267,7 +268,7 @@ class Session:
     # --- actors of this program
 
     def host_actors(self) -> Any:
-        """Let this program have actors of its own; return the host that takes calls of these actors."""
+        """Enable this program to have actors of its own; return the host that receives calls to them."""
         with self._making_actors:
             if self.local_actors is None:
                 from monarch_nb._runtime.actor_host import ActorHost
@@ -276,12 +277,14 @@ class Session:
         return self.local_actors
 
     def _take_call(self, message: Message) -> Any:
-        """Take the first call: somebody spawns a controller here, or calls it already."""
+        """Handle the first call to this program: another process spawns a named singleton here, or calls
+        one.
+        """
         if not message.target:
-            return None  # a question to a process that has actors
+            return None  # a request that only processes with actors answer
         return self.host_actors().on_call(message)
 
-    # --- unasked
+    # --- events
 
     @handles(GroupsKnown)
     def on_groups_known(self, event: GroupsKnown, sender: Sender) -> None:
@@ -349,7 +352,7 @@ class Session:
         self.transport.reader.call_at(time.monotonic() + UNATTENDED_S, refuse)
 
     def _on_ends(self, ends: Sequence[RankExit]) -> None:
-        """Tell the program's hook of ranks that have died, unless somebody waited for them and is told by an
+        """Call the program's hook for ranks that have died, unless a thread waited for them and gets an
         exception.
 
         A hook of the program's own is told of each; what is written to stderr has all of a mesh that died
@@ -362,7 +365,8 @@ class Session:
             if not end.handled:
                 self.transport.reported_ends.add(end.proc)
             handler = self.fault_handlers.get(end.group)
-            if handler is not None:  # it may wait for answers, and this is the thread that reads them
+            # the callback may wait for answers, and this is the thread that reads them
+            if handler is not None:
                 failure = MeshFailure.from_ends([end])
                 threading.Thread(
                     target=handler, args=(failure,), name="monarch-nb-fault", daemon=True
@@ -373,8 +377,8 @@ class Session:
             call_fault_hook(MeshFailure.from_ends(together))
 
     def take_sizes(self, event: Reshaped) -> None:
-        """Have handles take on the new sizes of a group of ranks: handles on all of the group, and on actors
-        that are on all of it.
+        """Have handles take on the new sizes of a group of ranks: handles on the whole group, and on actors
+        spawned on all of it.
         """
         if self.output is not None:
             self.output.default.sizes[event.group] = Extent(event.labels, event.sizes).nelements
@@ -382,7 +386,7 @@ class Session:
         self.reshaped.publish(event)
 
     def healed(self, actor_ids: Sequence[int]) -> None:
-        """Mark actors that have been made again as healthy: handles on them are good."""
+        """Mark actors that were created again as healthy."""
         for actor_id in actor_ids:
             state = self.actor_states.get(actor_id)
             if state is not None:
@@ -391,8 +395,8 @@ class Session:
     # --- the end
 
     def _on_lost(self, heard: bool) -> None:
-        """Tell subscribers that the controller is gone. If nobody has waited for it, and so been told by an
-        exception, show a notice.
+        """Call subscribers when the controller is gone. If no waiting thread gets an exception about that,
+        show a notice.
         """
         for tell in self.when_lost:
             tell(self.transport.lost)
@@ -400,7 +404,7 @@ class Session:
             _show_notice(self.transport.lost)
 
     def close(self) -> None:
-        """Disconnect. A private mesh ends."""
+        """Disconnect. A program's own mesh ends."""
         if self.transport.closed:
             return
         atexit.unregister(self.close)
@@ -413,7 +417,7 @@ class Session:
                 self.local_actors.stop()
         with suppress(Exception):
             self.settle_output()
-        with suppress(Exception):  # also if the controller is too busy to say what is still to be printed
+        with suppress(Exception):  # even if the controller is too busy to say which output is still to come
             if self.notebook is None:
                 self.note_calls(_program(), self._began)
         with suppress(Exception):
@@ -426,14 +430,16 @@ class Session:
         by_transport.pop(id(self.transport), None)
 
     def settle_output(self) -> None:
-        """Wait until what was printed before now has come."""
+        """Wait until all output printed before now has arrived."""
         if self.output is not None:
             self.request(SettleOutput(), 2.0)
             self.output.default.flush()
 
 
 class HandleEvents:
-    """The handlers of events that concern handles. Ranks have these, too; they learn the rest otherwise."""
+    """The handlers of events about handles. Clients and ranks have them; a rank learns of all other events by
+    other ways.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -445,12 +451,12 @@ class HandleEvents:
 
     @handles(RanksRevived)
     def on_revived(self, event: RanksRevived, sender: Sender) -> None:
-        """Count a new start of ranks, maybe on a host that has taken a lost one's place."""
+        """Count a restart of ranks, possibly on a host that replaced a lost one."""
         self._session.num_moves += 1
 
     @handles(Reshaped)
     def on_reshaped(self, event: Reshaped, sender: Sender) -> None:
-        """Handle a change of a group's sizes: have handles on it take them on."""
+        """Handle a change of a group's sizes: update handles on it."""
         self._session.take_sizes(event)
 
 
@@ -460,7 +466,7 @@ def _program() -> str:
     if "ipykernel" in sys.modules:
         return ("notebook " + os.path.basename(os.environ.get("JPY_SESSION_NAME", ""))).strip()
     folder, name = os.path.split(sys.argv[0])
-    if name == "__main__.py":  # of a package that was run by its name: python -m training
+    if name == "__main__.py":  # a package that was run by its name: python -m training
         name = os.path.basename(folder)
     return name or "python"
 
@@ -480,8 +486,8 @@ _lock = threading.RLock()
 
 
 def current() -> Session:
-    """Return this process' session: a rank's own, or a client's, which starts a private mesh if it has
-    none.
+    """Return this process' session: a rank's own, or a client's, which starts a mesh of its own if it has no
+    session.
     """
     global _current
     session = _current
@@ -546,7 +552,7 @@ def shutdown() -> None:
 process_context.on_demand(lambda: current().transport)
 
 
-# --- other meshes, by the handles on them
+# --- other meshes, found by the handles on them
 
 _reaching = threading.Lock()
 
@@ -562,7 +568,7 @@ def reach(mesh: MeshAddress) -> Transport:
 
 
 def _transport_in(mesh: MeshAddress) -> Transport | None:
-    """Return a transport in a mesh, if this process has one; rather one that shows output."""
+    """Return a transport in a mesh, if this process has one; preferably one that shows output."""
     found = [
         s
         for s in list(by_transport.values())
@@ -572,7 +578,7 @@ def _transport_in(mesh: MeshAddress) -> Transport | None:
 
 
 def _visit(mesh: MeshAddress) -> Session:
-    """Connect to a mesh of which this process has nothing but handles."""
+    """Connect to a mesh that this process knows only by handles."""
     rank = process_context.rank
     who = f"rank {rank.rank} of {rank.transport.mesh}" if rank is not None else "this program"
     refused = f"{mesh} can't be reached from {who} on {process_context.hostname()}: "
@@ -598,7 +604,7 @@ process_context.on_other_mesh(reach)
 
 
 def num_open() -> int:
-    """Return how many sessions this program has."""
+    """Return the number of this program's sessions."""
     return len(by_transport)
 
 

@@ -1,4 +1,4 @@
-"""The sessions of this program, by their transports: for those whom the session itself uses."""
+"""The sessions of this program by their transports, for modules that the session itself imports."""
 
 from __future__ import annotations
 

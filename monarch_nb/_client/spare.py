@@ -1,4 +1,4 @@
-"""A host process kept warm before it's asked for.
+"""A host process that is started, and kept warm, before it's needed.
 
 Importing torch takes most of a second. `%load_ext monarch_nb` starts a private host process whose zygote does
 that in the background, so `%mesh start` finds it done. It ends with this program unless a mesh takes it over.
@@ -26,7 +26,7 @@ _ready: Connection | None = None
 
 
 def prepare() -> None:
-    """Start a spare in the background, unless there is one or the user doesn't want it."""
+    """Start a spare in the background, unless there is one or the user has disabled that."""
     global _starting
     if os.environ.get("MONARCH_NB_PREWARM", "1") == "0":
         return
@@ -41,12 +41,12 @@ def _start() -> None:
     try:
         _ready = _new()
     except (MeshError, OSError):
-        _ready = None  # whoever needs one starts it again and sees why
+        _ready = None  # a later start tries again, and reports the error
 
 
 def _new() -> Connection:
     """Return a controller that belongs to this program: one that was kept warm, or a new one."""
-    wants = warm.wanted_s() is not None  # first: what is set wrongly is said before anything is started
+    wants = warm.wanted_s() is not None  # first: wrong settings are reported before anything is started
     found = warm.take_warm() or launch.start_controller(owner_pid=os.getpid())
     if wants:
         warm.keep_if_wanted()
@@ -66,8 +66,7 @@ def take_spare() -> Connection:
 
 
 def put_back(connection: Connection) -> None:
-    """Keep a controller that was taken and isn't needed after all; this program isn't connected to it any
-    more."""
+    """Keep a controller that was taken but isn't needed; this program isn't connected to it any more."""
     global _ready
     with _lock:
         if _ready is None and _starting is None:

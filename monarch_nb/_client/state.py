@@ -17,16 +17,16 @@ ChangeT = TypeVar("ChangeT")
 
 
 class StatusFeed(Pending, Generic[ChangeT]):
-    """Receives what a controller tells again and again: a mesh's state, all of it first, then changes; or who
-    stands at a breakpoint.
+    """The client's end of a watch on a state that changes: a mesh's status (all of it first, then changes),
+    or the stops at breakpoints.
 
-    After each one the controller waits for `taken`, and puts together what happens until then. Callbacks run
-    in the reading thread.
+    After each change the controller waits for `taken`, and merges the changes that happen until then.
+    Callbacks run in the reading thread.
 
     Args:
         kind: the type of a change.
-        end: makes the request that ends it, of its number.
-        on_end: called once nothing more comes.
+        end: makes the request that ends the watch of a given number.
+        on_end: called once the watch has ended.
     """
 
     __slots__ = ("_end", "_kind", "_on_change", "error")
@@ -56,12 +56,12 @@ class StatusFeed(Pending, Generic[ChangeT]):
         return None
 
     def taken(self) -> None:
-        """Let the controller send what comes next. May be called from any thread."""
+        """Acknowledge a change, so that the controller sends the next. May be called from any thread."""
         if not self.ready:
             self.transport.ask(address.CONTROLLER, StatusTaken(self.ref))
 
     def close(self) -> None:
-        """Watch no longer."""
+        """End the watch."""
         if not self.ready:
             self.transport.ask(address.CONTROLLER, self._end(self.ref))
             self._on_change = lambda _change: None
@@ -70,10 +70,11 @@ class StatusFeed(Pending, Generic[ChangeT]):
 
     @property
     def is_awaited(self) -> bool:
-        return False  # who looks at a picture hasn't asked for anything
+        return False  # a display has no caller to whom the error could be raised
 
     def handles_end(self, end: RankExit) -> bool:
         return False
 
     def lost(self, proc: int, end: RankExit) -> Pending | None:
-        return None  # ranks are the controller's business; if the controller goes, the transport is closed
+        # exits of ranks are the controller's business; if the controller goes, the transport is closed
+        return None

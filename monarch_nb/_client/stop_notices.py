@@ -1,5 +1,5 @@
-"""Names ranks that stop at a breakpoint on stderr where no prompt can be shown: in a script, and in a
-notebook without the extension.
+"""Prints notices to stderr about ranks that stop at a breakpoint, where no prompt can be shown: in a script,
+and in a notebook without the extension.
 
 A script's own mesh has no name. So that `monarch-nb debug` finds it, a connection file under the program's
 pid is there from its first stop on until it ends.
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from monarch_nb._client.session import Session
 
 WINDOW_S = 0.2
-"""Ranks that stop together are said together."""
+"""Ranks that stop within this time are reported together."""
 
 
 class StopNotices:
-    """Prints the stops at breakpoints of one session's mesh. `stopped` is called in the reading thread,
-    `_print_stops` by the background reader."""
+    """The printer of notices about ranks of one session's mesh that stop at breakpoints. `stopped` is called
+    in the reading thread, `_print_stops` by the background reader.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -36,7 +37,7 @@ class StopNotices:
         self._path = ""
 
     def stopped(self, stop: RankStopped) -> None:
-        """Note a rank's stop at a breakpoint, and have it printed soon unless a cell shows the prompt."""
+        """Record a rank's stop at a breakpoint, and have it printed soon unless a cell shows the prompt."""
         if waiting.on_stop is not None:
             return  # a cell shows the prompt
         with self._lock:

@@ -1,4 +1,4 @@
-"""Keep the subscribers of a session's events: methods of handles, which the session doesn't keep alive."""
+"""The subscribers of a session's events: methods of handles, which the session doesn't keep alive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ E = TypeVar("E")
 
 
 class Subscribers(Generic[E]):
-    """Methods of objects that may go at any time, one of each object. Thread-safe.
+    """The subscribers to one kind of event: methods of objects that are held weakly, at most one of each
+    object. Thread-safe.
 
     Example:
         >>> class Handle:
@@ -26,7 +27,7 @@ class Subscribers(Generic[E]):
         self._methods: dict[int, WeakMethod[Callable[[E], object]]] = {}
 
     def subscribe(self, method: Callable[[E], object]) -> None:
-        """Have a bound method called with what is published, as long as its object lives."""
+        """Register a bound method, which is called with each event as long as its object lives."""
         owner: Any = method
         key = id(owner.__self__)
 

@@ -1,5 +1,5 @@
-"""Detects a notebook that runs with nobody at it, by nbclient, papermill or nbconvert: its meshes end with
-its kernel then, as nobody comes back to them.
+"""Detects a notebook that runs without a user, by nbclient, papermill or nbconvert: its meshes end with its
+kernel then, because no user comes back to them.
 
 Two signs together, so that neither a private choice of settings nor an odd front end is taken for a run: such
 runners start a kernel whose history is in memory (nbclient's default; nbconvert, papermill and voila are

@@ -1,5 +1,5 @@
-"""Waiting for answers in a notebook: if a rank stops at a breakpoint meanwhile, the waiting cell becomes the
-debugger's prompt; if the kernel is shut down, the wait ends, and what is waited for goes on.
+"""Waiting for answers in a notebook. If a rank stops at a breakpoint meanwhile, the waiting cell becomes the
+debugger's prompt; if the kernel is shut down, the wait ends, and the ranks' work continues.
 
 Who can show a prompt sets `on_stop`. In a program that is no notebook, and in other threads than the main
 one, this is a plain wait.
@@ -21,20 +21,22 @@ if TYPE_CHECKING:
     from monarch_nb._client.session import Session
 
 on_stop: Callable[[Session], Exception | None] | None = None
-"""Called in the main thread when something has stopped; returns when the wait may go on. What it returns
-is raised when the wait is over.
+"""Called in the main thread when a rank has stopped; returns when the wait may continue. An exception that it
+returns is raised when the wait is over.
 """
 
 on_long: Callable[[Any, float], Callable[[], None]] | None = None
-"""Shows a long transfer of the data plane, which began at a time (monotonic); returns what to call when
-it's over.
+"""Shows a long transfer of the data plane, given its start time (monotonic); returns the function that ends
+the display.
 """
 
 _main = threading.main_thread().ident
 
 
 class Wakeup(Pending):
-    """A stand-in for an awaited answer: ready when the answer is there, or when something has stopped."""
+    """A substitute for an awaited answer: ready when the answer has arrived, or when a rank has stopped at a
+    breakpoint.
+    """
 
     __slots__ = ("woken",)
 
@@ -72,7 +74,7 @@ def wait(pending: Pending, deadline: float | None) -> bool:
 
 
 def wait_simply(pending: Pending, deadline: float | None) -> bool:
-    """Wait until an answer is there, whatever stops meanwhile; False if `deadline` (monotonic) passed
+    """Wait until an answer is there, ignoring stops at breakpoints; False if `deadline` (monotonic) passed
     first.
     """
     if not pending.claim():
@@ -84,8 +86,9 @@ def wait_simply(pending: Pending, deadline: float | None) -> bool:
 
 
 def _wait_beside(pending: Pending, deadline: float | None) -> bool:
-    """Wait for what another thread waits for in the reader; if that one gives up, the background reader
-    reads."""
+    """Wait for an object that another thread waits for in the reader; if that thread gives up, the background
+    reader reads.
+    """
     done = threading.Event()
     pending.when_ready(done.set)
     done.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -98,7 +101,7 @@ def _wait_in_notebook(session: Session, pending: Pending, deadline: float | None
         wakeup = Wakeup(pending.transport)
         session.wakeups.append(wakeup)
         if session.num_stops > session.num_stops_shown:
-            wakeup.wake_for_stop()  # it came before anybody waited
+            wakeup.wake_for_stop()  # the stop came before this wait began
         if kernel.is_ending():
             wakeup.wake()
         pending.when_ready(wakeup.wake)

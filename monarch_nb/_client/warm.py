@@ -1,5 +1,5 @@
-"""Interpreters that are kept warm for the next program of the same environment (`monarch-nb warm`,
-MONARCH_NB_WARM): taking one, and the keepers.
+"""Warm interpreters for the next program of the same environment (`monarch-nb warm`, MONARCH_NB_WARM): how a
+program takes one, and the keepers.
 
 Anything that goes wrong in taking one means that there's none: then a program starts its own, and hears
 what's wrong from that.
@@ -29,13 +29,15 @@ from monarch_nb._wire.process import is_running, machine_id
 from monarch_nb.exceptions import MeshStartError, MeshUsageError
 
 VARIABLE = "MONARCH_NB_WARM"
-"""Set to a time such as 30m: whoever starts a mesh sees to it that the next program of its environment
-finds a warm interpreter.
+"""Set to a time such as 30m: a program that starts a mesh then keeps an interpreter warm for the next program
+of its environment.
 """
 START_S = 120.0
 STOP_S = 15.0
 ANSWER_S = 2.0
-"""How long a program waits for a controller that should answer at once, before it starts its own."""
+"""How long a program waits for a warm controller's answer, which should be immediate, before it starts its
+own.
+"""
 _CODE = (
     "import sys, importlib.util as u; sys.path[:] = [p for p in sys.path if p];"
     "u.find_spec('monarch_nb') or sys.path.append(sys.argv[2]);"
@@ -48,9 +50,9 @@ class Kept(NamedTuple):
 
     Attributes:
         pid, start_time: of the keeper.
-        until: when it ends, if no program starts a mesh before; seconds since the epoch.
-        controller: the interpreter's controller, once it is warm.
-        path: the claim.
+        until: when the keeper ends if no program starts a mesh before, in seconds since the epoch.
+        controller: the controller with the warm interpreter; None until it is warm.
+        path: path of the claim file.
     """
 
     pid: int
@@ -62,19 +64,20 @@ class Kept(NamedTuple):
 
     @property
     def until_text(self) -> str:
-        """The time when the keeper ends, as HH:MM; with the date, if that's another day."""
+        """The time at which the keeper ends, as HH:MM; with the date, if that's another day."""
         same_day = time.localtime(self.until)[:3] == time.localtime()[:3]
         return time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", time.localtime(self.until))
 
 
-# --- taking one
+# --- taking a warm interpreter
 
 
 def take_warm() -> Connection | None:
-    """Return a warm controller that belongs to this program from now on; None if there's none that would
-    serve it as its own."""
+    """Return a warm controller, which belongs to this program from now on; None if none meets this program's
+    requirements.
+    """
     with suppress(OSError, ValueError):
-        if not keepers():  # nearly always; what must agree takes some milliseconds to find out
+        if not keepers():  # the usual case; comparing the requirements would take some milliseconds
             return None
         kept = keeper_of(_own_key())
         if kept is not None and kept.controller is not None:
@@ -143,7 +146,7 @@ def _kept(path: str) -> Kept | None:
     try:
         note = KeeperNote.of_json(data) if data else None
     except ValueError:
-        note = None  # the keeper hasn't said anything yet
+        note = None  # the keeper hasn't written its note yet
     if note is None or note.machine != machine_id():
         return None
     controller = None
@@ -158,7 +161,7 @@ def _own_key() -> str:
 
 
 def keep_warm(for_s: float) -> tuple[Kept, bool]:
-    """Keep an interpreter of this environment warm; wait until it is. Say whether that's new.
+    """Keep an interpreter of this environment warm; wait until it is warm. Say whether it was started now.
 
     Args:
         for_s: seconds until it ends, if no program starts a mesh before.
@@ -186,7 +189,7 @@ def keep_warm(for_s: float) -> tuple[Kept, bool]:
 
 
 def _raise_reason(process: subprocess.Popen[bytes]) -> None:
-    """Raise what a keeper has written at its end; nothing if another keeper was quicker."""
+    """Raise the error that a keeper has written when it ended; nothing if another keeper was faster."""
     from monarch_nb._client.keeper import KEPT_ALREADY
 
     assert process.stderr is not None
@@ -197,7 +200,7 @@ def _raise_reason(process: subprocess.Popen[bytes]) -> None:
 
 
 def keep_if_wanted() -> None:
-    """Keep an interpreter warm in the background, if this program's environment says so; return at once.
+    """Keep an interpreter warm in the background, if the environment variable requests it; return at once.
 
     Raises:
         MeshUsageError: if what MONARCH_NB_WARM says is no time.
@@ -236,7 +239,7 @@ def _start_keeper(for_s: float, *, wait_s: float, stderr: int) -> subprocess.Pop
 
 
 def stop(kept: Kept) -> None:
-    """End a keeper and what nobody has taken; return when both have ended.
+    """End a keeper and its controller, unless a program has taken that; return when both have ended.
 
     Raises:
         MeshStartError: if it doesn't end.

@@ -1,5 +1,5 @@
-"""Determines what two programs must have in common so that an interpreter which was started for one serves
-the other as its own would.
+"""Determines the facts that two programs must have in common so that an interpreter started for one can serve
+the other.
 
 An interpreter takes some things in when it starts and when it imports torch, and never again: these must
 agree. The rest (other environment variables, the working directory, further entries of the module path) a
@@ -33,8 +33,8 @@ _LOADED_ONCE = re.compile(
     r"|TZ|HOME|USER|LOGNAME|TMPDIR|TEMP|TMP"
     r"|MONARCH_NB_PRELOAD|MONARCH_NB_HOST_LOG"
 )
-"""Variables that the loader, the interpreter, torch or a library that it brings may read once, when
-they're loaded.
+"""Variables that the loader, the interpreter, torch or its libraries may read only once, when they are
+loaded.
 """
 _STATUS = (
     "Umask",
@@ -52,7 +52,7 @@ _STATUS = (
 _NAMESPACES = "/proc/self/ns"
 _SIGNALS = ("SigBlk", "SigIgn")
 _SIGNAL_MASK = sum(1 << (number - 1) for number in (1, 3, 10, 12, 15))
-"""HUP, QUIT, USR1, USR2, TERM: others a kernel, or Python itself, may just be handling."""
+"""HUP, QUIT, USR1, USR2, TERM: a kernel, or Python itself, may be handling others at the moment."""
 
 
 def environment() -> dict[str, str]:
@@ -86,12 +86,12 @@ def requirements() -> Requirements:
 
 
 def key_of(found: Requirements) -> str:
-    """Return the short name of what must agree."""
+    """Return the digest of the requirements."""
     return hashlib.sha256(json.dumps(found.plain(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def claim_path(key: str) -> str:
-    """Return the file whose lock is the right to keep an interpreter warm for those that have a key.
+    """Return the file whose lock is the claim of the keeper of an interpreter with a key.
 
     Raises:
         OSError: if there's no directory for it.
@@ -100,7 +100,7 @@ def claim_path(key: str) -> str:
 
 
 def differences(one: Requirements, other: Requirements) -> list[str]:
-    """Return the names of what doesn't agree, as in `["priority", "variable TZ"]`."""
+    """Return the names of the requirements that differ, as in `["priority", "variable TZ"]`."""
     mine, theirs = one.plain(), other.plain()
     return sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
 
@@ -108,8 +108,8 @@ def differences(one: Requirements, other: Requirements) -> list[str]:
 def why_path_differs(
     path: Sequence[str], warm_path: Sequence[str], modules: Mapping[str, Sequence[str]]
 ) -> str:
-    """Return why a program with the module path `path` would import something else than what has been
-    imported from `warm_path`; empty if it wouldn't.
+    """Return why a program with the module path `path` would import other modules than those imported from
+    `warm_path`; empty if it wouldn't.
 
     Args:
         modules: top-level modules that have been imported, by the directory that they come from.
@@ -121,7 +121,7 @@ def why_path_differs(
         return f"{missing[0]} isn't in its module path"
     origins = {name: directory for directory, names in modules.items() for name in names}
     lowest = len(places)
-    earlier = []  # than where the interpreter has looked into it, if it has
+    earlier = []  # entries that precede those the warm interpreter has looked into, if any
     for entry in reversed(entries):
         place = places.get(entry, len(places))
         if place > lowest or entry not in places:
@@ -131,8 +131,8 @@ def why_path_differs(
 
 
 def _hidden_by(entry: str, origins: Mapping[str, str]) -> str:
-    """Return which imported module an entry of the module path would give in place of the one that was
-    found elsewhere; empty if none.
+    """Return the imported module that an entry of the module path would replace, since it was found in
+    another entry; empty if none.
     """
     try:
         files = os.listdir(entry)
@@ -150,8 +150,8 @@ def _hidden_by(entry: str, origins: Mapping[str, str]) -> str:
 
 
 def _is_module(path: str, suffix: str) -> bool:
-    """Say whether the import system takes a file or directory for a module that was asked for by its name;
-    a directory of data it doesn't.
+    """Say whether the import system would import a file or directory by its name; it wouldn't import a
+    directory of data.
     """
     if suffix:
         return suffix in all_suffixes()
@@ -159,7 +159,7 @@ def _is_module(path: str, suffix: str) -> bool:
 
 
 def _package_directories(path: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Yield where a module path finds what was installed, and when something was put there or taken away."""
+    """Yield the directories of installed packages in a module path, and the times of their last changes."""
     for entry in dict.fromkeys(path):
         if os.path.basename(entry) in ("site-packages", "dist-packages"):
             with suppress(OSError):

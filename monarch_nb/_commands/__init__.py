@@ -1,5 +1,5 @@
-"""The commands on meshes, in one table: `%mesh` in a notebook, `monarch-nb` in a terminal, REST and the
-card's buttons all read it, so that help, flags and errors exist once.
+"""The commands on meshes, in one table that `%mesh` in a notebook, `monarch-nb` in a terminal, REST and the
+card's buttons read, so that help, flags and errors are written once.
 
 table      the commands: name, help, arguments, where it can be asked, what runs, how that's shown
 command    the types of the table

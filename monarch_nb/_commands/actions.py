@@ -38,7 +38,7 @@ def status(mesh: Mesh, _arguments: Namespace) -> MeshStatus:
 
 
 def lease(mesh: Mesh, arguments: Namespace) -> str:
-    """Set after how long without a client a mesh ends, if a time was typed; say what holds."""
+    """Set how long a mesh lives without a client, if a time was typed; return the present setting."""
     if arguments.time is not None:
         mesh.set_lease(arguments.time)
     limit = mesh.status(fresh=False).idle_timeout_s
@@ -46,7 +46,7 @@ def lease(mesh: Mesh, arguments: Namespace) -> str:
 
 
 def stop(mesh: Mesh, arguments: Namespace) -> str:
-    """End a mesh; hosts of an engine are given back."""
+    """End a mesh; return hosts of an engine to it."""
     from monarch_nb.actor.handle import placement_of, session_of
     from monarch_nb.mesh import on_engine
 
@@ -58,12 +58,12 @@ def stop(mesh: Mesh, arguments: Namespace) -> str:
 
 
 def interrupt(mesh: Mesh, arguments: Namespace) -> None:
-    """Interrupt what runs on ranks."""
+    """Interrupt the work of ranks."""
     mesh.interrupt(arguments.ranks)
 
 
 def restart(mesh: Mesh, arguments: Namespace) -> str:
-    """Kill ranks and start them anew."""
+    """Kill ranks and start them again."""
     ranks = mesh.select(arguments.ranks)
     mesh.restart(ranks)
     again = "runs again, with nothing in it" if len(ranks) == 1 else "run again, with nothing in them"
@@ -74,48 +74,48 @@ def restart(mesh: Mesh, arguments: Namespace) -> str:
 
 
 def lost_by_restart(mesh: Mesh, arguments: Namespace) -> str:
-    """Return the text of what a restart loses."""
+    """Return the description of what a restart destroys."""
     ranks = mesh.select(arguments.ranks)
     return f"what {name_ranks(ranks)} of mesh {mesh.name!r} hold{'s' * (len(ranks) == 1)} will be lost"
 
 
 def heal(mesh: Mesh, arguments: Namespace) -> HealReport:
-    """Put back what a mesh has lost."""
+    """Repair the losses of a mesh."""
     from monarch_nb._commands.clusters import healed
 
     return healed(mesh, arguments)
 
 
 def resize(mesh: Mesh, arguments: Namespace) -> HealReport:
-    """Give a mesh other sizes; hosts of an engine that have no ranks then are given back."""
+    """Change the sizes of a mesh; return hosts of an engine that have no ranks then."""
     from monarch_nb._commands.clusters import resized
 
     return resized(mesh, arguments)
 
 
 def lost_by_resize(mesh: Mesh, arguments: Namespace) -> str:
-    """Return the text of what a resize loses: nothing if no dimension gets smaller."""
+    """Return the description of what a resize destroys: nothing if no dimension gets smaller."""
     if all(size >= mesh.sizes.get(name, 0) for name, size in arguments.sizes.items()):
         return ""
     return f"ranks of mesh {mesh.name!r} leave, and what they hold is lost"
 
 
 def grow(mesh: Mesh, arguments: Namespace) -> HealReport:
-    """Give a mesh more hosts or ranks."""
+    """Add hosts or ranks to a mesh."""
     from monarch_nb._commands.clusters import grown
 
     return grown(mesh, arguments)
 
 
 def shrink(mesh: Mesh, arguments: Namespace) -> HealReport:
-    """Have a mesh do with fewer, or go on without what is lost."""
+    """Remove hosts or ranks from a mesh, or leave out lost ones."""
     from monarch_nb._commands.clusters import shrunk
 
     return shrunk(mesh, arguments)
 
 
 def lost_by_shrink(mesh: Mesh, arguments: Namespace) -> str:
-    """Return the text of what a shrink loses: nothing if only lost ranks are left out."""
+    """Return the description of what a shrink destroys: nothing if only lost ranks are left out."""
     if not (arguments.num or arguments.hosts):
         return ""
     from monarch_nb._commands.clusters import check_shrunk
@@ -125,7 +125,7 @@ def lost_by_shrink(mesh: Mesh, arguments: Namespace) -> str:
 
 
 def on_failure(mesh: Mesh, arguments: Namespace) -> str:
-    """Settle what is done when a rank dies."""
+    """Set the failure policy of a mesh."""
     mesh.on_failure(arguments.do, max_restarts=arguments.max_restarts)
     what = {
         "stop": "nothing by itself: %mesh heal",
@@ -135,40 +135,40 @@ def on_failure(mesh: Mesh, arguments: Namespace) -> str:
     return f"when a rank of mesh {mesh.name!r} dies: {what[arguments.do]}"
 
 
-# --- who else is in it
+# --- other users
 
 
 def share(mesh: Mesh, arguments: Namespace) -> str:
-    """Let somebody in, or say who may be."""
+    """Share a mesh with another user, or list its members."""
     from monarch_nb._commands import sharing
 
     return sharing.list_text(mesh) if arguments.list else sharing.share(mesh, arguments)
 
 
 def unshare(mesh: Mesh, arguments: Namespace) -> str:
-    """Let somebody in no more."""
+    """Revoke the access of another user."""
     from monarch_nb._commands import sharing
 
     return sharing.unshare(mesh, arguments)
 
 
 def rekey(mesh: Mesh, arguments: Namespace) -> str:
-    """Give a mesh new keys."""
+    """Replace the keys of a mesh."""
     from monarch_nb._commands import sharing
 
     return sharing.rekey(mesh, arguments)
 
 
-# --- what ranks do
+# --- activity of ranks
 
 
 def stacks(mesh: Mesh, arguments: Namespace) -> Mapping[int, Mapping[str, Any]]:
-    """Return where ranks stand."""
+    """Return the stacks of ranks."""
     return mesh.stacks(arguments.ranks, native=arguments.native)
 
 
 def why(mesh: Mesh, arguments: Namespace) -> HangReport:
-    """Say why nothing moves."""
+    """Explain why a mesh makes no progress."""
     return mesh.why(arguments.ranks)
 
 
@@ -180,14 +180,16 @@ def doctor(mesh: Mesh, arguments: Namespace) -> DoctorReport:
 
 
 def diff_env(mesh: Mesh, arguments: Namespace) -> EnvironmentDifference | HostsDifference:
-    """Return where ranks run with different things; with `--hosts`, which packages hosts have otherwise."""
+    """Return the differences between the environments of ranks; with `--hosts`, between the packages of
+    hosts.
+    """
     if arguments.hosts:
         return mesh.diff_hosts()
     return mesh.diff_env(arguments.ranks, shows_all=arguments.all)
 
 
 def sync(mesh: Mesh, arguments: Namespace) -> SyncReceipt:
-    """Send the workspace; have ranks reload what has changed."""
+    """Send the workspace; have ranks reload changed modules."""
     return mesh.sync(
         *arguments.paths,
         dry_run=arguments.dry_run,
@@ -227,7 +229,7 @@ def export(mesh: Mesh, arguments: Namespace) -> str:
 
 
 def logs(mesh: Mesh, arguments: Namespace) -> None:
-    """Write what ranks have printed to stdout; with `--follow`, until interrupted."""
+    """Write output of ranks to stdout; with `--follow`, until interrupted."""
     texts = mesh.journal.logs(
         mesh.select(arguments.ranks), grep=arguments.grep, tail_bytes=arguments.bytes, follow=arguments.follow
     )
@@ -244,7 +246,7 @@ def logs(mesh: Mesh, arguments: Namespace) -> None:
 
 
 def extend(mesh: Mesh, arguments: Namespace) -> str:
-    """Ask the engine for more time; return how much is left."""
+    """Ask the engine for more time; return the remaining time."""
     from monarch_nb.mesh import on_engine
 
     return "\n".join(on_engine.extend(mesh.name, arguments.time))

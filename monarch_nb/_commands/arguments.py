@@ -1,4 +1,4 @@
-"""Arguments that several commands have, and those of commands that take many."""
+"""The arguments shared by several commands, and those of commands that have many."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NAME_FIRST = (
     _NAME.at(TERMINAL),
 )
 OF_MESH = (_NAME.at(TERMINAL), NAME_FLAG)
-"""In a notebook the current one is meant, in a terminal the only one."""
+"""The mesh of a command: in a notebook the current one by default, in a terminal the only one."""
 OF_NAMED_MESH = (NAME_NEEDED.at(TERMINAL), NAME_FLAG)
 
 # --- which ranks, how

@@ -1,4 +1,6 @@
-"""Hosts of engines: a mesh on them from what was typed; tables of profiles, requests and hosts."""
+"""Commands about hosts of engines: they start a mesh from typed flags, and show tables of profiles, requests
+and hosts.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +32,19 @@ _OF_ENGINES = {
     "python": "python",
     "gpus": "gpus",
 }
-"""Flags of `start` that are keys of a profile, too, and the fields of a spec."""
+"""Flags of `start` that are also keys of a profile, and the fields of a spec that they set."""
 
 
 def own_allocation() -> str | None:
-    """Return the engine of the job that this program runs in, if that has more nodes than this one: what
-    isn't said to be elsewhere starts there. A job with one node is this machine.
+    """Return the engine of the job that this program runs in, if the job has further nodes: meshes without
+    another engine start there. A job with one node is this machine.
     """
     return OwnAllocation.name if num_nodes() > 1 else None
 
 
 def num_hosts_here(arguments: Namespace) -> int:
-    """Return how many host processes of this machine were asked for, 0 for none; flags for hosts of an engine
-    come with `--on`.
+    """Return the requested number of host processes on this machine, 0 for none; refuse flags for hosts of an
+    engine without `--on`.
 
     Raises:
         MeshUsageError: naming the flag.
@@ -66,7 +68,7 @@ def num_hosts_here(arguments: Namespace) -> int:
 
 
 def profile_of(arguments: Namespace) -> Profile:
-    """Return the profile that was typed, with flags in place of what it says.
+    """Return the typed profile, with values of flags replacing its own.
 
     Raises:
         MeshUsageError: for an unknown one, naming the nearest; for flags that aren't for hosts of an engine.
@@ -90,7 +92,7 @@ def profile_of(arguments: Namespace) -> Profile:
 
 
 def start_on(arguments: Namespace, plan: Plan) -> Mesh:
-    """Start a mesh on hosts of an engine, and show meanwhile how the request is."""
+    """Start a mesh on hosts of an engine, and show the state of the request meanwhile."""
     with WaitingLine() as line:
         return on_engine.start_on(
             arguments.name,
@@ -104,7 +106,7 @@ def start_on(arguments: Namespace, plan: Plan) -> Mesh:
 
 
 def grown(mesh: Mesh, arguments: Namespace) -> HealReport:
-    """Give a mesh more hosts or ranks, and show meanwhile how the request is."""
+    """Add hosts or ranks to a mesh, and show the state of the request meanwhile."""
     names = machines(arguments.hosts) if arguments.hosts else ()
     if names and arguments.num not in (None, len(names)):
         raise MeshUsageError(f"grow: {arguments.num} hosts, and {len(names)} names of some; give one of them")
@@ -121,18 +123,18 @@ def grown(mesh: Mesh, arguments: Namespace) -> HealReport:
 
 
 def healed(mesh: Mesh, arguments: Namespace) -> HealReport:
-    """Put back what a mesh has lost; show meanwhile how hosts come that its engine is asked for."""
+    """Repair the losses of a mesh; show meanwhile how requested hosts arrive."""
     with WaitingLine() as line:
         return growing.heal(mesh, replay=arguments.replay, on_wait=line.show)
 
 
 def shrunk(mesh: Mesh, arguments: Namespace) -> HealReport:
-    """Have a mesh do with fewer hosts or ranks, or go on without what is lost."""
+    """Remove hosts or ranks from a mesh, or leave out lost ones."""
     return growing.shrink(mesh, arguments.num or 0, dim=arguments.dim or "", hosts=arguments.hosts or ())
 
 
 def check_shrunk(mesh: Mesh, arguments: Namespace) -> None:
-    """Check what a mesh shall do without.
+    """Check the arguments that say which hosts or ranks to remove.
 
     Raises:
         MeshUsageError: for an unknown dimension or host, and if nothing would be left.
@@ -141,14 +143,14 @@ def check_shrunk(mesh: Mesh, arguments: Namespace) -> None:
 
 
 def resized(mesh: Mesh, arguments: Namespace) -> HealReport:
-    """Give a mesh other sizes; hosts of an engine that have no ranks then are given back."""
+    """Change the sizes of a mesh; return hosts of an engine that have no ranks then."""
     report = mesh.resize(force=arguments.force, **arguments.sizes)
     growing.give_back_idle(mesh)
     return report
 
 
 def wait_on(arguments: Namespace) -> Mesh:
-    """Go on waiting for a mesh that was asked for before."""
+    """Continue to wait for a mesh that was requested before."""
     with WaitingLine() as line:
         return on_engine.wait_on(
             arguments.name,
@@ -190,8 +192,8 @@ def script_text(arguments: Namespace, plan: Plan) -> str:
 
 
 class WaitingLine:
-    """One line that is drawn again and again: in a notebook in its place, in a terminal too; elsewhere a
-    new line when it says something new.
+    """A status line that is updated while a command waits: in place in a notebook and in a terminal;
+    elsewhere as a new line for each new text.
     """
 
     def __init__(self) -> None:
@@ -263,9 +265,7 @@ def _hosts_of(spec: HostSpec) -> str:
 
 
 def queue_text() -> str:
-    """Return all allocations of this user as a table; those that have ended are forgotten, and said so
-    once.
-    """
+    """Return all allocations of this user as a table; ended ones are listed once, and then removed."""
     rows = [("mesh", "hosts of", "hosts", "state", "since", "left or starts")]
     for asked, look in on_engine.looks():
         left = (
@@ -292,12 +292,12 @@ def queue_text() -> str:
 
 
 def cancelled(name: str) -> str:
-    """Give back the hosts of a mesh; return what there is to say about it."""
+    """Release the hosts of a mesh; return a message about it."""
     return f"{on_engine.cancel(name).described()} of mesh {name!r} was cancelled"
 
 
 def hosts_text(mesh: Mesh) -> str:
-    """Return the hosts of a mesh as a table, and what the engine says of them."""
+    """Return the hosts of a mesh as a table, with their state in the engine."""
     rows = [
         ("host", "name", "state", "cores", "GPUs", "ranks"),
         *(row.cells() for row in on_engine.host_rows(mesh)),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Place(StrEnum):
-    """A place in which commands can be given."""
+    """A place in which commands can be typed or called."""
 
     NOTEBOOK = "%mesh"
     TERMINAL = "monarch-nb"
@@ -31,11 +31,11 @@ class Argument:
     """One argument of a command.
 
     Attributes:
-        flags: how it's typed: flags, or the name of what has none.
-        about: what it does; `%` stands twice.
-        options: what else argparse is told.
-        only: the place where it can be typed; None for both.
-        absent: what it is where it can't be typed.
+        flags: how the argument is typed: its flags, or the name of a positional one.
+        about: help text; `%` is written twice.
+        options: further keyword arguments for argparse.
+        only: the only place where the argument can be typed; None: in both.
+        absent: its value in the other place.
     """
 
     flags: tuple[str, ...]
@@ -51,14 +51,14 @@ class Argument:
 
     @property
     def default(self) -> object:
-        """The value where nobody has typed the argument."""
+        """The value where the argument wasn't typed."""
         if self.absent is not None:
             return self.absent
         is_switch = self.options.get("action") == "store_true"
         return self.options.get("default", False if is_switch else None)
 
     def is_at(self, place: Place) -> bool:
-        """Say whether it can be typed at a place."""
+        """Say whether the argument can be typed at a place."""
         return self.only in (None, place)
 
     def at(self, place: Place, **options: object) -> Argument:
@@ -74,7 +74,7 @@ class Argument:
 def argument(
     *flags: str, about: str, only: Place | None = None, absent: object = None, **options: object
 ) -> Argument:
-    """Return an argument; what argparse isn't told by name stands in `options`."""
+    """Return an argument; keywords other than the named ones are passed to argparse."""
     return Argument(flags, about, options, only, absent)
 
 
@@ -82,27 +82,28 @@ Run = Callable[["Mesh", Namespace], Any]
 
 
 def text_of(result: object) -> str:
-    """Return a result as text; None is nothing to say."""
+    """Return a result as text; None is an empty text."""
     return "" if result is None else str(result)
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command.
+    """A command on a mesh: a row of the table that magics, terminal, REST and the card read.
 
     Attributes:
-        name: what is typed.
-        about: what it does, one line.
-        more: what its help says besides.
-        arguments: what may be typed after it.
-        places: where it can be asked for.
-        run: does it on a mesh; None where each place has its own way.
-        text: a result as text.
-        is_rich: whether a notebook shows the result itself; else its text.
-        status: the exit status of a terminal's command that has had a result.
-        loss: what it would cost without `--force`; "" if nothing. The user is asked first.
-        observes: whether a terminal's program only looks, and isn't counted as a client.
-        instead: flags that people know of another tool, and what to type here instead.
+        name: the word that is typed.
+        about: what the command does, in one line.
+        more: further help text.
+        arguments: its arguments.
+        places: where the command is offered.
+        run: runs the command on a mesh; None where each place has an implementation of its own.
+        text: returns a result as text.
+        is_rich: whether a notebook displays the result object itself, rather than its text.
+        status: returns a terminal's exit status for a result.
+        loss: returns what the command would destroy without `--force`; "" if nothing. The user is asked
+            first.
+        observes: whether the terminal's program only observes, and isn't counted as a client.
+        instead: flags of other tools that people may type, and what to type here instead.
     """
 
     name: str
@@ -134,7 +135,9 @@ class Command:
         return any(each.flags == ("name",) and each.is_at(Place.NOTEBOOK) for each in self.arguments)
 
     def add_to(self, parser: argparse.ArgumentParser, place: Place) -> None:
-        """Have a parser take its arguments of a place; those of others are as nobody has typed them."""
+        """Add the command's arguments of a place to a parser; those of other places get their absent
+        values.
+        """
         here = [each for each in self.arguments if each.is_at(place)]
         dests = {each.dest for each in here}
         elsewhere = {each.dest: each.default for each in self.arguments if each.dest not in dests}

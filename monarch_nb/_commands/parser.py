@@ -1,4 +1,4 @@
-"""The parser of commands, and its errors: what is wrong, what was probably meant, what may be typed."""
+"""The parser of commands, and its errors: what is wrong, what was probably meant, what is allowed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _SIZE = re.compile(r"(?<!\S)[A-Za-z_]\w*=\d+(?!\S)")
 
 
 class Helped(Exception):
-    """--help has been asked for; the text is the help."""
+    """The signal that `--help` was typed; its text is the help."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that raises instead of leaving the kernel.
+    """An argparse parser that raises an error instead of exiting the kernel.
 
     Attributes:
-        instead: flags that people know of another tool, and what to type here instead.
+        instead: flags of other tools that people may type, and what to type here instead.
     """
 
     instead: Mapping[str, str] = MappingProxyType({})
@@ -42,8 +42,8 @@ class Parser(argparse.ArgumentParser):
         return " ".join(self.format_usage().removeprefix("usage: ").split())
 
     def hint(self, message: str) -> str:
-        """Return a guess at what was meant: sizes are often typed without their flag, and flags with a wrong
-        letter.
+        """Return a guess at the intended input: sizes are often typed without their flag, and flags with a
+        wrong letter.
         """
         if not message.startswith("unrecognized arguments: "):
             return ""
@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return a question that names what is spelled nearly as `word`; nothing if nothing is.
+    """Return a question that suggests names spelled similarly to `word`; empty if there are none.
 
     >>> did_you_mean("statos", ["start", "status"], "%mesh ")
     'Did you mean %mesh status? '
@@ -74,5 +74,5 @@ def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def shortened(text: str) -> str:
-    """Return typed text as a message quotes it: a long text by its beginning."""
+    """Return typed text as a message quotes it, shortened if it's long."""
     return repr(text) if len(text) <= 60 else f"{text[:50]!r}... ({len(text)} characters)"

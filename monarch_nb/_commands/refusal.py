@@ -1,5 +1,5 @@
 """Turns any failure of a command into one clear error: what was typed, what is wrong with it, what to type.
-Frames of this package tell a reader nothing.
+Frames of this package are left out.
 
 Most errors say so themselves. The rest is what the system has refused (a file that can't be written), and
 what nobody has thought of, which names the place in this package that has raised, so that it can be mended.
@@ -24,7 +24,8 @@ def explanation(error: BaseException, typed: str) -> str:
         return str(error)
     if isinstance(error, OSError):
         return f"{typed}: {_refused(error)}"
-    if isinstance(error, ValueError | LookupError | ShowsItself):  # the last is said on purpose
+    # errors of the last type are raised on purpose
+    if isinstance(error, ValueError | LookupError | ShowsItself):
         return f"{typed}: {error}"
     place = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" ({place[0].filename}, line {place[0].lineno})" if place else ""
@@ -32,11 +33,11 @@ def explanation(error: BaseException, typed: str) -> str:
 
 
 _VARIABLES = ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "XDG_RUNTIME_DIR", "TMPDIR", "HOME")
-"""They say where our files and sockets lie."""
+"""Variables that determine where this user's files and sockets are."""
 
 
 def _refused(error: OSError) -> str:
-    """Return a message that says what the system has refused, and how to get around it."""
+    """Return a message about an error of the operating system, with a remedy."""
     files = [os.fsdecode(f) for f in (error.filename, error.filename2) if isinstance(f, str | bytes)]
     if not files and isinstance(error, FileNotFoundError) and not _has_working_directory():
         return "the working directory has been removed: change to one that exists, then type it again"
@@ -73,7 +74,7 @@ _ADVICE: dict[type[OSError], str] = {
 
 def clear_error(error: Exception, typed: str) -> Exception:
     """Return the error to show in a notebook, without frames of this package: `error` itself where its text
-    is enough, else one in its place.
+    is enough, otherwise a new one.
     """
     own = getattr(type(error), "_render_traceback_", None)
     if isinstance(error, MeshError | RankSetError):

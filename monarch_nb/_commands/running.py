@@ -1,5 +1,5 @@
-"""Implements `%mesh start --init-process-group` for a mesh that runs; all else that can be asked of one is in
-`mesh/running`.
+"""Implements `%mesh start --init-process-group` for a mesh that runs already; the other options of such a
+start are handled in `mesh/running`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PASSES_S = 1.0
 
 
 def refuse_other_job(mesh: Mesh, job: str | None) -> None:
-    """See whether a running mesh has its hosts from where they were asked for.
+    """Raise if a running mesh has its hosts from another source than requested.
 
     Raises:
         MeshUsageError: if it has several, and should be local.
@@ -33,9 +33,7 @@ def refuse_other_job(mesh: Mesh, job: str | None) -> None:
 
 
 def take_on_group(mesh: Mesh, backend: str, timeout_s: float | None) -> str:
-    """Make a process group in a running mesh, unless it has that one; return what there is to say about
-    it.
-    """
+    """Create a process group in a running mesh, unless it has that one; return a message about it."""
     busy = _busy(mesh)
     if busy:
         one = len(busy) == 1
@@ -66,8 +64,8 @@ def take_on_group(mesh: Mesh, backend: str, timeout_s: float | None) -> str:
 
 
 def _busy(mesh: Mesh) -> list[int]:
-    """Return ranks that do something, and go on doing it for a while: what a rank has just ended may still
-    be seen.
+    """Return ranks that are busy for some time: a rank that has just ended its work may still be seen as
+    busy.
     """
     deadline = time.monotonic() + _PASSES_S
     while busy := [r.rank for r in mesh.status().ranks if r.state != RankState.IDLE]:

@@ -1,4 +1,4 @@
-"""A script's run, from what was typed."""
+"""Runs a script, given the typed command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def prepared(mesh: Mesh, ranks: tuple[int, ...], arguments: Namespace) -> Script:
-    """Return the run of a script that was typed."""
+    """Return the run described by a typed command line."""
     env = dict(arguments.env or ())
     part = mesh.part(ranks)
     return prepare_script(part, arguments.script, arguments.args, is_module=arguments.is_module, env=env)

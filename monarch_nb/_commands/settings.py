@@ -1,4 +1,4 @@
-"""The settings of `%mesh set`: what each takes and does. `_magics.settings` reads and changes them."""
+"""The settings of `%mesh set`: their values and their effects. `_magics.settings` reads and changes them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 
 class Setting(NamedTuple):
-    """One setting. It belongs to the mesh in use, or, without one, to this kernel.
+    """A setting of `%mesh set`. It belongs to the mesh in use, or, without one, to this kernel.
 
     Attributes:
-        takes: what its value may be, for people.
-        about: what it does.
-        of_mesh: whether it's the mesh's: there must be one.
+        takes: the values that it accepts, in words.
+        about: what the setting does.
+        of_mesh: whether it belongs to a mesh, so that there must be one.
     """
 
     takes: str

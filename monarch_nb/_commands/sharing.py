@@ -1,4 +1,4 @@
-"""Letting others into a mesh, letting them in no more, and who did what."""
+"""Commands that share a mesh: they let other users in, revoke their access, and show who did what."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from monarch_nb.mesh import Mesh, attach
 
 
 def share(mesh: Mesh, arguments: Namespace) -> str:
-    """Make a key for somebody, and an invitation; return what to do with it."""
+    """Make a key for another user, and an invitation; return how to use it."""
     role = Role[arguments.role.upper()]
     asked = Share(role, arguments.to or "", arguments.duration, arguments.network or "")
     made = session_of(mesh).request(asked)
@@ -39,7 +39,7 @@ def share(mesh: Mesh, arguments: Namespace) -> str:
 
 
 def unshare(mesh: Mesh, arguments: Namespace) -> str:
-    """Let somebody in no more."""
+    """Revoke the access of another user."""
     if bool(arguments.key) == arguments.all:
         raise MeshUsageError("unshare: whom? %mesh unshare KEY, or --all; %mesh share --list shows keys")
     gone = session_of(mesh).request(Unshare(arguments.key or ""))
@@ -50,7 +50,7 @@ def unshare(mesh: Mesh, arguments: Namespace) -> str:
 
 
 def rekey(mesh: Mesh, _arguments: Namespace) -> str:
-    """Give a mesh new keys; everybody but its owner is out."""
+    """Replace the keys of a mesh; disconnect everybody but its owner."""
     gone = session_of(mesh).request(Rekey())
     who = ", ".join(row.key for row in gone) or "nobody"
     return f"mesh {mesh.name!r} has new keys; out are: {who}. Invitations from before are void: %mesh share"
@@ -70,14 +70,14 @@ def _cells(row: KeyRow) -> tuple[str, ...]:
     return row.key, row.role.word, until or "it ends", row.who or "nobody yet", row.peer or "-", programs
 
 
-# --- who did what
+# --- the audit
 
 
 class Audit:
-    """The list of who did what with a mesh, oldest first; shows itself as a table.
+    """The audit of a mesh: who did what, oldest first. It displays as a table.
 
     Attributes:
-        rows: each one of them.
+        rows: its rows.
     """
 
     def __init__(self, rows: Sequence[AuditRow]) -> None:
@@ -104,12 +104,12 @@ def _audit_cells(row: AuditRow) -> tuple[str, ...]:
 
 
 def audit(mesh: Mesh, arguments: Namespace) -> Audit:
-    """Return the audit of a mesh that runs: who asked for what."""
+    """Return the audit of a running mesh: who requested what."""
     return Audit(session_of(mesh).request(GetAudit(arguments.last)))
 
 
 def audit_of(arguments: Namespace) -> Audit:
-    """Return the audit of a mesh, also of one that has ended: who asked for what."""
+    """Return the audit of a mesh, running or ended: who requested what."""
     try:
         return audit(attach(arguments.name, listens=False, observes=True), arguments)
     except MeshNotFound:
@@ -118,11 +118,11 @@ def audit_of(arguments: Namespace) -> Audit:
         return Audit(read(find_journal(arguments.name), arguments.last))
 
 
-# --- being let in
+# --- joining another user's mesh
 
 
 def attached(arguments: Namespace) -> str:
-    """Enter a mesh by an invitation; return what to type next."""
+    """Join a mesh by an invitation; return what to type next."""
     if not is_invitation(arguments.name):
         raise MeshUsageError(
             f"attach: {arguments.name} is no invitation; meshes of yours are there as they are: "

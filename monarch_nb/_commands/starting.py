@@ -1,4 +1,4 @@
-"""Starting a mesh from what was typed, in a notebook or a terminal."""
+"""Starts a mesh, given the typed command line, in a notebook or a terminal."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def asked_for(arguments: Namespace) -> Asked:
 
 
 def start_or_attach(arguments: Namespace, attach: Callable[[str], Mesh]) -> tuple[Mesh, bool]:
-    """Start a mesh, unless one of that name runs; say whether it's new. Waits for one that another program
-    is starting just now.
+    """Start a mesh, unless one of that name runs; say whether it's new. Wait for a mesh that another program
+    is starting.
 
     Args:
         attach: connects to a mesh that runs.
@@ -97,14 +97,14 @@ def start_or_attach(arguments: Namespace, attach: Callable[[str], Mesh]) -> tupl
 
 
 def set_up(mesh: Mesh, arguments: Namespace) -> str:
-    """Prepare a new mesh for torch.distributed; return what there is to say about it."""
+    """Prepare a new mesh for torch.distributed; return messages about it."""
     backend = prepare_distributed(mesh, arguments.init_process_group, arguments.group_timeout)
     ready = f"; torch.distributed is ready ({backend})" if backend else ""
     return f"{describe(mesh)} is ready{ready}; it ends {_when_it_ends(arguments)}"
 
 
 def _when_it_ends(arguments: Namespace) -> str:
-    """Return when a new mesh will end, and why so."""
+    """Return when a new mesh will end, and the reason."""
     asked = arguments.with_kernel
     if not starting.ends_with_program(asked):
         return f"after {duration(_lease(arguments))} without a client and a running cell"
@@ -121,7 +121,7 @@ def _lease(arguments: Namespace) -> float:
 
 
 def read_sizes(arguments: Namespace) -> tuple[dict[str, int] | None, int]:
-    """Return dimensions on each host, if any were asked for, and the number of hosts, 0 for this machine.
+    """Return the requested dimensions on each host, if any, and the number of hosts, 0 for this machine.
 
     Raises:
         MeshUsageError: if the arguments contradict each other.
@@ -139,7 +139,7 @@ def read_sizes(arguments: Namespace) -> tuple[dict[str, int] | None, int]:
 
 
 def read_dims(arguments: Namespace) -> dict[str, int] | None:
-    """Return dimensions, if any were asked for.
+    """Return the requested dimensions, if any.
 
     Raises:
         MeshUsageError: if the arguments contradict each other.
@@ -163,12 +163,12 @@ def read_dims(arguments: Namespace) -> dict[str, int] | None:
 
 
 def describe(mesh: Mesh) -> str:
-    """Return a mesh in some words."""
+    """Return a short description of a mesh."""
     return f"mesh {mesh.name!r} ({mesh.extent}: {name_ranks(range(len(mesh)))})"
 
 
 def prepare_distributed(mesh: Mesh, backend: str | None, timeout_s: float | None) -> str:
-    """Set RANK, MASTER_ADDR and the like; make a process group if asked for."""
+    """Set RANK, MASTER_ADDR and the like; create a process group if requested."""
     from monarch_nb.spmd import setup_torch_elastic_env
     from monarch_nb.spmd.environment import host_and_port
 

@@ -1,4 +1,6 @@
-"""The commands: what `%mesh`, `monarch-nb`, REST and the card know. In the order in which help lists them."""
+"""The table of commands of `%mesh`, `monarch-nb`, REST and the card, in the order in which help lists
+them.
+"""
 
 from __future__ import annotations
 
@@ -704,4 +706,4 @@ CELL = Command(
     ),
     places=IN_NOTEBOOK,
 )
-"""What stands behind `%%mesh` at the head of a cell."""
+"""The arguments of `%%mesh` at the head of a cell."""

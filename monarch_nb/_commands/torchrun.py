@@ -1,4 +1,4 @@
-"""Flags of torchrun: those that have nothing to say here, or in a notebook are said otherwise."""
+"""Flags of torchrun that have no meaning on a mesh, or have another form in a notebook."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monarch_nb._torchrun import REFUSED, Refusal
 
 _LETTERS = {"redirects": "-r", "tee": "-t"}
 _ALONE = frozenset({"no-python", "virtual-local-rank"})
-"""Those without a value."""
+"""Flags that take no value."""
 ELSEWHERE: Mapping[str, str] = {
     "nproc-per-node": "A script runs on all ranks of the mesh; --ranks 0-1 chooses some",
     "nnodes": "The mesh has its hosts already: %mesh start --help says how to start one on several",
@@ -19,7 +19,7 @@ ELSEWHERE: Mapping[str, str] = {
     "run-path": "Leave it out: it's always so",
     "max-restarts": "Type %mesh on-failure heal --max-restarts N once, before it",
 }
-"""What a terminal's run takes, and a notebook's doesn't: what is typed there."""
+"""Flags that a terminal's run accepts and a notebook's doesn't, with what to type there."""
 
 
 def _typed(refusal: Refusal) -> str:
@@ -27,18 +27,18 @@ def _typed(refusal: Refusal) -> str:
 
 
 def _sentence(refusal: Refusal) -> str:
-    said = _typed(refusal)
-    return said[0].upper() + said[1:]
+    text = _typed(refusal)
+    return text[0].upper() + text[1:]
 
 
 IN_NOTEBOOKS: Mapping[str, str] = {f"--{name}": _sentence(each) for name, each in REFUSED.items()} | {
     f"--{name}": why for name, why in ELSEWHERE.items()
 }
-"""What a notebook says of each flag of torchrun."""
+"""The notebook's message about each flag of torchrun."""
 
 
 class _Meaningless(argparse.Action):
-    """Refuses a flag of torchrun's that means nothing on a mesh."""
+    """An argparse action that refuses a flag of torchrun's that has no meaning on a mesh."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         flag = self.option_strings[0]
@@ -46,7 +46,7 @@ class _Meaningless(argparse.Action):
 
 
 def meaningless() -> tuple[Argument, ...]:
-    """Return torchrun's flags that mean nothing on a mesh: each is refused with the reason."""
+    """Return torchrun's flags that have no meaning on a mesh: each is refused with the reason."""
     return tuple(map(_refused, REFUSED))
 
 

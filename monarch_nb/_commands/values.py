@@ -1,4 +1,6 @@
-"""Readers of the values typed after a command: each checks a value, and raises with what was expected."""
+"""Parsers of the values typed after a command: each checks a value, and raises an error that says what was
+expected.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,13 @@ from monarch_nb._units import parse_duration
 from monarch_nb._wire.invitation import is_invitation
 
 DEFAULT_NAME = "mesh"
-"""Of a mesh that is given no other."""
+"""Name of a mesh that is given no other."""
 MAX_COUNT = 1_000_000_000
-"""Larger numbers are typing errors; how many ranks there may be, the machine says."""
+"""Larger numbers are typing errors; the machine limits the number of ranks."""
 
 
 def mesh_name(text: str) -> str:
-    """Read the name of a mesh."""
+    """Parse the name of a mesh."""
     try:
         return check_mesh_name(text)
     except ValueError as error:
@@ -25,29 +27,29 @@ def mesh_name(text: str) -> str:
 
 
 def mesh_or_invitation(text: str) -> str:
-    """Read the name of a mesh; or an invitation: its file, or itself in one line."""
+    """Parse the name of a mesh, or an invitation: its file, or itself in one line."""
     return text if is_invitation(text) else mesh_name(text)
 
 
 def mesh_names(text: str) -> tuple[str, ...]:
-    """Read names of meshes: `generator,trainer`; each once."""
+    """Parse names of meshes: `generator,trainer`; each once."""
     return tuple(dict.fromkeys(map(mesh_name, text.split(","))))
 
 
 def mesh_or_pid(text: str) -> str:
-    """Read the name of a mesh, or the pid of a program that has one of its own."""
+    """Parse the name of a mesh, or the pid of a program that has a mesh of its own."""
     return text if text.isascii() and text.isdigit() else mesh_name(text)
 
 
 def variable_name(text: str) -> str:
-    """Read the name of a variable."""
+    """Parse the name of a variable."""
     if not text.isidentifier():
         raise argparse.ArgumentTypeError(f"expected a variable's name, as in loss; not {shortened(text)}")
     return text
 
 
 def variable_part(text: str) -> str:
-    """Read the name of a variable, or of a part of it: model.fc, losses[0]."""
+    """Parse the name of a variable, or of a part of it: model.fc, losses[0]."""
     if not re.split(r"[.\[]", text, maxsplit=1)[0].isidentifier():
         raise argparse.ArgumentTypeError(
             f"expected a variable, or a part of one, as in model or model.fc; not {shortened(text)}"
@@ -56,7 +58,7 @@ def variable_part(text: str) -> str:
 
 
 def pattern(text: str) -> str:
-    """Read a regular expression."""
+    """Parse a regular expression."""
     try:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
@@ -67,7 +69,7 @@ def pattern(text: str) -> str:
 
 
 def dims(text: str) -> dict[str, int]:
-    """Read `hosts=2,gpus=4`."""
+    """Parse `hosts=2,gpus=4`."""
     found = {}
     for part in text.split(","):
         name, equals, size = part.partition("=")
@@ -84,7 +86,7 @@ def dims(text: str) -> dict[str, int]:
 
 
 def positive(text: str) -> int:
-    """Read a number of at least 1."""
+    """Parse a number of at least 1."""
     found = _count(text)
     if found is None:
         raise argparse.ArgumentTypeError(f"expected a number of at least 1, not {shortened(text)}")
@@ -92,21 +94,21 @@ def positive(text: str) -> int:
 
 
 def whole(text: str) -> int:
-    """Read a whole number, also a negative one."""
+    """Parse a whole number, which may be negative."""
     if _count(text.removeprefix("-")) is None and text != "0":
         raise argparse.ArgumentTypeError(f"expected a whole number, not {shortened(text)}")
     return int(text)
 
 
 def _count(text: str) -> int | None:
-    """Return the number from 1 to `MAX_COUNT` that a text is; None if it's something else."""
+    """Return the number from 1 to `MAX_COUNT` in a text; None if it's something else."""
     if not text.isascii() or not text.isdigit() or len(text) > 10:
         return None
     return int(text) if 1 <= int(text) <= MAX_COUNT else None
 
 
 def seconds(text: str) -> float:
-    """Read a duration such as 90s or 8h."""
+    """Parse a duration such as 90s or 8h."""
     try:
         return parse_duration(text)
     except ValueError as error:
@@ -114,7 +116,7 @@ def seconds(text: str) -> float:
 
 
 def num_bytes(text: str) -> int:
-    """Read a size such as 64M or 1GiB; K, M and G are powers of 1024."""
+    """Parse a size such as 64M or 1GiB; K, M and G are powers of 1024."""
     found = re.fullmatch(r"([0-9]{1,15})([KMG]?)(?:i?B)?", text, re.IGNORECASE)
     if not found or not int(found[1]):
         raise argparse.ArgumentTypeError(f"expected a size such as 64M or 1G, not {shortened(text)}")
@@ -122,7 +124,7 @@ def num_bytes(text: str) -> int:
 
 
 def variable(text: str) -> tuple[str, str]:
-    """Read KEY=VALUE."""
+    """Parse KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not equals or not key or "\0" in text:
         raise argparse.ArgumentTypeError(f"expected KEY=VALUE, not {shortened(text)}")
@@ -130,12 +132,12 @@ def variable(text: str) -> tuple[str, str]:
 
 
 def cell_number(text: str) -> int:
-    """Read the number of a cell in the journal: 12 or #12."""
+    """Parse the number of a cell in the journal: 12 or #12."""
     return positive(text.removeprefix("#"))
 
 
 def script_name(text: str) -> str:
-    """Read a script's file, or a module's name."""
+    """Parse a script's file, or a module's name."""
     if not text or "\0" in text:
         raise argparse.ArgumentTypeError(
             f"expected a script's file, as in train.py, or with -m a module's name; not {shortened(text)}"
@@ -144,7 +146,7 @@ def script_name(text: str) -> str:
 
 
 def host_count(text: str) -> str:
-    """Read `4`, `2..8`, or names of hosts: `a,b[1-4]`. It stays text."""
+    """Check `4`, `2..8`, or names of hosts: `a,b[1-4]`. The value stays text."""
     if text[:1].isascii() and text[:1].isalpha():
         return text
     if not all(_count(part) for part in text.split("..", 1)):
@@ -153,7 +155,7 @@ def host_count(text: str) -> str:
 
 
 def host_names(text: str) -> tuple[str, ...]:
-    """Read numbers or names of hosts: `3,5`."""
+    """Parse numbers or names of hosts: `3,5`."""
     found = tuple(part.strip() for part in text.split(","))
     if not all(found):
         raise argparse.ArgumentTypeError(f"expected hosts, as in 3,5 or n3,n5; not {shortened(text)}")
@@ -161,14 +163,14 @@ def host_names(text: str) -> tuple[str, ...]:
 
 
 def word(text: str) -> str:
-    """Read a word that a command of an engine is given."""
+    """Check a word that is passed to a command of an engine."""
     if not text or text.startswith("-") or not text.isprintable() or len(text) > 4096:
         raise argparse.ArgumentTypeError(f"expected a name, not {shortened(text)}")
     return text
 
 
 def num_procs(text: str) -> str:
-    """Read a number of processes: 4, auto, gpu, cpu."""
+    """Parse a number of processes: 4, auto, gpu, cpu."""
     if text not in ("auto", "gpu", "cpu"):
         try:
             positive(text)
@@ -179,11 +181,11 @@ def num_procs(text: str) -> str:
 
 
 def num_nodes(text: str) -> int:
-    """Read a number of hosts as torchrun has it: 2, or 2:2."""
+    """Parse a number of hosts in torchrun's syntax: 2, or 2:2."""
     least, _, most = text.partition(":")
     return positive(least) if most in ("", least) else positive(text)
 
 
 def num_restarts(text: str) -> int:
-    """Read how often something may be done again: 0, 1, 2 ..."""
+    """Parse a number of restarts: 0, 1, 2 ..."""
     return 0 if text == "0" else positive(text)

@@ -1,4 +1,4 @@
-"""One debugger for all ranks: what stands where, and lines for pdb that go to many at once.
+"""One debugger for all ranks: the list of stopped threads, and pdb commands that go to many at once.
 
 client   the stops of a mesh, and commands to them
 fold     equal places and equal answers once

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
 
 COMMAND_S = 15.0
-"""How long a line may take; a step that takes longer goes on, and is told of when it's done."""
+"""How long a line may take; a longer step continues, and its end is reported later."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of stops to one line of the debugger.
+    """The answers of stopped threads to one line of the debugger.
 
     Attributes:
         texts: by stop.
-        left: stops that haven't come back.
+        left: stops that haven't answered yet.
         ranks: of all that were asked, by stop.
     """
 
@@ -47,26 +47,28 @@ class Answers:
 
 
 class DebugAnswers(Record, frozen=True):
-    """The answers of stops to one line of the debugger: equal answers once."""
+    """The answers of stopped threads to one line of the debugger, equal answers merged."""
 
     answers: list[FoldedAnswer]
     left: tuple[int, ...]
-    """Stops that haven't come back in time: they run on."""
+    """Stops that haven't answered in time: they run on."""
     stops: list[Stop]
 
 
 class MeshDebugger:
-    """The debugger of one mesh. Any number of clients may have one; stops belong to the mesh."""
+    """The debugger of one mesh, as a client uses it. Any number of clients may have one; stops belong to the
+    mesh.
+    """
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
 
     def stops(self) -> list[Stop]:
-        """Return all stops: which thread of which rank stands where, by rank."""
+        """Return all stops: thread, rank and place, by rank."""
         return session_of(self.mesh).request(DebugStops(placement_of(self.mesh).group))
 
     def send(self, stops: Sequence[Stop], line: str, timeout_s: float = COMMAND_S) -> Answers:
-        """Have stops do what a line says, all at once; return what they answer.
+        """Send a line to stops, all at once; return their answers.
 
         Args:
             timeout_s: seconds; stops that step for longer are `left`, and come back later.
@@ -76,7 +78,7 @@ class MeshDebugger:
         return Answers(found.answers, tuple(found.left), {s.id: s.rank for s in stops})
 
     def command(self, ids: Sequence[int] | None, line: str, timeout_s: float = COMMAND_S) -> DebugAnswers:
-        """Do the same for front ends; `ids`: None: all stops."""
+        """Send a line to stops, for front ends; `ids` None: all stops."""
         stops = [s for s in self.stops() if ids is None or s.id in ids]
         answers = self.send(stops, line, timeout_s)
         return DebugAnswers(fold_answers(answers), answers.left, self.stops())
@@ -84,8 +86,8 @@ class MeshDebugger:
     def watch(
         self, on_stops: Callable[[list[Stop]], None], on_end: Callable[[], None] | None = None
     ) -> StatusFeed[list[Stop]]:
-        """Be told who stands where, now and whenever that changes; called in the reading thread. `close`
-        of the feed ends it.
+        """Watch the stops: the callback gets them now and whenever they change, in the reading thread.
+        `close` of the feed ends it.
         """
         feed: StatusFeed[list[Stop]] = StatusFeed(
             transport_of(self.mesh), list[Stop], on_stops, UnwatchDebug, on_end
@@ -94,7 +96,7 @@ class MeshDebugger:
         return feed
 
     def post_mortem(self, ranks: str | Sequence[int] = "all") -> None:
-        """Have ranks stop where they've raised last; those where nothing failed since don't."""
+        """Have ranks stop at their last error; ranks without an error since don't stop."""
         living = self.mesh.living_ranks()
         procs = placement_of(self.mesh).procs_at(r for r in self.mesh.select(ranks) if r in living)
         session_of(self.mesh).request(DebugPostMortem(procs))
@@ -102,7 +104,7 @@ class MeshDebugger:
     def set(
         self, *, skip: bool | None = None, on_error: bool | None = None, abandoned_s: float | None = None
     ) -> DebugSettings:
-        """Change settings; return all that hold.
+        """Change settings; return all present ones.
 
         Args:
             skip: breakpoints do nothing.
@@ -112,7 +114,7 @@ class MeshDebugger:
         return session_of(self.mesh).request(DebugSet(skip, on_error, abandoned_s))
 
     def clear_breaks(self) -> None:
-        """Forget the breakpoints that were set from outside."""
+        """Clear the breakpoints set by programs."""
         living = self.mesh.living_ranks()
         session_of(self.mesh).request(
             DebugBreak({r: placement_of(self.mesh).procs[r] for r in living}, file="", line=0, condition="")
@@ -121,7 +123,7 @@ class MeshDebugger:
     def break_at(
         self, file: str, line: int, condition: str = "", ranks: str | Sequence[int] = "all"
     ) -> dict[int, str]:
-        """Set a breakpoint from outside, while code runs; return what each rank says of it.
+        """Set a breakpoint while code runs; return each rank's message about it.
 
         Args:
             file: a path or its end, or "In[3]" for a cell.

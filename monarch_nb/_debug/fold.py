@@ -1,4 +1,4 @@
-"""Equal places and equal answers once, with their ranks."""
+"""Merges equal places and equal answers of stops, and names their ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def places(stops: Iterable[Stop]) -> list[list[Stop]]:
-    """Return stops that stand at the same place together, in the order of their ranks."""
+    """Group stops by their places, in the order of their ranks."""
     found: dict[object, list[Stop]] = {}
     for stop in stops:
         key = (
@@ -33,7 +33,7 @@ def places(stops: Iterable[Stop]) -> list[list[Stop]]:
 
 
 def place_text(stops: list[Stop]) -> str:
-    """Return where some stops stand, in a line.
+    """Return the place of some stops, in a line.
 
     >>> from monarch_nb._debug import Stop
     >>> place_text([Stop(1, 0, "main", "cell #3", "In [3]", 4, "step", "loss.backward()")])
@@ -57,7 +57,7 @@ def source_text(stop: Stop, lines: int = 2) -> str:
 
 
 def stops_text(stops: list[Stop], lines: int = 2) -> str:
-    """Return the stops as text, with source: which ranks stand where."""
+    """Return the stops as text, with source: ranks and their places."""
     parts = []
     for group in places(stops):
         parts.append(place_text(group))
@@ -68,16 +68,16 @@ def stops_text(stops: list[Stop], lines: int = 2) -> str:
 
 
 class FoldedAnswer(Record, frozen=True):
-    """One distinct answer, and the stops that have given it."""
+    """One distinct answer, with the stops that have given it."""
 
     ids: list[int]
     ranks: str
-    """Their ranks, as a rank set."""
+    """The ranks of these stops, as a rank set."""
     text: str
 
 
 def fold_answers(answers: Answers) -> list[FoldedAnswer]:
-    """Return equal answers once: ids, rank set, text; in the order of the ranks.
+    """Merge equal answers: ids, rank set, text; in the order of the ranks.
 
     >>> from monarch_nb._debug.client import Answers
     >>> answers = Answers({1: "5", 2: "5", 3: "7"}, (), {1: 0, 2: 1, 3: 2})
@@ -94,7 +94,7 @@ def fold_answers(answers: Answers) -> list[FoldedAnswer]:
 
 
 def answers_text(answers: Answers, num_ranks: int) -> str:
-    """Return the answers as text: equal ones once, with their ranks in front of the lines."""
+    """Return the answers as text: equal ones merged, with their ranks in front of the lines."""
     lines = []
     for each in fold_answers(answers):
         prefix = f"[{each.ranks}] " if num_ranks > 1 else ""

@@ -1,4 +1,4 @@
-"""The grammar of the debugger's prompt: Monarch's words, and lines for pdb.
+"""The grammar of the debugger's prompt: Monarch's commands, and lines for pdb.
 
 list                          who stands where (pdb's own `list` is `l`)
 focus RANKS | all             whom lines go to: 0-3,7; ranks(1,4); hosts=0,gpus=2:8
@@ -16,17 +16,17 @@ from dataclasses import dataclass
 
 
 class PromptError(ValueError):
-    """A line that can't be understood; the text says what was expected."""
+    """The error of a line that can't be parsed; its text says what was expected."""
 
 
 @dataclass(frozen=True)
 class ListStops:
-    """Show the stops."""
+    """The command that lists the stops."""
 
 
 @dataclass(frozen=True)
 class Focus:
-    """Send lines to these from now on."""
+    """The command that sets the focus: later lines go to these stops."""
 
     ranks: str
     thread: str = ""
@@ -34,7 +34,7 @@ class Focus:
 
 @dataclass(frozen=True)
 class Cast:
-    """Send one line to these."""
+    """The command that sends one line to these stops."""
 
     thread: str
     ranks: str
@@ -43,24 +43,24 @@ class Cast:
 
 @dataclass(frozen=True)
 class Detach:
-    """Leave the prompt."""
+    """The command that leaves the prompt; stopped ranks stay stopped."""
 
 
 @dataclass(frozen=True)
 class Quit:
-    """Let all ranks run on."""
+    """The command that lets all ranks continue."""
 
 
 @dataclass(frozen=True)
 class Help:
-    """List the commands of the prompt; `about`: pdb's help about one of its commands."""
+    """The command that lists the prompt's commands; `about`: a pdb command whose help is wanted."""
 
     about: str = ""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line for pdb."""
+    """A line for pdb of the stops in focus."""
 
     text: str
 
@@ -69,7 +69,7 @@ Command = ListStops | Focus | Cast | Detach | Quit | Help | Line
 
 
 def parse(text: str) -> Command:
-    """Read a line.
+    """Parse a line.
 
     Raises:
         PromptError: saying what was expected.

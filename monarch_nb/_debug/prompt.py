@@ -32,11 +32,12 @@ QUIET_S = 0.15
 
 
 class Prompt:
-    """A conversation with the stops of a mesh.
+    """A debugging session in a terminal or a cell: it reads lines, sends them to the stops of a mesh, and
+    prints the answers.
 
     Args:
-        read: shows a prompt and returns what is typed; EOFError leaves.
-        write: shows text.
+        read: shows a prompt and returns the typed line; EOFError leaves.
+        write: prints text.
     """
 
     def __init__(self, mesh: Mesh, read: Callable[[str], str], write: Callable[[str], None] = print) -> None:
@@ -52,7 +53,7 @@ class Prompt:
         self._asked: set[int] = set()
 
     def run(self) -> bool:
-        """Talk until nobody stands anywhere (True), or the user leaves (False)."""
+        """Run the session until no thread is stopped (True), or the user leaves (False)."""
         if not isinstance(self._read, Question):
             return self._talk()
         feed = self._debugger.watch(self._changed, self._ended)
@@ -85,7 +86,7 @@ class Prompt:
         return True
 
     def _ask(self, focus: list[Stop], seen: int) -> str:
-        """Ask for a line.
+        """Prompt for a line.
 
         Args:
             seen: number of the change before the focus was looked up.
@@ -95,7 +96,7 @@ class Prompt:
         """
         with self._lock:
             if self._num_changes != seen:
-                raise TakenBack  # perhaps they've gone meanwhile: look again
+                raise TakenBack  # perhaps the stops have gone meanwhile: look again
             self._asked = {s.id for s in focus}
         try:
             return self._read(self._prompt(focus)).strip()
@@ -105,7 +106,7 @@ class Prompt:
             self._asked = set()
 
     def _changed(self, rows: list[Stop]) -> None:
-        """Take over the new stops. Called in the reading thread."""
+        """Record the new stops. Called in the reading thread."""
         with self._lock:
             self._num_changes += 1
             asked = self._asked
@@ -117,8 +118,7 @@ class Prompt:
         self._changed([])
 
     def _gathered(self, wanted: set[int] | None = None) -> list[Stop]:
-        """Return the stops once all wanted ranks stand, or nobody has come for a while: they mostly come
-        together.
+        """Return the stops once all wanted ranks have stopped, or none has for a while: most stop together.
 
         Args:
             wanted: those that have stood before and may come to the next breakpoint; all, if left out.
@@ -147,7 +147,7 @@ class Prompt:
 
     def _focus(self, stops: list[Stop]) -> list[Stop]:
         found = [s for s in stops if self._has(s, self._ranks, self._thread)]
-        if not found:  # whom it was on has run on
+        if not found:  # the ranks of the focus have run on
             self._ranks, self._thread = None, ""
             found = list(stops)
         return found
@@ -222,7 +222,7 @@ class Prompt:
             self._write(grammar.__doc__.strip())
 
     def _say_moved(self, before: list[Stop], after: list[Stop]) -> None:
-        """Show where those stand that stood elsewhere before."""
+        """Show the new places of stops that were elsewhere before."""
         known = {(s.id, s.line, s.file, s.function, s.state) for s in before}
         moved = [s for s in after if (s.id, s.line, s.file, s.function, s.state) not in known]
         if moved:

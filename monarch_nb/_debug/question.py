@@ -1,5 +1,4 @@
-"""A question at the keyboard that can be taken back: when somebody else has answered it, nobody should have
-to.
+"""A prompt at the keyboard that can be withdrawn: when another client has answered, the user needn't.
 
 `input` blocks the main thread, in a kernel and in a terminal alike, and the one thing that ends it there is a
 signal whose handler raises. So the thread that takes it back sends the main thread a SIGINT, as Ctrl-C would,
@@ -16,24 +15,24 @@ from typing import Any
 
 
 class TakenBack(Exception):
-    """The question needs no answer any more."""
+    """The error of a withdrawn question: it needs no answer any more."""
 
 
 class _Over(BaseException):
-    """Raised by the signal's handler; not an Exception, which ipykernel's loop around the keyboard would
-    only log.
+    """The exception by which the signal's handler ends a prompt. It is no Exception: ipykernel's loop around
+    the keyboard would only log that.
     """
 
 
 class Question:
-    """`input`, until it's taken back. While it is entered, Ctrl-C raises KeyboardInterrupt, also in a cell
-    that passes it on otherwise.
+    """A prompt like `input` that can be withdrawn. While it is entered, Ctrl-C raises KeyboardInterrupt, also
+    in a cell that passes it on otherwise.
 
-    In other threads than the main one it can't be taken back: an answer is waited for then.
+    In other threads than the main one it can't be withdrawn: it waits for an answer then.
 
     Args:
-        read: shows a prompt and returns what is typed.
-        on_taken_back: told when a prompt that somebody sees has lost its meaning.
+        read: shows a prompt and returns the typed line.
+        on_taken_back: called when a visible prompt is withdrawn.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class Question:
         self._is_open = False
         self._is_taken_back = False
         self._is_needless = False
-        """It was taken back before it was asked."""
+        """Whether it was withdrawn before it was asked."""
         self._before: Any = None
 
     def __enter__(self) -> Question:
@@ -61,7 +60,7 @@ class Question:
             signal.signal(signal.SIGINT, self._before)
 
     def __call__(self, prompt: str) -> str:
-        """Ask.
+        """Show the prompt; return the typed line.
 
         Raises:
             TakenBack: if it was taken back before there was an answer.
@@ -84,7 +83,7 @@ class Question:
             raise TakenBack from None
 
     def take_back(self) -> None:
-        """End the question that is open, or else the next one at once. May be called from any thread."""
+        """Withdraw the open question, or otherwise the next one at once. May be called from any thread."""
         with self._lock:
             if not self._is_main or self._is_taken_back:
                 return

@@ -1,4 +1,4 @@
-"""ANSI escape sequences to HTML, and away.
+"""Converts ANSI escape sequences to HTML, or removes them.
 
 Colours become JupyterLab's own class names (`ansi-red-fg`, `ansi-red-intense-bg`, `ansi-bold`), so that a
 theme can style them; 256 and 24-bit colours become inline styles. Every other escape sequence and control
@@ -27,7 +27,7 @@ _FLAGS_OFF = {22: "bold", 23: "italic", 24: "underline", 27: "inverse"}
 
 
 class _Style(msgspec.Struct, frozen=True):
-    """The style of the text that follows. A colour is a class name stem or a CSS `rgb()`."""
+    """The text style that escape sequences have set. A colour is a class name stem or a CSS `rgb()`."""
 
     fg: str = ""
     bg: str = ""

@@ -1,5 +1,5 @@
-"""Progress bars of many ranks as one: bars that say the same, but for how far they are, become one bar
-from the slowest to the fastest.
+"""Merges progress bars of many ranks: bars that are equal but for their progress become one bar from the
+slowest to the fastest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WITHOUT_TOTAL = re.compile(
 
 
 def merge_bars(rows: Iterable[Row]) -> list[Row]:
-    """Return rows with bars of several ranks that follow each other as one each.
+    """Merge bars of several ranks in neighbouring rows into one each.
 
     >>> slow = Row((0,), "stdout", "epoch:  20%|██        | 2/10 [00:02<00:08, 1.0it/s]")
     >>> fast = Row((1,), "stdout", "epoch:  40%|████      | 4/10 [00:02<00:03, 2.0it/s]")
@@ -65,7 +65,7 @@ def _merged(group: list[tuple[Row, re.Match[str]]]) -> list[Row]:
 
 
 def _amount(bar: re.Match[str]) -> tuple[float, float]:
-    """Return how far a bar is; of two that are as far, the one that took longer is behind."""
+    """Return a bar's progress as a sort key; of two with equal progress, the slower one is behind."""
     try:
         number = float(bar["n"])
     except ValueError:

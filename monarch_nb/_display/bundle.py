@@ -1,4 +1,4 @@
-"""The rich output of one rank: a mimebundle, compared, shown as HTML or as text.
+"""The rich output of one rank: a mimebundle that can be compared, and shown as HTML or as text.
 
 A bundle is what IPython's display machinery made on the rank: MIME type to data. The richest type that a
 saved page can hold wins: HTML, SVG, then images. Others (Markdown, LaTeX, JSON, JavaScript, plots of plotly
@@ -31,8 +31,8 @@ NATIVE_TYPES = frozenset(
         "application/pdf",
     }
 )
-"""What front ends draw by themselves; and all that programs have made types of their own for
-(`application/vnd...`), video and audio.
+"""Types that front ends display themselves; also all types that programs have defined (`application/vnd...`),
+video and audio.
 """
 _READABLE = ("text/markdown", "text/latex", "application/javascript", "application/json")
 _OBJECT = re.compile(r"<[\w.]+ object>")
@@ -69,7 +69,7 @@ class Bundle:
 
     @property
     def is_native(self) -> bool:
-        """Whether the front end draws this bundle better than a page of ours can."""
+        """Say whether the front end displays this bundle better than this package's HTML can."""
         drawn = [
             mime
             for mime in self.data
@@ -80,7 +80,7 @@ class Bundle:
         return bool(drawn)
 
     def _plain(self) -> Any:
-        """Return the text; what it says, of something whose text only names its class."""
+        """Return the text; if it only names a class, the value itself."""
         plain = self.data.get("text/plain")
         if plain is None or (isinstance(plain, str) and _OBJECT.fullmatch(plain)):
             for mime in _READABLE:
@@ -90,7 +90,7 @@ class Bundle:
         return plain
 
     def text(self) -> str:
-        """Return the text/plain, capped; the names of the types where there is none."""
+        """Return the text/plain, shortened; without one, the names of the types."""
         plain = self._plain()
         text = ansi.strip(joined_text(plain)) if plain is not None else f"<{', '.join(sorted(self.data))}>"
         large = [
@@ -105,7 +105,7 @@ class Bundle:
         )
 
     def html(self) -> Markup:
-        """Return the HTML that a page shows of this bundle."""
+        """Return the HTML of this bundle."""
         mime = self.rich_type
         if mime is None:
             return render("text.html", text=self.text())

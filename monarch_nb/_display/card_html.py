@@ -1,5 +1,5 @@
-"""A mesh's state as a picture: self-contained HTML, no script, readable in both themes; what a saved notebook
-keeps.
+"""Renders a mesh's state as static HTML: self-contained, without scripts, readable in both themes; a saved
+notebook keeps it.
 
 Ranks are laid out by their named axes: the innermost one across, the next one down, outer ones as blocks with
 a title.
@@ -18,9 +18,9 @@ from monarch_nb._units import duration, percent_text, size_text
 from monarch_nb.status import HostStatus, MeshStatus, RankStatus, rank_text
 
 ROW = 32
-"""How many ranks of a single long dimension stand in a row."""
+"""Number of ranks per row of a single long dimension."""
 LARGE, MEDIUM = 16, 128
-"""Up to how many ranks a cell shows number and state; up to how many its number."""
+"""Maximum numbers of ranks for which a square shows number and state, and only the number."""
 LETTERS = {
     "starting": "s",
     "idle": "",
@@ -31,11 +31,11 @@ LETTERS = {
     "stopped": "e",
     "lost": "x",
 }
-"""What stands in a cell: state isn't told by colour alone."""
+"""Letters in the squares, so that a state isn't shown by colour alone."""
 
 
 def render(status: MeshStatus, ended: str = "") -> str:
-    """Return the page fragment.
+    """Return the HTML of a mesh's state.
 
     Args:
         ended: why there's nothing more to come, if so.
@@ -91,7 +91,7 @@ def _host_text(host: HostStatus) -> str:
 
 
 def _blocks(sizes: Sequence[tuple[str, int]]) -> list[tuple[str, list[tuple[str, list[int]]]]]:
-    """Return blocks: a title, and rows with a label and their ranks.
+    """Return the blocks of squares: a title, and rows with a label and their ranks.
 
     >>> _blocks([("hosts", 2), ("gpus", 2)])
     [('', [('hosts 0', [0, 1]), ('hosts 1', [2, 3])])]

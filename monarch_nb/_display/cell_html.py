@@ -1,4 +1,4 @@
-"""A cell's snapshot as HTML: self-contained, no script, the theme's colours.
+"""Renders a cell's snapshot as HTML: self-contained, without scripts, in the theme's colours.
 
 Structure comes from the files in `templates/`. Tabs are radio buttons and CSS; where a front end drops the
 styles (GitHub, untrusted notebooks) the panels stand below each other, each after its ranks, and lines are
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 MAX_BARS = 256
 LONG_LINES = 40
-"""Of more lines a notebook shows some; the box is about 30 lines high, and can be drawn larger."""
+"""Longer output scrolls: the box is about 30 lines high, and can be enlarged."""
 
 _EMPTY = Markup("")
 
 
 def render(snapshot: Snapshot) -> str:
-    """Return the page fragment; empty when there is nothing to show."""
+    """Return the HTML of a snapshot; empty when there is nothing to show."""
     body = joined(
         [
             _rows(snapshot),
@@ -50,7 +50,7 @@ def render(snapshot: Snapshot) -> str:
 
 
 def label_bundle(label: str) -> dict[str, str]:
-    """Return the label above an output that the front end draws: the ranks that it's from."""
+    """Return the label above an output that the front end displays: its ranks."""
     shown = fill("caption.html", label=label)
     return {
         "text/plain": f"{label}:",
@@ -65,8 +65,8 @@ def _rows(snapshot: Snapshot) -> Markup:
 
 
 def _block(lines: list[Markup]) -> Markup:
-    """Put lines below each other; the line ends count where styles are dropped. Many lines scroll in a
-    box, which shows the last of them.
+    """Join lines; explicit line ends are kept where styles are dropped. Long output is put into a scrolling
+    box, which shows its end.
     """
     if not lines:
         return _EMPTY

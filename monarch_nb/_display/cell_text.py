@@ -1,4 +1,4 @@
-"""A cell's snapshot as text: for terminals, logs, nbconvert and readers of the raw notebook."""
+"""Renders a cell's snapshot as text: for terminals, logs, nbconvert and readers of the raw notebook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one display of one cell: what its ranks print, show, return and raise.
+"""The single display of one cell: what its ranks print, show, return and raise.
 
 `CellView` takes events from any thread in any order and renders what it holds at that moment, as text and as
 HTML. It knows nothing of where the events come from or where the rendering goes (`LiveDisplay` does), and
@@ -30,20 +30,20 @@ from monarch_nb._shape.rank_set import name_ranks
 
 PROGRESS_EVERY_S = 1.0
 _NUM_HOLDS = 3
-"""How many looks a line in a terminal waits for the ranks that haven't printed it yet: what is written
-there can't be folded any more.
+"""For how many updates a line in a terminal waits for ranks that haven't printed it yet: lines that are
+written can't be folded any more.
 """
 
 _Key = TypeVar("_Key")
 
 
 MAX_NATIVES = 32
-"""How many outputs of their own a cell's displays may have in a notebook; more are shown as text."""
+"""Maximum number of separate outputs of a cell's displays in a notebook; further ones are shown as text."""
 
 
 class Native(msgspec.Struct, frozen=True):
-    """A display that a notebook shows as an output of its own. `key` is the place: which display of a rank,
-    which of those that differ by rank.
+    """A display that a notebook shows as an output of its own. `key` identifies its place: which display of a
+    rank, and which of the versions that differ between ranks.
     """
 
     key: str
@@ -52,7 +52,9 @@ class Native(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """All of a cell at one moment, folded. `key` makes ids in its HTML unique; `prefix`: are ranks named?"""
+    """The folded state of a cell's output at one moment. `key` makes ids in its HTML unique; `prefix`:
+    whether rows name their ranks.
+    """
 
     title: str
     key: str
@@ -66,7 +68,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class CellView:
-    """Collect what the ranks of a cell send; render it.
+    """The collector and renderer of the output of a cell's ranks.
 
     `group` says how lines are shown: "fold", "order" as they come, "rank" by rank, "none" without ranks.
 
@@ -107,7 +109,7 @@ class CellView:
         self._bars: dict[int, dict[str, str]] = {}
         """Progress bars by rank, in the order in which they came."""
         self._to_clear: set[int] = set()
-        """Ranks whose output goes when they show something new."""
+        """Ranks whose output is cleared when they display something new."""
         self._results: dict[int, Bundle] = {}
         self._errors: list[ErrorInfo] = []
         self._done: dict[int, float] = {}
@@ -143,23 +145,25 @@ class CellView:
         self._tell()
 
     def describe_rest(self, goes_on: Callable[[], str]) -> None:
-        """Register a function that says what becomes of the cell when its display is left before its end."""
+        """Register a function that describes how the cell continues when its display is left before the
+        end.
+        """
         self._goes_on = goes_on
 
     def unfinished_text(self) -> str:
-        """Return a sentence on how the cell goes on if nobody shows it from now on; empty if it's over."""
+        """Return a sentence on how the cell continues when it's no longer displayed; empty if it's over."""
         return self._goes_on() if self._goes_on is not None and self.state().running else ""
 
     def leave(self, why: str) -> None:
-        """Note that nobody shows the cell from now on, and print how it goes on."""
+        """Mark the cell as no longer displayed, and print how it continues."""
         rest = self.unfinished_text()
         if rest:
             with self._lock:
-                self._fold.finish()  # lines that aren't complete stand above it
+                self._fold.finish()  # incomplete lines are shown above the note
             self.note(f"{why}; {rest}")
 
     def started(self, ago_s: float = 0.0) -> None:
-        """Start the clock of the cell, as of some time ago. The first event does so too, as of now."""
+        """Start the cell's clock, backdated by some seconds. Otherwise the first event starts it."""
         with self._lock:
             if self._started_at is None:
                 self._started_at = self._clock() - max(0.0, ago_s)
@@ -167,14 +171,14 @@ class CellView:
         self._tell()
 
     def wait_for(self, text: str) -> None:
-        """Say for what the cell waits; an empty text: it doesn't any more."""
+        """Show what the cell waits for; an empty text: it no longer waits."""
         with self._lock:
             self._waits = text
             self._touch()
         self._tell()
 
     def output(self, rank: int, stream: str, text: str) -> None:
-        """Take a piece of what a rank printed."""
+        """Add a piece of a rank's output."""
         with self._lock:
             self._clear_before(rank)
             self._fold.feed(rank, stream, text)
@@ -189,9 +193,7 @@ class CellView:
         display_id: str | None = None,
         update: bool = False,
     ) -> None:
-        """Take a display of a rank; with `update`, it replaces the display that the rank made under this
-        id.
-        """
+        """Add a rank's display; with `update`, it replaces the rank's display of this id."""
         bundle = Bundle.of(mimebundle, metadata)
         with self._lock:
             self._clear_before(rank)
@@ -205,7 +207,7 @@ class CellView:
         self._tell()
 
     def bar(self, rank: int, key: str, text: str) -> None:
-        """Take how a progress bar of a rank looks now; empty: it has gone."""
+        """Set the text of a rank's progress bar; empty: the bar is removed."""
         with self._lock:
             self._clear_before(rank)
             bars = self._bars.setdefault(rank, {})
@@ -217,7 +219,7 @@ class CellView:
         self._tell()
 
     def _partial_rows(self) -> list[Row]:
-        """Return unfinished lines and bars as they look now: bars that say the same are one."""
+        """Return unfinished lines and bars in their present state, with equal bars merged."""
         num_levels = max(map(len, self._bars.values()), default=0)
         bars = [
             Row((rank,), "stdout", list(bars.values())[level])
@@ -229,7 +231,7 @@ class CellView:
         return [*merge_bars([*self._fold.partial_rows(), *bars]), *waits]
 
     def clear(self, rank: int, *, wait: bool) -> None:
-        """Take away what a rank has shown so far; with `wait`, when it shows something new."""
+        """Remove a rank's output so far; with `wait`, when its next output arrives."""
         with self._lock:
             self._to_clear.add(rank)
             if not wait:
@@ -245,7 +247,7 @@ class CellView:
             self._bars.pop(rank, None)
 
     def result(self, rank: int, bundle: MimeBundle | None) -> None:
-        """Take the value of the last expression on a rank; None when it has none."""
+        """Set the value of the last expression on a rank; None when it has none."""
         if bundle is None:
             return
         with self._lock:
@@ -254,7 +256,7 @@ class CellView:
         self._tell()
 
     def error(self, rank: int, error: ErrorInfo) -> None:
-        """Take the error that a rank has raised; the rank is over."""
+        """Set the error that a rank has raised; the rank has ended."""
         with self._lock:
             self._errors.append(error)
             self._touch()
@@ -262,7 +264,7 @@ class CellView:
         self._tell()
 
     def done(self, rank: int, seconds: float) -> None:
-        """Note that a rank is over, and how long it took."""
+        """Mark a rank as ended, with its run time."""
         with self._lock:
             self._done[rank] = seconds
             self._touch()
@@ -270,7 +272,7 @@ class CellView:
         self._tell()
 
     def done_all(self, seconds: Mapping[int, float]) -> None:
-        """Note that ranks are over, and how long each took."""
+        """Mark ranks as ended, with their run times."""
         with self._lock:
             self._done.update(seconds)
             self._touch()
@@ -278,14 +280,16 @@ class CellView:
         self._tell()
 
     def note(self, text: str) -> None:
-        """Take a line that no rank has printed."""
+        """Add a line that no rank has printed."""
         with self._lock:
             self._fold.say(text)
             self._touch()
         self._tell()
 
     def close(self) -> None:
-        """Note that nobody waits for this cell any more: unfinished lines count. Later events still show."""
+        """Mark the cell as no longer waited for: unfinished lines are shown as lines. Later events are still
+        shown.
+        """
         with self._lock:
             self._fold.finish()
             self._closed = True
@@ -295,12 +299,12 @@ class CellView:
         self._tell()
 
     def state(self) -> CellState:
-        """Return how far the cell is."""
+        """Return the progress of the cell."""
         with self._lock:
             return self._state()
 
     def next_tick_s(self) -> float | None:
-        """Return in how many seconds the view changes though nothing happens (progress). None: never."""
+        """Return the seconds until the view changes without an event (progress); None: never."""
         if self._fold.is_holding:
             return 0.0
         state = self.state()
@@ -316,7 +320,9 @@ class CellView:
             return bool(content or state.shows_progress or self._partial_rows() or cell_text.timing(state))
 
     def natives(self) -> list[Native]:
-        """Return the displays that a notebook shows as its own outputs, equal ones of several ranks once."""
+        """Return the displays that a notebook shows in separate outputs, equal ones of several ranks
+        merged.
+        """
         with self._lock:
             return self._natives()
 
@@ -339,7 +345,7 @@ class CellView:
         return found
 
     def snapshot(self, *, without: Collection[Bundle] = ()) -> Snapshot:
-        """Return everything, folded; without bundles that are shown elsewhere."""
+        """Return the folded output, without bundles that are shown elsewhere."""
         with self._lock:
             displays = {
                 rank: bundles
@@ -368,13 +374,13 @@ class CellView:
         return cell_html.render(self.snapshot())
 
     def mimebundle(self) -> dict[str, str]:
-        """Return text/plain and text/html of the same moment; `natives` come beside it."""
+        """Return text/plain and text/html of the same moment; `natives` are displayed besides."""
         snapshot = self.snapshot(without={native.bundle for native in self.natives()})
         return {"text/plain": cell_text.render(snapshot), "text/html": cell_html.render(snapshot)}
 
     def drain(self, *, final: bool = True) -> str:
-        """Return the output lines completed since the last call, for a terminal; unless that's the end,
-        one that only some ranks have printed waits a little.
+        """Return the output lines completed since the last call, for a terminal; before the end, lines that
+        only some ranks have printed are held back for a moment.
         """
         with self._lock:
             return self._fold.drain(0 if final else _NUM_HOLDS)
@@ -411,7 +417,7 @@ class CellView:
 
 
 def _by_value(values: Mapping[int, _Key]) -> list[tuple[tuple[int, ...], _Key]]:
-    """Return equal values once with their ranks, by lowest rank."""
+    """Merge equal values, with their ranks, by lowest rank."""
     groups: dict[_Key, list[int]] = {}
     for rank in sorted(values):
         groups.setdefault(values[rank], []).append(rank)

@@ -13,10 +13,10 @@ SHOWN_AFTER_S = 2.0
 
 
 class Counted:
-    """One display.
+    """A display of how many of many things are done, below the cell that waits for them.
 
     Args:
-        state: returns how many are done, and how many there are, if that's known.
+        state: returns the number that are done, and their total if it's known.
     """
 
     def __init__(self, state: Callable[[], tuple[int, int | None]]) -> None:
@@ -24,7 +24,7 @@ class Counted:
         self._began = time.monotonic()
 
     def text(self) -> str:
-        """Return such as `31 of 100 done, 6.2 s, 14 s left`."""
+        """Return the progress, such as `31 of 100 done, 6.2 s, 14 s left`."""
         done, total = self._state()
         seconds = time.monotonic() - self._began
         parts = [f"{done:,}{f' of {total:,}' if total is not None else ''} done", elapsed_text(seconds)]
@@ -41,7 +41,7 @@ class Counted:
 
 
 def show_count(counted: Counted) -> Callable[[], None]:
-    """Show a count in the cell that runs, if the work takes more than some seconds; return the function that
+    """Show a count in the running cell, if the work takes more than some seconds; return the function that
     ends the display.
     """
     return show_until_over(counted, SHOWN_AFTER_S)

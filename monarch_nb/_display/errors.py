@@ -1,4 +1,4 @@
-"""Errors of many ranks, equal ones once.
+"""Groups errors of many ranks, equal ones together.
 
 When eight ranks run the same cell they mostly fail alike; what a reader wants is each distinct failure with
 the ranks it hit, and which came first in time, because the others are often its consequence (a collective
@@ -49,8 +49,8 @@ class ErrorGroup(msgspec.Struct, frozen=True):
 
 
 def fold_errors(errors: Iterable[ErrorInfo]) -> list[ErrorGroup]:
-    """Return each distinct failure once, the first in time at the top; those that differ only in numbers are
-    one (`_folding`).
+    """Merge equal failures, the first in time at the top; failures that differ only in numbers count as equal
+    (`_folding`).
 
     >>> group, = fold_errors([ErrorInfo(0, "E", "x", "tb"), ErrorInfo(1, "E", "x", "tb")])
     >>> group.ranks, group.first

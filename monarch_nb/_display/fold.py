@@ -1,4 +1,4 @@
-"""Fold what many ranks print into one list of rows, equal lines once.
+"""Folds the output of many ranks into one list of rows, in which equal lines are merged.
 
 Ranks run the same program at different speeds, so their lines are nearly the same sequence, skewed in time.
 `Fold` keeps one ordered list of rows; a row is a line and the set of ranks that printed it. A new line of a
@@ -40,7 +40,7 @@ from monarch_nb._shape.rank_set import format_ranks
 
 LOOKAHEAD_ROWS = 1000
 FLOATING_ROWS = 64
-"""How many lines of its own a rank may print before they stay where they are."""
+"""How many unmatched lines of a rank float before they are settled."""
 KEPT_PER_SHOWN = 50
 """Rows held in memory for each one shown, so that a rank far behind still finds its partners."""
 NOTE = "note"
@@ -85,14 +85,14 @@ class _Line:
         self.num_held = 0
         self.touched = True
         self.values: dict[int, Values] | None = None
-        """Of a warning or failure, by rank; `text` is then its pattern."""
+        """The values of a warning or failure, by rank; `text` is then its pattern."""
         self.prev: _Line | None = None
         self.next: _Line | None = None
 
 
 class _Place(msgspec.Struct):
-    """The position of a rank: its last settled row, its floating rows after that, its unfinished line per
-    stream.
+    """The position of one rank in the fold: its last settled row, its floating rows after that, its
+    unfinished line per stream.
     """
 
     bit: int
@@ -101,7 +101,7 @@ class _Place(msgspec.Struct):
     partial: dict[str, list[str]] = msgspec.field(default_factory=dict)
 
     def settle(self, row: _Line) -> None:
-        """Fix all rows up to this one in place."""
+        """Settle all rows up to this one."""
         while self.floating and self.floating[0].label <= row.label:
             self.floating.popleft()
         self.anchor = row
@@ -148,7 +148,7 @@ class Fold:
 
     @property
     def num_rows(self) -> int:
-        """Folded rows so far, also those no longer held."""
+        """Number of folded rows so far, including those no longer held."""
         return self._num_rows + self._num_forgotten
 
     def knows(self, rank: int) -> bool:
@@ -169,7 +169,7 @@ class Fold:
         return place
 
     def feed(self, rank: int, stream: str, text: str) -> None:
-        """Take a piece of what a rank printed; it may end anywhere, also between `\\r` and `\\n`."""
+        """Add a piece of a rank's output; it may end anywhere, also between `\r` and `\n`."""
         place = self._places.get(rank) or self._new_place(rank, self._head)
         pieces = place.partial.get(stream)
         if pieces is None:
@@ -200,7 +200,7 @@ class Fold:
                 row.mask &= ~place.bit
 
     def _remove(self, row: _Line) -> None:
-        """Take a row out that no rank has any more."""
+        """Remove a row that no rank has any more."""
         equal = self._index[row.stream][row.text]
         equal.remove(row)
         if not equal:
@@ -224,7 +224,7 @@ class Fold:
         self._num_rows += 1
 
     def finish(self) -> None:
-        """Count what has no line end as lines. Later text starts new lines."""
+        """Turn unfinished lines into complete ones. Later text starts new lines."""
         for place in self._places.values():
             for stream, pieces in place.partial.items():
                 text = last_state("".join(pieces))
@@ -247,7 +247,7 @@ class Fold:
         return [*in_rank_order(top), note, *in_rank_order([_public(line) for line in reversed(tail)])]
 
     def partial_rows(self) -> list[Row]:
-        """Return the unfinished lines as they look now, such as progress bars, equal ones once."""
+        """Return the unfinished lines in their present state, such as progress bars, equal ones merged."""
         masks: dict[tuple[str, str], int] = {}
         for place in self._places.values():
             for stream, pieces in place.partial.items():
@@ -289,7 +289,7 @@ class Fold:
         if self._num_rows <= num_kept or self._touched:
             return
         for row in self._walk():
-            row.prev = None  # so that no cycle is left, and each is freed at once
+            row.prev = None  # avoids a reference cycle, so that each is freed at once
         self._num_forgotten += self._num_rows
         self._num_rows = 0
         self._head.next, self._last = None, self._head
@@ -299,9 +299,7 @@ class Fold:
             place.floating.clear()
 
     def _first_to_hold(self, touched: list[_Line], num_holds: int) -> int:
-        """Return where in these rows the first one stands that waits for more ranks; all that do have
-        waited once more then.
-        """
+        """Return the index of the first row that waits for more ranks; every row waits only once."""
         first = len(touched)
         for at in range(len(touched) - 1, -1, -1):
             line = touched[at]
@@ -467,7 +465,7 @@ def last_state(line: str) -> str:
 
 
 def prefix_of(ranks: Sequence[int]) -> str:
-    """Return the ranks as they stand before a line, with the space: `[0-3,7] `; nothing for no ranks."""
+    """Return the ranks as a prefix of a line, with the space: `[0-3,7] `; empty for no ranks."""
     return f"[{format_ranks(ranks)}] " if ranks else ""
 
 
@@ -486,7 +484,7 @@ def _public(row: _Line) -> Row:
 
 
 def _text_of(row: _Line, mask: int) -> str:
-    """Return the text of a row, with the ranks that it's from."""
+    """Return the text of a row, with its ranks."""
     if not row.values or not mask:
         return row.text
     return merge(row.text, {rank: row.values[rank] for rank in _ranks_of(mask)})

@@ -1,4 +1,4 @@
-"""Lines of many ranks that are not folded: as they come, or rank by rank (`%%mesh --group
+"""Lines of many ranks that are not folded: in order of arrival, or rank by rank (`%%mesh --group
 order|rank|none`).
 """
 
@@ -11,7 +11,7 @@ from monarch_nb._display.fold import NOTE, Row, last_state, prefix_of
 
 
 class Lines:
-    """Takes what `Fold` takes and shows every line by itself.
+    """The unfolded counterpart of `Fold`: it takes the same input and keeps each line separately.
 
     Args:
         by_rank: all of rank 0's lines first, then those of rank 1, and so on.
@@ -44,7 +44,7 @@ class Lines:
         self._num_undrained = 0
 
     def feed(self, rank: int, stream: str, text: str) -> None:
-        """Take a piece of what a rank printed."""
+        """Add a piece of a rank's output."""
         *lines, tail = (self._partial.pop((rank, stream), "") + text).split("\n")
         for line in lines:
             self._add(Row((rank,), stream, last_state(line)))
@@ -74,7 +74,7 @@ class Lines:
         self._new.append(row)
 
     def finish(self) -> None:
-        """Count unfinished lines as lines."""
+        """Turn unfinished lines into complete ones."""
         for (rank, stream), text in self._partial.items():
             if last_state(text).strip():
                 self._add(Row((rank,), stream, last_state(text)))
@@ -89,13 +89,13 @@ class Lines:
         return [Row((), NOTE, self._note(hidden)), *rows] if hidden else rows
 
     def partial_rows(self) -> list[Row]:
-        """Return the unfinished lines as they look now."""
+        """Return the unfinished lines in their present state."""
         return [Row((r,), s, last_state(t)) for (r, s), t in self._partial.items() if last_state(t).strip()]
 
     is_holding = False
 
     def drain(self, num_holds: int = 0) -> str:
-        """Return the lines since the last call; none waits for others."""
+        """Return the lines since the last call; no line is held back."""
         hidden = self._num_undrained - len(self._new)
         parts = [self._note(hidden) + "\n"] if hidden else []
         parts += [f"{prefix_of(row.ranks) if self._prefix else ''}{row.text}\n" for row in self._new]

@@ -1,4 +1,4 @@
-"""Keep a cell's display up to date while it runs, at most ten times a second.
+"""Keeps a cell's display up to date while the cell runs, at most ten times a second.
 
 The thread that receives events only sets a flag. One thread for all cells looks at the flags ten times a
 second and publishes; a cell that ends before that publishes once, from `finish`. Large displays rest longer,
@@ -41,7 +41,7 @@ LINGER_S = 5.0
 
 
 class View(Protocol):
-    """The interface of views that can be shown: a `CellView`, or a `StackView` of several."""
+    """The interface of views that `LiveDisplay` can show: a `CellView`, or a `StackView` of several."""
 
     @property
     def version(self) -> int: ...
@@ -59,16 +59,19 @@ class View(Protocol):
 
 
 class Publisher(Protocol):
-    """The interface of publishers, which show a view. Calls never overlap; they come from any thread."""
+    """The interface of publishers, which write a view to a front end. Calls never overlap; any thread may
+    make them.
+    """
 
     def publish(self, view: View, *, final: bool) -> int:
-        """Show the view as it is now; return how many bytes that took. `final`: the cell has ended;
-        what comes late follows in further final calls.
+        """Write the view to the front end; return the number of bytes. `final`: the cell has ended; late
+        output follows in further final calls.
         """
 
 
 class NotebookPublisher:
-    """One output of a notebook cell, replaced by each update. For front ends that show HTML.
+    """A publisher to one output of a notebook cell, which each update replaces. For front ends that show
+    HTML.
 
     While the cell runs, the output's metadata say what becomes of it if the kernel should go: our JupyterLab
     extension then writes that into the output, for a kernel that is restarted can't: JupyterLab doesn't
@@ -81,7 +84,7 @@ class NotebookPublisher:
         self._shown = False
         self._version = -1
         self._natives: dict[str, tuple[str, str]] = {}
-        """What is shown in outputs of their own: label and bundle, by place."""
+        """Displays in separate outputs: label and bundle, by place."""
 
     def publish(self, view: View, *, final: bool) -> int:
         """Display the view's mimebundle, or update the one displayed before."""
@@ -98,8 +101,8 @@ class NotebookPublisher:
         return sum(map(len, bundle.values())) + self._publish_natives(view.natives())
 
     def _publish_natives(self, natives: list[Native]) -> int:
-        """Show what the front end itself draws, each below the ranks that it's from; return how many bytes
-        that took.
+        """Display the outputs that the front end renders itself, each below the label of its ranks; return
+        the number of bytes.
         """
         num_bytes = 0
         for native in natives:
@@ -145,7 +148,9 @@ class NotebookPublisher:
 
 
 class TerminalPublisher:
-    """A text stream: lines once complete, the rest at the end. On a terminal, a progress line below them."""
+    """A publisher to a text stream: it writes lines once they are complete, and the rest at the end. On a
+    terminal, a progress line below them.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stdout if stream is None else stream
@@ -155,7 +160,7 @@ class TerminalPublisher:
         self._is_closed = False
 
     def publish(self, view: View, *, final: bool) -> int:
-        """Print what is new."""
+        """Print the new lines."""
         if not self._progress and not view.visible():
             return 0
         text = view.drain(final=final) + (view.closing_text() if final and not self._is_closed else "")
@@ -177,7 +182,7 @@ class TerminalPublisher:
 
 
 class LiveDisplay:
-    """Show a view until `finish`. Works as a context manager too.
+    """A display of a view that is kept up to date until `finish`. Works as a context manager too.
 
     With MONARCH_NB_LIVE=0 in the environment it is shown once, at the end: for runners that keep only the
     first version of a display (nbval), or logs that should have one.
@@ -197,7 +202,7 @@ class LiveDisplay:
         self._publisher = choose_publisher() if publisher is None else publisher
         self._interval_s = interval_s
         self._on_tick = on_tick
-        """Called by the clock at each look; quick."""
+        """Called by the clock at each update; must be quick."""
         self._publishing = threading.Lock()
         self._starting = threading.Lock()
         self._finished = False
@@ -219,7 +224,9 @@ class LiveDisplay:
         self.finish()
 
     def finish(self) -> None:
-        """Close the view and publish it a last time, on the caller's thread. Further calls do nothing."""
+        """Close the view and publish it for the last time, on the caller's thread. Further calls do
+        nothing.
+        """
         with self._publishing:
             if self._finished:
                 return
@@ -230,7 +237,7 @@ class LiveDisplay:
         self._view.listen(self._on_late)
 
     def _on_late(self) -> None:
-        """Publish the view once more, in a moment, with all that comes after its end until then."""
+        """Publish the view again, in a moment, with everything that arrives after its end until then."""
         with self._starting:
             if self._late:
                 return
@@ -245,14 +252,14 @@ class LiveDisplay:
             self._publisher.publish(self._view, final=True)
 
     def update(self) -> None:
-        """Publish the view as it is now, on the caller's thread."""
+        """Publish the view, on the caller's thread."""
         with self._publishing:
             if not self._finished and self._view.visible():
                 self._publisher.publish(self._view, final=False)
 
     def leave(self, why: str) -> None:
-        """Say in the display that nobody shows the rest here, and publish it a last time, on the caller's
-        thread.
+        """Write into the display that it is no longer updated, and publish it for the last time, on the
+        caller's thread.
         """
         self._view.leave(why)
         self.finish()
@@ -270,7 +277,9 @@ class LiveDisplay:
             _clock.add(self)
 
     def tick(self) -> bool:
-        """Publish if something has changed; say whether to be asked again. Called by the clock's thread."""
+        """Publish if something has changed; return whether to be called again. Called by the clock's
+        thread.
+        """
         if self._ending:
             self.finish()
         if self._finished:
@@ -292,7 +301,7 @@ class LiveDisplay:
 
 
 class _Clock:
-    """One thread for all displays: a cell that is over at once shouldn't have to start and wake one.
+    """The one thread that updates all displays: a cell that ends at once needn't start and wake a thread.
 
     It looks every `INTERVAL_S` while there are displays, and for `LINGER_S` afterwards; then it sleeps until
     one is added.
@@ -317,7 +326,7 @@ class _Clock:
             self._wake.set()
 
     def displays(self) -> list[LiveDisplay]:
-        """Return the displays that have shown something and aren't finished."""
+        """Return the displays that have shown output and aren't finished."""
         with self._lock:
             return list(self._displays)
 
@@ -347,7 +356,7 @@ class _Clock:
 
 
 def _ticks_on(display: LiveDisplay) -> bool:
-    """Tick a display; one that can't be shown any more (a closed stream) is left alone."""
+    """Tick a display; one whose stream is closed is dropped."""
     try:
         return display.tick()
     except Exception:
@@ -361,13 +370,13 @@ if hasattr(os, "register_at_fork"):
 
 
 def leave_displays(why: str) -> None:
-    """Have each display that isn't finished say so: this program is about to end."""
+    """Mark all unfinished displays as no longer updated: this program is about to end."""
     for display in _clock.displays():
         display.leave(why)
 
 
 def choose_publisher() -> Publisher:
-    """Return a publisher for where this program runs: a kernel's front end, or text."""
+    """Return the publisher for this program's environment: a kernel's front end, or text."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return NotebookPublisher() if getattr(shell, "kernel", None) is not None else TerminalPublisher()

@@ -1,4 +1,6 @@
-"""The progress of a cell, as one snapshot, and the lines made from it: progress, times when it is over."""
+"""The progress of a cell as a snapshot, and the lines made from it: progress while it runs, times when it is
+over.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ MAX_STRIP_GROUPS = 6
 
 @dataclass(frozen=True, slots=True)
 class CellState:
-    """A cell at one moment. `seconds` has the time of each rank that is done; `closed`: nobody waits on.
+    """The state of a cell at one moment. `seconds`: run time of each rank that has ended; `closed`: nobody
+    waits for the cell any more.
 
     >>> state = CellState((0, 1), (0,), (), seconds={0: 1.5}, elapsed_s=3.0, num_lines=2, closed=False)
     >>> state.running
@@ -45,7 +48,9 @@ class CellState:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether there is a progress line: some rank runs, and the cell is older than `PROGRESS_AFTER_S`."""
+        """Whether there is a progress line: a rank still runs, and the cell is older than
+        `PROGRESS_AFTER_S`.
+        """
         return bool(self.running) and self.elapsed_s >= PROGRESS_AFTER_S
 
 

@@ -1,4 +1,4 @@
-"""Several cells in one display, below each other: what was missed while nobody was there."""
+"""Several cells below each other in one display: the cells that a returning user has missed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from monarch_nb._display.progress import CellState
 
 
 class StackView:
-    """Views below each other, shown as one. `LiveDisplay` takes it for a view.
+    """Several views below each other, shown as one. `LiveDisplay` takes it for a view.
 
     Args:
-        shows_empty: whether views are shown that have nothing but a title.
+        shows_empty: whether views that have only a title are shown.
 
     >>> views = [CellView([0], world_size=1, title="first"), CellView([0], world_size=1, title="second")]
     >>> views[0].output(0, "stdout", "hi\\n"); views[1].output(0, "stdout", "ho\\n")
@@ -44,20 +44,20 @@ class StackView:
             view.close()
 
     def state(self) -> CellState:
-        """Return how far the first cell is that still runs, or the last."""
+        """Return the progress of the first cell that still runs, or of the last one."""
         states = [view.state() for view in self._views]
         return next((s for s in states if s.running), states[-1])
 
     def next_tick_s(self) -> float | None:
-        """Return in how many seconds something changes by itself."""
+        """Return the seconds until something changes without an event."""
         return min((t for v in self._views if (t := v.next_tick_s()) is not None), default=None)
 
     def unfinished_text(self) -> str:
-        """Return a sentence on how unfinished cells go on if nobody shows them from now on."""
+        """Return a sentence on how unfinished cells continue when they are no longer displayed."""
         return "; ".join(text for view in self._views if (text := view.unfinished_text()))
 
     def leave(self, why: str) -> None:
-        """Note that nobody shows the cells from now on, and print how they go on."""
+        """Mark the cells as no longer displayed, and print how they continue."""
         for view in self._views:
             view.leave(why)
 

@@ -1,4 +1,4 @@
-"""The style of an output: the rules that its own HTML needs, and no others.
+"""The style sheet of an output: only the rules that its own HTML needs.
 
 Each output brings its style along. A style that only the first output of a notebook had would be lost with
 that output (cleared, run again, deleted), and in front ends that show each output in a page of its own
@@ -22,8 +22,8 @@ _NAME = re.compile(r"\.([A-Za-z][\w-]*)")
 
 
 def style_for(body: str, file: str) -> Markup:
-    """Return a style element with the rules of a file that a piece of HTML needs; the root's class is among
-    them.
+    """Return a style element with those rules of a file that a piece of HTML needs, including rules for the
+    root's class.
 
     >>> style_for('<i class="mno-fill"></i>', "output.css").splitlines()[-1]
     '.mno .mno-fill{height:100%;background:var(--jp-brand-color1,#1976d2)}</style>'
@@ -35,7 +35,7 @@ def style_for(body: str, file: str) -> Markup:
 
 @lru_cache(maxsize=8)
 def _rules(file: str) -> list[tuple[str, list[frozenset[str]]]]:
-    """Return the rules in their order, each with the classes that one of its selectors names."""
+    """Return the rules in order, each with the classes of its selectors."""
     found = []
     for rule in filter(None, source(file).split("\n")):
         selectors = rule.split("{")[-2].split(",")

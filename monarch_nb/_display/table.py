@@ -1,4 +1,4 @@
-"""A table as text and as HTML; nothing in it but strings."""
+"""Renders a table of strings as text and as HTML."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from monarch_nb._display.template import Markup, joined, render
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:
-    """Return a table as text; the columns in `right` end in line.
+    """Return a table as text; the columns in `right` are right-aligned.
 
     >>> print(text_table(["what", "num"], [["a", "5"], ["long", "10"]], right=[1]))
     what  num
@@ -34,8 +34,8 @@ def html_table(
     title: str = "",
     code: Collection[int] = (),
 ) -> Markup:
-    """Return a table as HTML. The columns in `code` are set in the font of code; cells have no ground of
-    their own, so that striped rows stay whole.
+    """Return a table as HTML. The columns in `code` use a monospace font; cells have no background, so that
+    rows can be striped.
 
     >>> "&lt;b&gt;" in html_table(["what"], [["<b>"]])
     True

@@ -1,4 +1,4 @@
-"""HTML from files, escaped by default.
+"""HTML templates in files, with escaping by default.
 
 A template is an `.html` file in `templates/` with `${name}` in it. A value is escaped unless it is `Markup`,
 which only templates and `ansi.to_html` produce, and `bundle` for the HTML that the user's own objects render.
@@ -17,7 +17,7 @@ _FIELD = re.compile(r"\$\{(\w+)\}")
 
 
 class Markup(str):
-    """Text that is HTML already.
+    """A string that is HTML already, and isn't escaped again.
 
     >>> render("note.html", text="<b>"), render("note.html", text=Markup("<b>"))
     ('<span class="mno-note">&lt;b&gt;</span>', '<span class="mno-note"><b></span>')
@@ -35,7 +35,7 @@ def render(template: str, /, **values: object) -> Markup:
 
 
 def joined(parts: list[Markup]) -> Markup:
-    """Put pieces of HTML behind each other."""
+    """Concatenate pieces of HTML."""
     return Markup("".join(parts))
 
 

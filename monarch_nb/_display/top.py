@@ -1,4 +1,6 @@
-"""A mesh's state as a table for terminals, by rich: `monarch-nb status`, `monarch-nb top`, `%mesh top`."""
+"""Renders a mesh's state as a table for terminals, by rich: `monarch-nb status`, `monarch-nb top`, `%mesh
+top`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 MAX_ROWS = 64
-"""Rows of the table of ranks; ranks that do the same share one when there are more."""
+"""Maximum number of rows of the table of ranks; if there are more ranks, those in equal states share a
+row.
+"""
 COLOURS = {
     "idle": "green",
     "busy": "cyan",
@@ -27,7 +31,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def table(status: MeshStatus, *below: RenderableType) -> RenderableType:
-    """Return a mesh's state for a rich console, and the text below it."""
+    """Return a mesh's state as a table for a rich console, and the text below it."""
     from rich.console import Group
     from rich.text import Text
 
@@ -107,7 +111,7 @@ def _ranks(status: MeshStatus) -> RenderableType:
 
 
 def _folded(ranks: tuple[RankStatus, ...]) -> list[list[RankStatus]]:
-    """Return ranks one by one, or those that do the same together if there are many."""
+    """Return ranks one by one, or grouped by activity if there are many."""
     if len(ranks) <= MAX_ROWS:
         return [[r] for r in ranks]
     found: dict[object, list[RankStatus]] = {}
@@ -132,7 +136,7 @@ def _doing(rank: RankStatus) -> str:
 
 
 def sparkline(shares: tuple[float | None, ...]) -> str:
-    """Return per cents as a row of bars.
+    """Return percentages as a row of bars.
 
     >>> sparkline((0.0, 50.0, 100.0, None))
     '▁▅█ '

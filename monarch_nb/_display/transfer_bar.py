@@ -16,7 +16,7 @@ INTERVAL_S = 0.2
 
 
 class Moving(Protocol):
-    """A transfer, as far as it's shown."""
+    """The interface of a transfer whose progress is shown."""
 
     @property
     def num_bytes(self) -> int: ...
@@ -26,11 +26,11 @@ class Moving(Protocol):
 
 
 class TransferBar:
-    """One display, kept up to date by a thread until it's over.
+    """The progress bar of one transfer, updated by a thread until the transfer is over.
 
     Args:
-        transfer: what is shown.
-        began: when it began (`time.monotonic`).
+        transfer: the transfer to show.
+        began: its start time (`time.monotonic`).
     """
 
     def __init__(self, transfer: Moving, began: float) -> None:
@@ -57,21 +57,21 @@ class TransferBar:
 
 
 class Bar(Protocol):
-    """The interface of a display that is shown and kept up to date."""
+    """The interface of a display that `show_until_over` keeps up to date."""
 
     def mimebundle(self) -> dict[str, str]: ...
 
 
 def show_long(transfer: Moving, began: float) -> Callable[[], None]:
-    """Show a transfer in the cell that runs; return the function that ends the display. Does nothing where
-    there's no notebook.
+    """Show a transfer in the running cell; return the function that ends the display. Does nothing without a
+    notebook.
     """
     return show_until_over(TransferBar(transfer, began))
 
 
 def show_until_over(bar: Bar, after_s: float = 0.0) -> Callable[[], None]:
-    """Show a bar in the cell that runs; return the function that ends the display. Does nothing where there's
-    no notebook.
+    """Show a bar in the running cell; return the function that ends the display. Does nothing without a
+    notebook.
 
     Args:
         after_s: so long it's not shown: it may be over by then.

@@ -1,4 +1,4 @@
-"""Feeds a view from what a cell's watcher is told."""
+"""Feeds a view with the events that a cell's watcher receives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from monarch_nb.exceptions import describe_end
 
 
 class ViewWatcher:
-    """Feeds a CellView. All methods are called in the reading thread; the view has its own lock.
+    """The adapter that feeds a CellView with the events of a watched cell. All methods are called in the
+    reading thread; the view has its own lock.
 
     Args:
         show_errors: show what ranks raise in the view; a cell that raises it itself leaves it out.
@@ -48,7 +49,7 @@ class ViewWatcher:
         self._view.done_all(seconds)
 
     def waits(self, text: str) -> None:
-        """Show what the cell waits for; an empty text: it waits no longer."""
+        """Show what the cell waits for; an empty text: it no longer waits."""
         self._view.wait_for(text)
 
     def message(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Tells whose code a frame is: the user's, a library's, or this package's; and what cells are called.
+"""Determines whose code a frame is (the user's, a library's, or this package's), and the names of cells.
 
 The one place that knows. Live state, `%mesh why`, stacks, the debugger, tracebacks and memory profiles all
 ask here, so they name the same line. Imports nothing else of this package.

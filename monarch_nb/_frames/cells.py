@@ -1,4 +1,4 @@
-"""Cells by their file names: code of a cell has a file that doesn't exist, on ranks
+"""The file names of cells: a cell's code has a file name without a file, on ranks
 `<ipython-input-5-0a1b2c>`.
 """
 
@@ -33,7 +33,7 @@ def is_of_kernel(file: str) -> bool:
 
 
 def with_cell_names(text: str, name: str) -> str:
-    r"""Return the text of a stack with cells by number.
+    r"""Return the text of a stack with cells named by number.
 
     Args:
         name: what stands for `File "..."`, with `\1` for the number.

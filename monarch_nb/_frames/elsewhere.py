@@ -1,5 +1,5 @@
-"""Folders of the notebook's that lie elsewhere on this machine: code in them goes by the paths that the
-notebook knows.
+"""Folders of the notebook that have another path on this machine: code in them is displayed with the paths of
+the notebook's machine.
 
 Code of such files is compiled under the notebook's path, so that tracebacks, stacks and breakpoints of all
 machines name the same file; where it's read, its path is turned into that of this machine.
@@ -12,29 +12,29 @@ from collections.abc import Iterable
 from types import CodeType
 
 Pair = tuple[str, str]
-"""A folder as the notebook knows it, and where it lies on this machine."""
+"""A folder's path on the notebook's machine, and its path on this machine."""
 
 _pairs: list[Pair] = []
 
 
 def learn(pairs: Iterable[Pair]) -> None:
-    """Know of more folders from now on; of those that lie somewhere else than before, know where."""
+    """Register further folders; a folder registered before gets its new location."""
     known = {**dict(_pairs), **{home.rstrip("/"): here.rstrip("/") for home, here in pairs}}
     _pairs[:] = sorted(known.items(), key=lambda pair: -len(pair[0]))
 
 
 def known_pairs() -> tuple[Pair, ...]:
-    """Return the folders that are known of."""
+    """Return the registered folders."""
     return tuple(_pairs)
 
 
 def forget_all() -> None:
-    """Know of no folder."""
+    """Forget all folders."""
     _pairs.clear()
 
 
 def local_path(path: str) -> str:
-    """Return where a file of the notebook's lies on this machine.
+    """Return the path on this machine of a file of the notebook's machine.
 
     >>> learn([("/home/me/proj", "/tmp/work/proj-1")])
     >>> local_path("/home/me/proj/model.py"), local_path("/home/me/other.py")
@@ -45,7 +45,7 @@ def local_path(path: str) -> str:
 
 
 def notebook_path(path: str) -> str:
-    """Return how the notebook knows a file of this machine.
+    """Return the path on the notebook's machine of a file of this machine.
 
     >>> learn([("/home/me/proj", "/tmp/work/proj-1")]); notebook_path("/tmp/work/proj-1/model.py")
     '/home/me/proj/model.py'
@@ -62,7 +62,7 @@ def _moved(path: str, pairs: Iterable[Pair]) -> str:
 
 
 def with_notebook_path(code: CodeType) -> CodeType:
-    """Return code that goes by the notebook's path, and all code in it."""
+    """Return a code object with the notebook's path, in all nested code, too."""
     if not _pairs:
         return code
     path = notebook_path(os.path.abspath(code.co_filename))

@@ -1,4 +1,4 @@
-"""Finds the owner of a frame's code, by where its file lies.
+"""Finds the owner of a frame's code by the location of its file.
 
 The folders are those of what this process has imported: a user's own file is the user's, whatever its
 folder is called. Text from other machines has file names of other folders; those are known by how they end.
@@ -22,9 +22,11 @@ class Owner(Enum):
     """The owner of a piece of code."""
 
     USER = "user"
-    """A cell, or a file that is none of the others'."""
+    """Code of a cell, or in a file that belongs to none of the others."""
     EXECUTED = "executed"
-    """Code without a file: of `exec`, of a dataclass. The user's; but the line that runs it says more."""
+    """Code without a file: of `exec`, of a dataclass. It is the user's; but the line that runs it tells
+    more.
+    """
     LIBRARY = "library"
     """The standard library, or an installed package."""
     SHELL = "shell"
@@ -34,7 +36,7 @@ class Owner(Enum):
 
 
 HIDDEN = frozenset({Owner.SHELL, Owner.PACKAGE})
-"""What people aren't shown in tracebacks and stacks: it says nothing about their program."""
+"""Owners whose frames are hidden in tracebacks and stacks: they say nothing about the user's program."""
 
 _NAME = __package__.partition(".")[0]
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -44,7 +46,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 _ELSEWHERE_SHELL = re.compile(r"/(site|dist)-packages/IPython/")
 _ELSEWHERE_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3[^/]*/")
 _START = "<string>"
-"""What `python -c` calls the program that becomes a rank."""
+"""File name of the program that becomes a rank, under `python -c`."""
 
 
 def owner_of(frame: FrameType) -> Owner:
@@ -57,7 +59,7 @@ def owner_of(frame: FrameType) -> Owner:
 
 @lru_cache(maxsize=4096)
 def owner_of_file(file: str) -> Owner:
-    """Return the owner of a file that code of this process has come from."""
+    """Return the owner of a file that code of this process was loaded from."""
     if file.startswith(_PACKAGE):
         return Owner.PACKAGE
     if file.startswith(_shell_folder()):
@@ -69,7 +71,7 @@ def owner_of_file(file: str) -> Owner:
 
 @lru_cache(maxsize=4096)
 def owner_elsewhere(file: str) -> Owner:
-    """Return the owner of a file, by a name that may be of another machine.
+    """Return the owner of a file, given a name that may be another machine's.
 
     Of this package is what is called as one of its modules; installed is what lies where packages do.
     """
@@ -83,17 +85,17 @@ def owner_elsewhere(file: str) -> Owner:
 
 
 def is_users(frame: FrameType) -> bool:
-    """Say whether a frame is a cell's, or of a file of the user's: its line can be looked up."""
+    """Say whether a frame is in a cell, or in a file of the user's, so that its line can be looked up."""
     return owner_of(frame) is Owner.USER
 
 
 def is_hidden(file: str) -> bool:
-    """Say whether frames of a file aren't shown: those of this package, and of what runs cells."""
+    """Say whether frames of a file are hidden: those of this package, and of the shell that runs cells."""
     return owner_of_file(file) in HIDDEN
 
 
 def users_index(frames: Sequence[FrameType]) -> int | None:
-    """Return which of a thread's frames, innermost first, is the user's line; None if all are of others.
+    """Return the index of the user's frame among a thread's frames, innermost first; None if there is none.
 
     That's the innermost one that can be looked up; if there's none, the innermost of code that has no file.
     """
@@ -108,7 +110,7 @@ def users_index(frames: Sequence[FrameType]) -> int | None:
 
 
 def frames_from(frame: FrameType | None, limit: int = sys.maxsize) -> list[FrameType]:
-    """Return a frame and those that have called it: innermost first, at most `limit`."""
+    """Return a frame and its callers: innermost first, at most `limit`."""
     found: list[FrameType] = []
     while frame is not None and len(found) < limit:
         found.append(frame)
@@ -117,13 +119,13 @@ def frames_from(frame: FrameType | None, limit: int = sys.maxsize) -> list[Frame
 
 
 def module_of(frame: FrameType) -> str:
-    """Return the name of the module that a frame's code is of, or "". Runs no code of the user's."""
+    """Return the name of the module of a frame's code, or "". Runs no user code."""
     name = dict.get(frame.f_globals, "__name__")
     return name if type(name) is str else ""
 
 
 def is_of_package(module: str) -> bool:
-    """Say whether a module is one of this package's.
+    """Say whether a module belongs to this package.
 
     >>> is_of_package("monarch_nb.actor.future"), is_of_package("monarch_nb_tools")
     (True, False)
@@ -132,7 +134,7 @@ def is_of_package(module: str) -> bool:
 
 
 def is_module_elsewhere(file: str, module: str) -> bool:
-    """Say whether a file, maybe of another machine, is a module of this package.
+    """Say whether a file, possibly of another machine, is a module of this package.
 
     >>> is_module_elsewhere("/opt/lib/monarch_nb/_transport/reader.py", "monarch_nb._transport.reader")
     True
@@ -141,7 +143,7 @@ def is_module_elsewhere(file: str, module: str) -> bool:
 
 
 def hidden_patterns() -> tuple[str, ...]:
-    """Return glob patterns for the files that `is_hidden` speaks of, and for frozen modules."""
+    """Return glob patterns for the files of hidden frames (`is_hidden`), and for frozen modules."""
     return (f"{escape(_PACKAGE)}*", f"{escape(_shell_folder())}*", f"{_FROZEN}*")
 
 
@@ -156,19 +158,19 @@ def _owner_of_executed(module: str) -> Owner:
         return Owner.EXECUTED
     found = sys.modules.get(module)
     if not issubclass(type(found), ModuleType):
-        return Owner.LIBRARY  # a namedtuple's
+        return Owner.LIBRARY  # a namedtuple's generated code
     file = dict.get(ModuleType.__getattribute__(found, "__dict__"), "__file__")
     owner = owner_of_file(file) if type(file) is str else Owner.LIBRARY
     return Owner.EXECUTED if owner is Owner.USER else owner
 
 
 def _is_start(frame: FrameType) -> bool:
-    """Say whether a frame is the outermost of a program that was started by `python -c`."""
+    """Say whether a frame is the outermost one of a program started by `python -c`."""
     return frame.f_back is None and frame.f_code.co_filename == _START and frame.f_code.co_name == "<module>"
 
 
 def _shell_folder() -> str:
-    """Return the folder of IPython; where it isn't imported, no frame is its."""
+    """Return the folder of IPython; empty if it isn't imported."""
     shell = sys.modules.get("IPython")
     file = getattr(shell, "__file__", None)
     return os.path.dirname(file) + os.sep if isinstance(file, str) else "<no IPython>"

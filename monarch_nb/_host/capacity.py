@@ -1,5 +1,5 @@
-"""Computes how many processes this machine has room for, so that a number that was mistyped is refused before
-it has eaten all memory.
+"""Computes how many processes this machine has room for, so that a mistyped number is refused before it
+exhausts the memory.
 
 There are two bounds. What is more than the first is probably a mistake, and must be asked for by force; what
 is more than the second can't be.
@@ -17,16 +17,16 @@ from monarch_nb._units import size_text
 from monarch_nb._wire.granted import granted_cores, own_groups
 
 RANK_BYTES = 32 << 20
-"""What an idle rank with torch takes of its own, at least."""
+"""Private memory of an idle rank with torch, at least."""
 LEAST_RANK_BYTES = 4 << 20
 RANKS_PER_CORE = 64
 FEW_RANKS = 256
-"""So many may wait for few cores."""
+"""Number of ranks that may share few cores."""
 TRIED_RANKS = 8
-"""So few are started without a look."""
+"""Number of ranks that are started without a check."""
 THREADS_PER_RANK = 5
 FILES_PER_RANK = 6
-"""Descriptors that the host process has open for a rank."""
+"""Number of descriptors that the host process opens for a rank."""
 MOST_RANKS = 1 << 16
 
 _MEMORY = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
@@ -35,14 +35,14 @@ _PIDS = (("pids.max", "pids.current"),)
 
 
 class Bound(NamedTuple):
-    """A number of ranks, and what it comes from."""
+    """An upper bound on the number of ranks, and its reason."""
 
     num: int
     why: str
 
 
 def bound(*, force: bool = False) -> Bound:
-    """Return how many more ranks may be started on this machine."""
+    """Return the upper bound on further ranks of this machine."""
     found = list(_hard())
     if not force:
         found += _soft()
@@ -50,7 +50,7 @@ def bound(*, force: bool = False) -> Bound:
 
 
 def check_room(num: int, *, force: bool = False, how: str = "") -> None:
-    """See whether so many more ranks may be started.
+    """Raise if this machine has no room for a number of further ranks.
 
     Args:
         how: by which more can be had, if it can.
@@ -107,12 +107,10 @@ def _free_threads() -> int:
 
 
 def _left(controller: str, files: tuple[tuple[str, str], ...]) -> Iterator[int]:
-    """Yield how much is left under each limit of this process' control group, and of those that enclose
-    it.
-    """
+    """Yield the remainder under each limit of this process' control group, and of enclosing ones."""
     for group in own_groups(controller):
         for limit, used in files:
-            with suppress(OSError, ValueError):  # there's none, or no number ("max") in it
+            with suppress(OSError, ValueError):  # the file is missing, or contains no number ("max")
                 yield max(0, _number(group / limit) - _number(group / used))
 
 

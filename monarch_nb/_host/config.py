@@ -1,4 +1,4 @@
-"""Defines the configuration of a host process. Imports little itself: it's read before all else."""
+"""Defines the configuration of a host process. Imports little: it's read before anything else."""
 
 from __future__ import annotations
 

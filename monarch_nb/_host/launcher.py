@@ -1,4 +1,4 @@
-"""`monarch-nb host --join FILE`: what all engines run on each of their hosts.
+"""The launcher, `monarch-nb host --join FILE`, which all engines run on each of their hosts.
 
 It reads an invitation, makes a key for the host process, knocks at the mesh's addresses one after the other,
 and starts the host process with the place that it's given. Then it waits for the host process' end and passes
@@ -31,10 +31,12 @@ from monarch_nb._wire.invitation import MAX_BYTES, Admission, Invitation, Invita
 from monarch_nb._wire.keys import KeyPair
 
 TRY_S = 3.0
-"""How long one address is tried."""
+"""Time limit for each address."""
 ANSWER_S = 10.0
 STARTED = "joined as host"
-"""What the launcher writes when its host process serves; engines that let go of it wait for that."""
+"""Line that the launcher writes when its host process serves; engines that detach from it wait for that
+line.
+"""
 _NUMBERED = (
     "SLURM_PROCID",
     "SLURM_LOCALID",
@@ -65,13 +67,13 @@ _OF_LAUNCHERS = (
     "RAY_",
     "TORCHELASTIC_",
 )
-"""What says to libraries that this process is one of the launcher's tasks: Lightning, Accelerate and MPI
-believe it.
+"""Variables that mark this process as one of the launcher's tasks: Lightning, Accelerate and MPI rely on
+them.
 """
 
 
 _notified: list[int] = []
-"""The host processes that have ended because we were told to end."""
+"""Host processes that have ended because this process was told to end."""
 
 
 def was_notified() -> bool:
@@ -84,7 +86,7 @@ class LauncherError(Exception):
 
 
 class Place(NamedTuple):
-    """A place in a mesh: the answer to a knock, and where it came from."""
+    """A place in a mesh: the answer to a request for admission, and the address that it came from."""
 
     admission: Admission
     address: str
@@ -102,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `monarch-nb host` takes."""
+    """Add the arguments of `monarch-nb host`."""
     parser.add_argument(
         "--join", required=True, metavar="FILE", help="the invitation; - reads it from standard input"
     )
@@ -130,7 +132,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def be_host(invitation: Invitation, node: str) -> int:
-    """Be a host of a mesh until it ends, or until we are told to end; return the host process' exit status.
+    """Be a host of a mesh until it ends, or until this process is told to end; return the host process' exit
+    status.
 
     Raises:
         LauncherError: if there's no place, or the mesh can't be reached.
@@ -152,7 +155,7 @@ def _join(invitation: Invitation, node: str, place: int | None, *, detach: bool)
 
 
 def read_invitation(path: str) -> Invitation:
-    """Return the invitation in a file of ours that nobody else can read, or on standard input.
+    """Return the invitation in a file that only this user can read, or on standard input.
 
     Raises:
         LauncherError: if the file can't be read, or others can read it.
@@ -188,7 +191,7 @@ def _use_scratch(scratch: str) -> None:
     os.environ["XDG_RUNTIME_DIR"] = path
 
 
-# --- knocking
+# --- asking for admission
 
 
 def knock(invitation: Invitation, node: str, place: int | None, keys: KeyPair | None = None) -> Place:
@@ -224,7 +227,7 @@ def knock(invitation: Invitation, node: str, place: int | None, keys: KeyPair | 
 
 
 def _unreachable(address: str) -> str:
-    """Return why nobody can be connected to at an address; empty if somebody can."""
+    """Return why an address can't be connected to; empty if it can."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     try:
         sockets.create_connection((host.strip("[]"), int(port)), timeout=TRY_S).close()
@@ -236,7 +239,7 @@ def _unreachable(address: str) -> str:
 
 
 def _ask(invitation: Invitation, address: str, knock: bytes) -> Admission | str:
-    """Knock at an address; return the answer, or what came instead."""
+    """Send a knock to an address; return the answer, or what came instead."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     connection = context.socket(zmq.DEALER)
     connection.setsockopt(zmq.LINGER, 0)
@@ -313,7 +316,7 @@ def _start(place: Place, *, detach: bool) -> subprocess.Popen[bytes]:
 
 
 def _job(environment: Mapping[str, str]) -> str:
-    """Return the name of the job that has given this host.
+    """Return the name of the job that has provided this host.
 
     >>> _job({"SLURM_JOB_ID": "7"})
     'slurm job 7'
@@ -333,7 +336,7 @@ def host_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the host process' end; whoever ends us, ends it."""
+    """Wait for the host process' end; end it if this process is told to end."""
 
     def pass_on(_number: int, _frame: FrameType | None) -> None:
         _notified.append(process.pid)

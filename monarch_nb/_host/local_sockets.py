@@ -1,4 +1,4 @@
-"""A host process' sockets to the processes of its machine."""
+"""A host process' sockets to the other processes of its machine."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from monarch_nb._wire.local_sockets import Joiner, LocalReceiver, LocalSender, S
 from monarch_nb._wire.message import Message
 
 _ROUNDS = 16
-"""How often in a row to look for messages before others have their turn."""
+"""Maximum number of consecutive looks for messages before other callbacks run."""
 
 
 class LocalSockets:
-    """Sends to and receives from the processes of this machine. Owned by the loop's thread.
+    """The sockets of a host process to the other processes of this machine. Owned by the loop's thread.
 
     Args:
-        directory: where they have their sockets.
+        directory: directory of the sockets.
         on_message: called for each message that arrives.
     """
 
@@ -77,13 +77,13 @@ class LocalSockets:
         route.send(frame)
 
     def drop_route(self, dst: int) -> None:
-        """Close the way to a process that has ended."""
+        """Close the route to a process that has ended."""
         route = self._routes.pop(dst, None)
         if route is not None:
             route.close()
 
     def close(self, linger_s: float) -> None:
-        """Close everything; what is queued is sent within `linger_s`, or lost."""
+        """Close everything; queued messages are sent within `linger_s`, or lost."""
         until = self._loop.clock() + linger_s
         for route in self._routes.values():
             route.close(until - self._loop.clock())

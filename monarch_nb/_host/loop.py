@@ -1,4 +1,5 @@
-"""Readiness of ZeroMQ sockets and file descriptors, and timers, in one thread.
+"""The event loop of a host process: readiness of ZeroMQ sockets and file descriptors, and timers, in one
+thread.
 
 A ZeroMQ socket's descriptor is edge-triggered and may fall silent while messages wait, so each round looks at
 every ZeroMQ socket before it blocks. There are three at most; the hundreds of pipes and pidfds of ranks cost
@@ -29,14 +30,16 @@ Callback = Callable[[], None]
 _MESSAGES_PER_ROUND = 200
 SHORTLY_S = 0.01
 LATE_S = 1.0
-"""By how much a round may be late without having stood still."""
+"""By how much a round may be late without counting as a standstill."""
 # Plain ints and the bare call: zmq's own enums would take a tenth of this process' time.
 _EVENTS, _IN = int(zmq.EVENTS), int(zmq.POLLIN)
 _events_of: Any = zmq.backend.Socket.get
 
 
 class Loop:
-    """Runs callbacks until `stop`. Everything is called from, and must be called in, the thread of `run`."""
+    """The event loop of a host process: it runs callbacks until `stop`. Everything is called from, and must
+    be called in, the thread of `run`.
+    """
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -47,7 +50,7 @@ class Loop:
         self._running = False
         self._stalled_s = 0.0
         self._expected = 0.0
-        """Until when the round that was begun last should have ended."""
+        """Expected end of the last round."""
         self._shortly: list[Callback] = []
         self._soon: deque[Callback] = deque()
         self._later_this_round: list[Callback] = []
@@ -89,8 +92,8 @@ class Loop:
         heapq.heappush(self._timers, (when, self._count, callback))
 
     def clock(self) -> float:
-        """Return a time in seconds that doesn't go on while this loop stands still: for judging others by
-        how long they've been silent.
+        """Return a time in seconds that doesn't advance while this loop stands still: for measuring how long
+        others have been silent.
         """
         return time.monotonic() - self._stalled_s
 
@@ -99,9 +102,7 @@ class Loop:
         self.call_at(time.monotonic() + delay_s, callback)
 
     def call_shortly(self, callback: Callback) -> None:
-        """Call `callback` within `SHORTLY_S`, together with others: one timer for all, however many there
-        are.
-        """
+        """Call `callback` within `SHORTLY_S`, together with others: one timer for all."""
         if not self._shortly:
             self.call_later(SHORTLY_S, self._run_shortly)
         self._shortly.append(callback)
@@ -124,16 +125,16 @@ class Loop:
                 self._serve_sockets()
                 self._serve_files(0.0)
             self._run_timers()
-            busy = self._serve_sockets()  # last: a timer that sends may swallow a socket's signal
+            busy = self._serve_sockets()  # last: a timer that sends may consume a socket's signal
             if self._later_this_round:
                 self._end_round()
-                continue  # what has just been sent may have swallowed a socket's signal, too
+                continue  # a message that was just sent may have consumed a socket's signal, too
             if not self._running:
                 break
             self._serve_files(0.0 if busy else self._wait_s())
 
     def _was_late(self) -> bool:
-        """Say whether the loop has stood still since the last round began, and take note for how long."""
+        """Say whether the loop has stood still since the last round began, and record for how long."""
         now = time.monotonic()
         late_s = now - self._expected
         self._expected = now
@@ -168,10 +169,11 @@ class Loop:
     def _serve_files(self, wait_s: float | None) -> None:
         now = time.monotonic()
         if now - self._expected >= LATE_S:
-            return  # the next round takes note of it, and reads before it runs timers
+            return  # the next round handles it, and reads before it runs timers
         self._expected = math.inf if wait_s is None else now + wait_s
         ready = self._epoll.poll(wait_s)
-        self._expected = min(self._expected, time.monotonic())  # what is late from here on isn't the wait
+        # lateness from here on isn't caused by the wait
+        self._expected = min(self._expected, time.monotonic())
         for fd, _ in ready:
             callback = self._files.get(fd)
             if callback is not None:
@@ -179,8 +181,8 @@ class Loop:
 
 
 def guarded(callback: Callback) -> None:
-    """Call back; an error is written to the log, and everything else goes on: ranks must not die of a bug
-    here.
+    """Call a callback; an error is written to the log, and everything else continues: ranks must not die of
+    an error here.
     """
     try:
         callback()

@@ -1,4 +1,4 @@
-"""Start a host process."""
+"""The main function of a host process."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run a host process; its configuration comes as JSON on standard input, readiness is told on fd 1."""
+    """Run a host process; its configuration comes as JSON on standard input, readiness is reported on fd
+    1.
+    """
     config = HostConfig.decode(sys.stdin.buffer.read())
     zygote = start_zygote(config.sys_path, config.directory) if config.warm else None
-    from monarch_nb import _sources  # takes half a second with the rest, while the zygote imports, too
+    # this and the imports below take half a second, during which the zygote imports, too
+    from monarch_nb import _sources
     from monarch_nb._host.agent.agent import HostAgent
 
     _sources.guard()
     process = _made(config, zygote)
     try:
         os.write(1, b"ready\n")
-    except OSError:  # who started us is gone already
+    except OSError:  # the parent process has ended already
         process.loop.call_later(0, process.shut_down)
     log = os.open(config.log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
@@ -45,7 +48,7 @@ def main() -> None:
 
 
 def _made(config: HostConfig, zygote: Zygote | None) -> HostProcess | Relay:
-    """Make the controller, the host agent or the relay that the configuration asks for."""
+    """Create the controller, the host agent or the relay, as configured."""
     from monarch_nb._host.agent.agent import HostAgent
     from monarch_nb._host.controller.controller import ControllerProcess
     from monarch_nb._host.relay import Relay

@@ -1,4 +1,4 @@
-"""`monarch-nb host --wait DIR`: hosts that wait in a directory for meshes, one mesh after the other.
+"""`monarch-nb host --wait DIR`: hosts that wait in a directory, and serve one mesh after the other.
 
 For who has machines or containers that are up already, and that share a directory: the hosts of
 `docker/compose.yaml`. A host shows itself there as NAME.waiting, a file that it holds locked, so that what a
@@ -32,7 +32,7 @@ class PoolError(Exception):
 
 
 def check_directory(directory: str) -> None:
-    """See that a directory is ours alone: who can write there, can send hosts to another mesh.
+    """Raise if other users can write to a directory: they could send hosts to another mesh.
 
     Raises:
         PoolError: saying what to type.
@@ -48,7 +48,7 @@ def check_directory(directory: str) -> None:
 
 
 def waiting_hosts(directory: str) -> list[str]:
-    """Return the names of the hosts that wait; what a killed one has left is removed."""
+    """Return the names of the waiting hosts; remove files of killed ones."""
     found = []
     for name in sorted(os.listdir(directory)):
         host, _, state = name.rpartition(".")
@@ -58,19 +58,19 @@ def waiting_hosts(directory: str) -> list[str]:
 
 
 def claim_host(directory: str, host: str) -> bool:
-    """Take a host that waits, so that nobody else does; False if somebody has."""
+    """Take a waiting host, atomically; False if another process was faster."""
     return _renamed(directory, host, WAITING, TAKEN)
 
 
 def release(directory: str, host: str) -> None:
-    """Let a host wait again that was taken, and hasn't looked at its invitation yet."""
+    """Let a taken host wait again, if it hasn't read its invitation yet."""
     with suppress(FileNotFoundError):
         os.unlink(_path(directory, host, JOIN))
     _renamed(directory, host, TAKEN, WAITING)
 
 
 def invite(directory: str, host: str, invitation: str) -> None:
-    """Give a host that was taken its invitation."""
+    """Give an invitation to a host that was taken."""
     forget_refusal(directory, host)
     part = _path(directory, host, "part")
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -87,7 +87,7 @@ def refusal_of(directory: str, host: str) -> str:
 
 
 def forget_refusal(directory: str, host: str) -> None:
-    """Remove the reason that a host has given."""
+    """Remove the reason that a host has written."""
     with suppress(FileNotFoundError):
         os.unlink(_path(directory, host, REFUSAL))
 
@@ -105,7 +105,7 @@ def _renamed(directory: str, host: str, before: str, after: str) -> bool:
 
 
 def _is_held(path: str) -> bool:
-    """Say whether the host lives that has made a file; if it doesn't, the file is removed."""
+    """Say whether the host that has made a file is alive; if it isn't, remove the file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -122,7 +122,7 @@ def _is_held(path: str) -> bool:
 
 
 def is_here(directory: str, host: str) -> bool:
-    """Say whether a host waits, or is in a mesh: what a health check asks."""
+    """Say whether a host waits, or is in a mesh: for a health check."""
     return any(_is_held(_path(directory, host, state)) for state in _STATES)
 
 
@@ -139,7 +139,7 @@ def wait(directory: str, host: str) -> int:
     if is_here(directory, host):
         raise PoolError(f"a host {host!r} waits in {directory} already")
     fd = os.open(_path(directory, host, "new"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX)  # before it has its name: nobody sees it without the lock
+    fcntl.flock(fd, fcntl.LOCK_EX)  # before the rename: no process sees the file without its lock
     _renamed(directory, host, "new", WAITING)
     try:
         with suppress(_Terminated):
@@ -156,7 +156,7 @@ def wait(directory: str, host: str) -> int:
 
 
 class _Terminated(BaseException):
-    """Told to end by a signal."""
+    """The exception by which SIGTERM ends the process."""
 
 
 def _end_when_notified() -> None:
@@ -189,7 +189,7 @@ def _join_next(directory: str, host: str) -> None:
 
 
 def _say(directory: str, host: str, words: str) -> None:
-    """Tell the program that has invited this machine why it gets no host."""
+    """Tell the program that has invited this machine why it isn't available as a host."""
     print(f"node {host}: {words}", file=sys.stderr, flush=True)
     with suppress(OSError):
         fd = os.open(_path(directory, host, REFUSAL), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -1,4 +1,4 @@
-"""The relay: what programs of this machine speak to when they're in the mesh of somebody else.
+"""The relay: the process to which programs of this machine connect when they use another user's mesh.
 
 It has the socket that a host process has, so programs find no difference; what they send goes over one
 connection to the controller there, with the key that an invitation has let in, and what comes back goes to
@@ -39,9 +39,9 @@ from monarch_nb._wire.pieces import cut, join
 from monarch_nb._wire.process import machine_id, start_time
 
 UNUSED_S = 600.0
-"""How long it waits for a program."""
+"""How long the relay waits without a program before it ends."""
 LOST_AFTER_S = 5.0
-"""How long a connection that has ended may take to be back."""
+"""How long a lost connection may take to be restored."""
 SILENT_S = 60.0
 FLUSH_MS = 500
 _HANDSHAKE_MS = 5000
@@ -53,7 +53,8 @@ class RelayError(Exception):
 
 
 class Relay:
-    """Passes messages between programs of this machine and another user's mesh. Owned by the loop thread.
+    """The process that forwards messages between programs of this machine and another user's mesh. Owned by
+    the loop thread.
 
     Args:
         config: `host` (the index that programs here have), `directory`, `controller` (address),
@@ -61,7 +62,7 @@ class Relay:
     """
 
     successor: HostConfig | None = None
-    """None ever comes after it."""
+    """Always None: nothing takes the relay's place."""
 
     def __init__(self, config: HostConfig) -> None:
         self._config = config
@@ -74,7 +75,7 @@ class Relay:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._local = LocalSockets(self.loop, self._directory, self._take_local)
         self._programs: dict[int, int] = {}
-        """By proc id, the pidfd of each."""
+        """The pidfd of each program, by proc id."""
         self._router = Router(self._me, self.loop, self._send_local, self._send_remote)
         self._local.listen(self._me)
         self._link = self._dialled()
@@ -122,7 +123,7 @@ class Relay:
         )  # fmt: skip
         write_connection(self._config.connection_file, content)
 
-    # --- from programs here
+    # --- messages of programs on this machine
 
     def _take_local(self, message: Message) -> None:
         if message.kind == wire.RELEASE and message.dst == self._me:
@@ -135,7 +136,7 @@ class Relay:
             self._router.export(message)
 
     def _look_at(self, message: Message) -> None:
-        """Take note of who comes and goes."""
+        """Record which programs come and go."""
         if message.kind != wire.CONTROL:
             return
         if message.name == Hello.wire_name.encode():
@@ -149,8 +150,8 @@ class Relay:
         self.loop.watch_file(fd, lambda: self._ended(proc))
 
     def _ended(self, proc: int) -> None:
-        """Say goodbye to the controller for a program that has ended, and forget the program. If the program
-        was killed, it has said nothing itself.
+        """Send the controller a goodbye for a program that has ended, and drop the program. A killed program
+        hasn't sent one itself.
         """
         goodbye = wire.pack(
             wire.CONTROL,
@@ -173,7 +174,7 @@ class Relay:
         with suppress(OSError):
             os.unlink(address.socket_path(self._directory, proc))
 
-    # --- from the mesh
+    # --- messages of the mesh
 
     def _take_link(self) -> None:
         frames = join([f.buffer for f in self._link.recv_multipart(copy=False)])
@@ -228,7 +229,7 @@ class Relay:
         self.loop.stop()
 
     def run(self) -> None:
-        """Serve until shut down; leave nothing behind."""
+        """Serve until shut down; clean up."""
         try:
             self.loop.run()
             self._link.disable_monitor()

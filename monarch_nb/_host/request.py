@@ -1,7 +1,7 @@
-"""The error of a request that a host process can't do."""
+"""The error of a request that a host process can't carry out."""
 
 from __future__ import annotations
 
 
 class RequestError(Exception):
-    """A request that can't be done; the text goes to whoever asked."""
+    """The error of a request that can't be carried out; its text is sent to the client that asked."""

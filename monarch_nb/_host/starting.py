@@ -11,33 +11,36 @@ from typing import Any, TypedDict
 from monarch_nb._host.config import HostConfig
 
 PROCESS_JOB = "process"
-"""Hosts of this kind are processes of the controller's own machine: it can start one anew by itself."""
+"""Kind of hosts that are processes on the controller's own machine: the controller can start one by
+itself.
+"""
 
 PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-"""Where this package is imported from."""
+"""Directory that this package is imported from."""
 
 RANK_VARIABLE = "MONARCH_NB_RANK"
-"""Tells a fresh interpreter which rank to be: {"path": module path, "fd": of the specification, "parent": pid
-of the host process, "pythonpath": what PYTHONPATH was before.
+"""Variable that tells a fresh interpreter which rank to be: {"path": module path, "fd": of the specification,
+"parent": pid of the host process, "pythonpath": PYTHONPATH before}.
 """
 
 HUGE_PAGES = ("THP_MEM_ALLOC_ENABLE", "1")
-"""torch asks for huge pages where a tensor has 2 MiB or more: another process then copies it at the speed of
-memory, not at a third of it.
+"""Variable with which torch asks for huge pages for tensors of 2 MiB or more: another process then copies
+them at the speed of memory, not at a third of it.
 """
 
 RANKS_PER_REQUEST = 32
-"""How many ranks the zygote is asked for at once: each needs two descriptors in the request."""
+"""Number of ranks in one request to the zygote: each needs two descriptors in the request."""
 
 
 class ZygoteRequest(TypedDict, total=False):
     """A request of a host process to its zygote: JSON with descriptors beside it. It has one field.
 
     Attributes:
-        ranks: to fork: an `OwnSpec` each. Beside it their `SharedSpec`, then two outputs for each.
-        adopt: process groups of ranks that a zygote had forked whose place this one has taken.
-        move: take on what a program has that has taken the controller: `Belongings`, beside it.
-        retire: end; the ranks live on.
+        ranks: ranks to fork: an `OwnSpec` each. Sent along: their `SharedSpec`, then two outputs for each.
+        adopt: process groups of ranks that the previous zygote has forked.
+        move: whether to take on the settings of the program that has taken the controller: `Belongings`, sent
+            along.
+        retire: whether to end; the ranks live on.
     """
 
     ranks: list[Any]
@@ -53,7 +56,7 @@ class ZygoteAnswer(TypedDict, total=False):
         ready: it can fork.
         warm: it has imported everything that ranks need; `modules`: what that is, by directory.
         proc, pid: a rank that was forked.
-        groups: of the ranks that it has forked: its last words, after `retire`.
+        groups: process groups of the ranks that it has forked: its last message, after `retire`.
     """
 
     ready: bool

@@ -1,5 +1,5 @@
-"""Starts the zygote: the first thing that a host process does, for what the zygote imports takes
-longest. Imports little itself.
+"""Starts the zygote. A host process does this first, because the zygote's imports take longest. Imports
+little itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ONE_THREAD = ("OPENBLAS_NUM_THREADS", "1")
 
 
 class Zygote(NamedTuple):
-    """A zygote that was started, and our end of the connection with it."""
+    """A zygote that was started, with this process' end of the connection to it."""
 
     process: subprocess.Popen[bytes]
     link: socket.socket
@@ -53,7 +53,8 @@ def start_zygote(
         pass_fds=[theirs.fileno(), *held],
         env=variables,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,  # ours is the pipe on which the client waits for our readiness
+        # this process' own stdout is the pipe on which the client waits for readiness
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL if not os.environ.get("MONARCH_NB_HOST_LOG") else None,
     )
     theirs.close()

@@ -1,5 +1,5 @@
-"""Records who did what with a mesh, and what they were refused: in memory, and in a file beside the journal
-that only its user can read.
+"""Records who did what with a mesh, and which requests were refused: in memory, and in a file beside the
+journal that only its user can read.
 
 Both are bounded, whatever somebody does: what the same program does again and again is one row that counts,
 and the oldest rows go.
@@ -24,20 +24,20 @@ from monarch_nb._protocol.roles import AuditRow, Role
 FILE = "audit.jsonl"
 MAX_ROWS = 1000
 MAX_BYTES = 1 << 20
-"""Of the file; what is in memory takes less than half."""
+"""Maximum size of the file; the rows in memory take less than half."""
 MAX_DETAIL = 80
 MAX_WHO = 120
 _ALIKE_AMONG = 16
-"""How many of the last rows a new one may be the same as."""
+"""Number of last rows with which a new one may be merged."""
 
 
 class Audit:
-    """Keeps the rows of the audit. Owned by the loop thread.
+    """The writer of the audit's rows, in memory and on disk. Owned by the loop thread.
 
     Args:
-        directory: says where the file belongs; that may change when a mesh gets its name. "": nothing is
-            written for now.
-        later: has something called within some milliseconds: writing.
+        directory: returns the directory of the file, which may change when a mesh gets its name. "": nothing
+            is written for now.
+        later: schedules a callback within some milliseconds: the writing.
     """
 
     def __init__(self, directory: Callable[[], str], later: Callable[[Callable[[], None]], None]) -> None:
@@ -48,7 +48,7 @@ class Audit:
         self._is_due = False
 
     def note(self, key: str, role: Role, who: str, what: str, *, detail: str = "", refused: str = "") -> None:
-        """Enter that somebody has asked for something."""
+        """Enter a request into the audit."""
         now = time.time()
         row = AuditRow(
             now,
@@ -66,7 +66,7 @@ class Audit:
             self._write_soon()
 
     def _counted(self, row: AuditRow) -> bool:
-        """Count a row as one that is there; its file has the count when it's written anew."""
+        """Count a row as a repetition of an existing one; the file has the count when it's rewritten."""
         for back in range(1, min(_ALIKE_AMONG, len(self._rows)) + 1):
             known = self._rows[-back]
             if _same(known) == _same(row):
@@ -86,7 +86,7 @@ class Audit:
             self._later(self._write)
 
     def _write(self) -> None:
-        """Append what is new; a disk that can't be written to keeps nobody from anything."""
+        """Append new rows; errors of the disk are ignored."""
         self._is_due = False
         directory = self._directory()
         if not directory:
@@ -118,7 +118,7 @@ class Audit:
                 os.unlink(before)
 
     def close(self) -> None:
-        """Write all there is, with its counts."""
+        """Write everything, with the counts."""
         if self._rows and (directory := self._directory()):
             with suppress(OSError):
                 self._write_anew(os.path.join(directory, FILE))

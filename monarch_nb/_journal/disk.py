@@ -1,6 +1,4 @@
-"""Disks that are full, or can't be written to for another reason: how much room is wanted, and what people
-are told.
-"""
+"""Disks that are full or otherwise not writable: the required free space, and the messages to users."""
 
 from __future__ import annotations
 
@@ -10,13 +8,13 @@ import os
 from monarch_nb._units import size_text
 
 ROOM_BYTES = 8 << 20
-"""So much must be free before something that has failed for lack of room is tried again; of a small file
-system, an eighth.
+"""Free space required before a write that failed for lack of space is tried again; on a small file system, an
+eighth.
 """
 
 
 def check_room(directory: str) -> None:
-    """See whether there's room to go on.
+    """Raise if there's no room to continue.
 
     Raises:
         OSError: if there isn't, or nobody can say.
@@ -28,7 +26,7 @@ def check_room(directory: str) -> None:
 
 
 def why(error: OSError, path: str) -> str:
-    """Return the error that keeps us from writing below `path`, in words that name the disk.
+    """Return the error of writing below `path`, in words that name the disk.
 
     >>> why(OSError(errno.EROFS, "Read-only file system"), "/proc/self/x")
     'Read-only file system: /proc/self/x'
@@ -40,7 +38,7 @@ def why(error: OSError, path: str) -> str:
 
 
 def _disk(path: str) -> str:
-    """Return where a path is mounted, and how full that is."""
+    """Return the mount point of a path, and how full it is."""
     path = os.path.abspath(path)
     while not os.path.exists(path):
         path = os.path.dirname(path)

@@ -1,5 +1,5 @@
-"""The journal's entries about what ran on a mesh: cells, calls, commands; one JSON object a line in
-`journal.jsonl`, only ever appended to.
+"""The journal's entries about cells, calls and commands: one JSON object per line of `journal.jsonl`, which
+is only appended to.
 
 An entry begins with one line and ends with another of the same number `n`; later lines add to earlier ones:
 
@@ -35,7 +35,7 @@ _FIELDS = JournalEntry.__struct_fields__
 
 
 class EntryLog:
-    """The entries of a running mesh: in memory and on disk. One process writes.
+    """The journal entries of a running mesh, in memory and on disk. One process writes.
 
     Args:
         directory: where the file is.
@@ -47,19 +47,19 @@ class EntryLog:
         self._max_entries = max_entries
         self.entries: dict[int, JournalEntry] = {}
         self.when_dirty: Callable[[], None] | None = None
-        """Called when lines wait to be written; who sets it calls `flush` soon. Without it they're written
+        """Called when lines wait to be written; the callback schedules `flush`. Without it they are written
         at once.
         """
         self.is_paused = False
-        """Whether nothing is written just now."""
+        """Whether writing is paused."""
         self.when_broken: Callable[[OSError], None] = lambda _error: None
-        """Told why nothing is written any more."""
+        """Called with the error when nothing is written any more."""
         self._unwritten: list[JournalEntry | Line] = []
         self._next = 1
         self._size = 0
         self._fd = -1
         self.problem: OSError | None = None
-        """Why the file couldn't be opened at the beginning."""
+        """The error of opening the file at the beginning."""
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
             self._open()
@@ -72,11 +72,11 @@ class EntryLog:
 
     @property
     def directory(self) -> str:
-        """Where the file is."""
+        """Directory of the file."""
         return os.path.dirname(self._path)
 
     def begin_entry(self, entry: JournalEntry) -> JournalEntry:
-        """Enter something new; return it with its number."""
+        """Add an entry; return it with its number."""
         entry = self._number(entry)
         if len(self.entries) > self._max_entries:
             self._drop_older_half()
@@ -90,8 +90,8 @@ class EntryLog:
         return entry
 
     def change(self, entry: JournalEntry) -> None:
-        """Put an entry in the place of the one of its number, if that's still there: it says how it ended,
-        that it was seen. The file gets what is new.
+        """Replace the entry of the same number, if that still exists, for example by one that has ended or
+        was seen. The file gets the changed fields.
         """
         before = self.entries.get(entry.n)
         if before is not None:
@@ -110,7 +110,7 @@ class EntryLog:
             self.flush()
 
     def flush(self) -> None:
-        """Write the entries that wait."""
+        """Write the waiting entries."""
         lines, self._unwritten = self._unwritten, []
         if not lines or self._fd < 0:
             return
@@ -132,7 +132,7 @@ class EntryLog:
     # --- pauses
 
     def pause(self) -> None:
-        """Write nothing from now on; what has been written in part is cut off."""
+        """Stop writing; a partially written line is cut off."""
         self.is_paused = True
         self._unwritten.clear()
         if self._fd >= 0:
@@ -141,7 +141,7 @@ class EntryLog:
             self._shut()
 
     def resume(self) -> None:
-        """Write again: all that there is, for what is missing may be anywhere.
+        """Resume writing: everything is rewritten, since any line may be missing.
 
         Raises:
             OSError: if that still can't be done.
@@ -150,7 +150,7 @@ class EntryLog:
         self.is_paused = False
 
     def _write_anew(self) -> None:
-        """Put a file with all entries in the place of the one that's there."""
+        """Replace the file by one with all entries."""
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
         temporary = self._path + ".new"
         try:
@@ -165,7 +165,7 @@ class EntryLog:
         self._open()
 
     def drop_before(self, when: float) -> None:
-        """Drop what had ended before then."""
+        """Drop entries that ended before a time."""
         old = [n for n, each in self.entries.items() if each.ended is not None and each.ended < when]
         for n in old:
             del self.entries[n]
@@ -200,7 +200,7 @@ class EntryLog:
             self._fd = -1
 
     def move(self, directory: str) -> None:
-        """Go on in another directory.
+        """Continue in another directory.
 
         Raises:
             OSError: if that can't be written there; then all stays where it was.
@@ -217,12 +217,12 @@ class EntryLog:
 
 
 def _text(line: JournalEntry | Line) -> str:
-    """Return a line of the file, with what looks like a secret masked."""
+    """Return a line of the file, with probable secrets masked."""
     return json.dumps(mask_all(to_builtins(line))) + "\n"
 
 
 def read(directory: str) -> list[JournalEntry]:
-    """Return the entries in a journal's directory, oldest first; a last line that was cut off is left out.
+    """Return the entries in a journal's directory, oldest first; an incomplete last line is left out.
 
     Raises:
         FileNotFoundError: if there is no journal.
@@ -243,7 +243,7 @@ def _parsed(lines: Iterable[str]) -> Iterable[Line]:
 
 
 def merge(lines: Iterable[Line]) -> list[Line]:
-    """Return each entry once, with what later lines add to it.
+    """Merge lines of the same entry, in order.
 
     >>> merge([{"n": 1, "kind": "cell"}, {"n": 1, "status": "ok"}])
     [{'n': 1, 'kind': 'cell', 'status': 'ok'}]

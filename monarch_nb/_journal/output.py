@@ -1,4 +1,4 @@
-"""Stores what the ranks printed, in order, in files of bounded size: `output-START.bin`, where START is a
+"""Stores the output of ranks, in order, in files of bounded size: `output-START.bin`, where START is a
 position.
 
 A position is a number of bytes since the journal began, over all files. The oldest file goes when all are
@@ -28,11 +28,11 @@ MAX_BYTES = 1 << 30
 SEGMENT_BYTES = 32 << 20
 _SCAN_BYTES = 1 << 20
 MARK_BYTES = 1 << 18
-"""How far apart positions are from which one can read, when going backwards."""
+"""Distance of positions from which reading can start, when going backwards."""
 
 
 class Appended(NamedTuple):
-    """A record, its bytes, and whether they're on disk."""
+    """An appended record with its bytes, and whether they're on disk."""
 
     record: Record
     packed: bytes
@@ -50,7 +50,8 @@ class Scan(NamedTuple):
 
 
 class OutputStore:
-    """Appends and reads. One process writes; others may only read files that are there (`read_all`).
+    """The store of printed output, which appends and reads records. One process writes; others may only read
+    files that are there (`read_all`).
 
     Args:
         directory: made with mode 0700 by the first record, if it isn't there.
@@ -78,23 +79,23 @@ class OutputStore:
         """Position after the last record."""
         self.groups: dict[str, int] = {}
         self.is_paused = False
-        """Whether records aren't kept just now."""
+        """Whether keeping records is paused."""
         self.num_unkept_bytes = 0
-        """Of records since it was paused."""
+        """Number of bytes of records since the pause began."""
         self.when_broken: Callable[[OSError], None] = lambda _error: None
-        """Told why nothing is kept any more."""
+        """Called with the error when nothing is kept any more."""
         self._next_seq = 1
         self._written_groups: set[int] = set()
 
     @property
     def start(self) -> int:
-        """Position of the oldest record that is still there."""
+        """Position of the oldest record that still exists."""
         return self._starts[0] if self._starts else self.end
 
     def append(
         self, kind: int, stream: str, group: str, rank: int, origin: int, data: bytes, *, keep: bool = True
     ) -> Appended:
-        """Write a record, if that can be done, without what looks like a secret.
+        """Write a record, if possible, with probable secrets masked.
 
         Args:
             keep: whether it's to be written.
@@ -133,7 +134,7 @@ class OutputStore:
         return True
 
     def _is_full(self) -> bool:
-        """Say whether the file is long, or old enough that what is in it couldn't go by its age."""
+        """Say whether the file is large, or so old that its content couldn't be dropped by age."""
         return (
             self.end - self._starts[-1] >= self._segment_bytes
             or time.time() - self._segment_since > self.max_age_s / 8
@@ -160,7 +161,7 @@ class OutputStore:
     # --- pauses
 
     def pause(self) -> None:
-        """Keep nothing from now on; what has been written in part is cut off."""
+        """Stop keeping records; a partially written one is cut off."""
         self.is_paused = True
         if self._fd < 0:
             return
@@ -177,7 +178,7 @@ class OutputStore:
         self._marks = [m for m in self._marks if m < self.end]
 
     def resume(self, note: str) -> None:
-        """Keep records again; the first one is a note that says what is missing.
+        """Resume keeping records; the first one is a note about the missing ones.
 
         Raises:
             OSError: if they still can't be kept.
@@ -198,7 +199,7 @@ class OutputStore:
         return os.path.join(self.directory, f"output-{start:016x}.bin")
 
     def drop_old(self) -> None:
-        """Drop files that are too old, or too much."""
+        """Drop files that are too old, or beyond the maximum size."""
         while len(self._starts) > 1 and (
             self.end - self.start > self.max_bytes or self._is_old(self._starts[0])
         ):
@@ -217,7 +218,7 @@ class OutputStore:
     def scan(
         self, position: int, wanted: Callable[[Record], bool] | None, max_bytes: int = _SCAN_BYTES
     ) -> Scan:
-        """Read on from `position`: the wanted records of the next `max_bytes` or so.
+        """Read from `position` on: the wanted records of about the next `max_bytes`.
 
         `wanted` sees a record without its data. A record that is larger than `max_bytes` comes by itself.
         """
@@ -227,16 +228,16 @@ class OutputStore:
             return Scan(b"", position, num_lost)
         data, end = self._read(position, max_bytes)
         kept, used = _pick(data, wanted)
-        if not used:  # somebody has taken the file away, or cut it off
+        if not used:  # somebody has removed the file, or truncated it
             return Scan(b"", end, num_lost + end - position)
         return Scan(kept, position + used, num_lost)
 
     def _read(self, position: int, max_bytes: int) -> tuple[bytes, int]:
-        """Return some bytes from a position on, one record at least, and where that file ends."""
+        """Return some bytes from a position on, at least one record, and the end of their file."""
         at = bisect_right(self._starts, position)
         segment = self._starts[at - 1]
         end = self._starts[at] if at < len(self._starts) else self.end
-        left = end - position  # what is behind that was written in part, and couldn't be cut off
+        left = end - position  # data behind it was written partially, and couldn't be truncated
         try:
             with open(self._path(segment), "rb") as file:
                 file.seek(position - segment)
@@ -250,8 +251,8 @@ class OutputStore:
         return data, end
 
     def scan_back(self, before: int, wanted: Callable[[Record], bool] | None) -> tuple[Scan, int]:
-        """Read the stretch that ends at `before`, where a record ends; return it, and where it begins
-        (`start`: there's nothing before it).
+        """Read the part that ends at `before`, where a record ends; return it, and its beginning (`start`:
+        nothing precedes it).
         """
         before = min(before, self.end)
         at = bisect_left(self._marks, before) - 1
@@ -261,8 +262,8 @@ class OutputStore:
         return self.scan(begin, wanted, before - begin), begin
 
     def tail_start(self, num_bytes: int) -> int:
-        """Return a position at the beginning of a file, at least `num_bytes` before the end if there is as
-        much.
+        """Return the position of a file's beginning, at least `num_bytes` before the end if there are that
+        many.
         """
         return max((s for s in self._starts if s <= self.end - num_bytes), default=self.start)
 
@@ -273,7 +274,7 @@ class OutputStore:
             self._fd = -1
 
     def move(self, directory: str) -> None:
-        """Go on in another directory; what is there already goes along.
+        """Continue in another directory; existing files are moved.
 
         Raises:
             OSError: if that can't be written there; then all stays where it was.
@@ -300,7 +301,7 @@ class OutputStore:
 
 
 def _pick(data: bytes, wanted: Callable[[Record], bool] | None) -> tuple[bytes, int]:
-    """Return the wanted whole records in `data`, and how many bytes all whole records have."""
+    """Return the wanted complete records in `data`, and the number of bytes of all complete records."""
     at, end = 0, len(data)
     kept = []
     while at + HEADER.size <= end:

@@ -1,4 +1,4 @@
-"""One piece of output, as it lies on disk and travels to those who watch.
+"""A piece of output, in the format of the disk and of messages to watchers.
 
     offset  bytes  field
          0      4  number of bytes of data
@@ -24,7 +24,7 @@ HEADER: Final = struct.Struct("<IBBHIIQd")
 
 TEXT: Final = 1  #: bytes that a rank wrote
 DISPLAY: Final = 2  #: a rich display, as JSON
-NOTE: Final = 3  #: words of the host process itself, such as that something was dropped
+NOTE: Final = 3  #: a message of the host process itself, such as that something was dropped
 GROUP: Final = 4  #: the name of a group; stands before its first record in each file
 RESULT: Final = 5  #: how a cell ended on a rank, as JSON
 # : a rank's output has come as far as one of its answers; data: MARK of its proc and the number in the answer
@@ -38,7 +38,9 @@ CLIENT_ORIGIN: Final = 1 << 31
 neither.
 """
 CLIENT_BITS: Final = 16
-"""Of a client's origin: the lower bits are the number of its cell, those above say which client."""
+"""Number of bits: the lower bits of a client's origin are the number of its cell, the higher ones identify
+the client.
+"""
 CLIENT_MASK: Final = 0x7FFF
 
 
@@ -77,7 +79,7 @@ def pack(record: Record) -> bytes:
 
 
 def unpack(data: bytes | memoryview) -> Iterator[Record]:
-    """Yield the records in `data`; one that is cut off at the end is left out."""
+    """Yield the records in `data`; an incomplete one at the end is left out."""
     at, end = 0, len(data)
     while at + HEADER.size <= end:
         size, kind, stream, group, rank, origin, seq, when = HEADER.unpack_from(data, at)

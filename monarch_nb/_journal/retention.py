@@ -1,6 +1,4 @@
-"""For how long a journal is kept: it says so itself, in a file beside it, so that whoever clears up needs
-no mesh.
-"""
+"""The retention time of a journal, in a file beside it, so that the cleanup needs no running mesh."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import os
 from contextlib import suppress
 
 KEEP_S = 30 * 86400.0
-"""How long a journal is kept whose user hasn't said otherwise."""
+"""How long a journal is kept by default."""
 _FILE = "kept-for-seconds"
 
 

@@ -1,5 +1,5 @@
-"""Masks what looks like a secret before it's written to disk: keys and tokens of well-known forms, and values
-that are said to be passwords.
+"""Masks probable secrets before they are written to disk: keys and tokens of well-known forms, and values
+named as passwords.
 
 Each is replaced by as many asterisks, so that what is around it keeps its place. It's a net for mishaps, with
 holes: what mustn't be kept in any case belongs into a cell whose first line has `# nolog`.
@@ -50,12 +50,14 @@ _FORMS = (
     ((b"://",), rb"://[^\s/:@\"'\\]*:(?P<url>[^\s/@\"'\\]+)@"),
     ((b"-----BEGIN ",), rb"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<pem>[\s\S]+?)(?:-----END|\Z)"),
 )
-"""What is found quickly, and what must stand there; of that, the group is masked, or all."""
+"""For each form: quick substrings to search for, and the pattern that must match there; its group is masked,
+or the whole match.
+"""
 _SIGNS = tuple((sign, re.compile(form)) for signs, form in _FORMS for sign in signs)
 
 
 def mask(data: bytes) -> bytes:
-    """Return text with asterisks for what looks like a secret; the text itself if nothing does.
+    """Return text with probable secrets masked by asterisks; the text itself if there are none.
 
     >>> mask(b"password = 'hunter2'; login(hf_abcdefghijklmnopqrst)")
     b"password = '*******'; login(***********************)"
@@ -101,7 +103,7 @@ def _mask_any(value: Any) -> Any:
 
 
 def is_unlogged(source: str) -> bool:
-    """Say whether a cell isn't to be kept.
+    """Say whether a cell is excluded from the journal.
 
     >>> is_unlogged("# nolog\\nlogin()"), is_unlogged("login()  # nolog"), is_unlogged("x = 1\\n# nolog")
     (True, True, False)

@@ -1,4 +1,4 @@
-"""`%mesh VERB` and `%%mesh`: they parse, call one function, and show one thing.
+"""The magics `%mesh VERB` and `%%mesh`: they parse, call one function, and display one result.
 
 mesh_magic  the magics class
 verbs       which function each verb of the table (`_commands`) calls
@@ -18,7 +18,7 @@ from typing import Any
 
 
 def load(shell: Any) -> None:
-    """Register the magics, say what runs, and warm up."""
+    """Register the magics, list running meshes, and warm up."""
     from monarch_nb import _reload
     from monarch_nb._client import kernel, spare, waiting
     from monarch_nb._commands.refusal import explanation
@@ -49,12 +49,13 @@ def load(shell: Any) -> None:
     try:
         say_what_runs(shell)
     except OSError as error:
-        # A home that can't be written, say: the extension is loaded, and what needs it says it again.
+        # For example a home that isn't writable: the extension is loaded, and features that need it report
+        # the error again.
         print(explanation(error, "%load_ext monarch_nb"), file=sys.stderr)
 
 
 def unload(shell: Any) -> None:
-    """Forget the magics; meshes go on."""
+    """Remove the magics; meshes continue."""
     from monarch_nb._client import waiting
     from monarch_nb._magics import auto
     from monarch_nb._magics.completion import Completion, explain_verbs

@@ -19,7 +19,7 @@ class AutoMode:
         self.paused = False
 
     def __call__(self, lines: list[str]) -> list[str]:
-        """Put `%%mesh` in front of a cell, unless it has a cell magic or only lines that drive the mesh."""
+        """Put `%%mesh` in front of a cell, unless it has a cell magic or only lines that control the mesh."""
         if (
             self.paused
             or not lines
@@ -31,7 +31,7 @@ class AutoMode:
 
 
 def auto(state: State, arguments: Namespace) -> None:
-    """Run every plain cell on the mesh, or no longer."""
+    """Switch the automatic `%%mesh` of plain cells on or off."""
     remove(state.shell)
     if arguments.mode == "on":
         mesh = state.mesh(arguments.name)
@@ -57,6 +57,6 @@ def run_here(shell: Any, cell: str) -> None:
 
 
 def remove(shell: Any) -> None:
-    """Take the transformer out."""
+    """Remove the transformer."""
     transformers = shell.input_transformers_cleanup
     transformers[:] = [t for t in transformers if not isinstance(t, AutoMode)]

@@ -1,4 +1,6 @@
-"""A cell on its way: checked here, run there, watched live, red when it fails."""
+"""`%%mesh`: the cell is checked here, runs on the ranks, is displayed live, and raises an error when it
+fails.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ BEGIN_S = 10.0
 
 
 def run_cell(state: State, mesh: Mesh, source: str, arguments: Namespace) -> None:
-    """Run a cell on a mesh and show what comes.
+    """Run a cell on a mesh and display its output.
 
     Raises:
         MeshUsageError: if it doesn't compile; nothing is sent then.
@@ -69,7 +71,7 @@ def show_cell(
     script: Script | None = None,
     always: bool = False,
 ) -> None:
-    """Run a cell, show it while it runs, and raise what it raises."""
+    """Run a cell, display it while it runs, and raise its error."""
     view = CellView(ranks, len(mesh), more_hint="%mesh logs", group=group)
     stall_detector = StallDetector(mesh, view)
     with Interrupts(transport_of(mesh).reader) as interrupts, LiveDisplay(view, on_tick=stall_detector.tick):
@@ -90,7 +92,7 @@ def show_cell(
         interrupts.pass_to(run.interrupt)
         result = run.wait(interrupts=interrupts)
     if profile is not None:
-        show_profile(mesh, result, profile)  # of a cell that has failed, too
+        show_profile(mesh, result, profile)  # also of a cell that has failed
     finish_cell(mesh, result)
 
 
@@ -111,7 +113,7 @@ def start_cell(
     timeout: float | None,
     script: Script | None = None,
 ) -> int:
-    """Start a cell and leave it to run, with a display that goes on; return its number in the journal.
+    """Start a cell without waiting, with a display that continues; return its number in the journal.
 
     Raises:
         MeshUsageError: if the controller refuses it.
@@ -144,7 +146,7 @@ def start_cell(
 
 
 def _last_values(mesh: Mesh, ranks: tuple[int, ...]) -> ValueMesh[Any]:
-    """Bring here what the last expression has given on each rank."""
+    """Fetch the last expression's value from each rank."""
     whole = len(ranks) == len(mesh)
     values: ValueMesh[Any] = work_on(mesh.part(ranks), Work.CELL_VALUE, None, "%%mesh --output").get()
     return ValueMesh(
@@ -153,7 +155,7 @@ def _last_values(mesh: Mesh, ranks: tuple[int, ...]) -> ValueMesh[Any]:
 
 
 def check_cell(source: str, number: int, arguments: Namespace) -> None:
-    """See whether a cell is Python, and its options go together.
+    """Raise unless a cell is valid Python and its options are compatible.
 
     Raises:
         MeshUsageError: if not; nothing is sent then.
@@ -176,7 +178,8 @@ def check_source(source: str, number: int) -> None:
         compile(source, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         return  # plain Python
     try:
-        # Not the shell's own: that one may turn whole cells into %%mesh cells (`%mesh auto on`).
+        # Not the shell's own function: its transformers may turn whole cells into %%mesh cells (`%mesh auto
+        # on`).
         transformed = TransformerManager().transform_cell(source)
         compile(transformed, f"Cell In[{number}]", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     except (RecursionError, MemoryError):

@@ -13,11 +13,11 @@ def clusters(_state: State, _arguments: Namespace) -> None:
 
 
 def queue(_state: State, _arguments: Namespace) -> None:
-    """List what engines were asked for."""
+    """List the requests to engines."""
     print(queue_text())
 
 
 def cancel(state: State, arguments: Namespace) -> None:
-    """Give back the hosts of a mesh."""
+    """Release the hosts of a mesh."""
     print(cancelled(arguments.name))
     state.drop(arguments.name)

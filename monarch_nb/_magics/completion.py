@@ -53,7 +53,7 @@ class Completion:
             return self._after_mesh(line.lstrip().removeprefix("%mesh "))
         return _offer([], "", suppress=False)
 
-    # --- what comes after %mesh
+    # --- after %mesh
 
     def _after_mesh(self, text: str) -> SimpleMatcherResult:
         verb, space, rest = text.partition(" ")
@@ -65,7 +65,7 @@ class Completion:
         return self._words(rest, parser, verb)
 
     def _words(self, text: str, parser: argparse.ArgumentParser, verb: str) -> SimpleMatcherResult:
-        """Complete the last word of what stands after a verb or `%%mesh`."""
+        """Complete the last word after a verb or `%%mesh`."""
         word = Word(parser, text.split(" "))
         mesh = self._mesh(word.earlier.get("name"))
         if word.is_flag:
@@ -109,7 +109,7 @@ class Completion:
         return self._state.meshes.get(name) if name is not None else None
 
     def _remote(self, text: str, name: str | None) -> list[str]:
-        """Ask rank 0 what `text` may go on with; nothing if it doesn't answer in time."""
+        """Ask rank 0 for completions of `text`; none if it doesn't answer in time."""
         mesh = self._mesh(name)
         if mesh is None or transport_of(mesh).closed or not mesh.living_ranks():
             return []
@@ -125,7 +125,7 @@ class Completion:
 
 
 def named_mesh(first: str) -> str | None:
-    """Return the mesh that the first line of a `%%mesh` cell names, if it does."""
+    """Return the mesh named in the first line of a `%%mesh` cell, if any."""
     name = re.search(r"(?:--name|-n)[ =](\S+)", first)
     return name[1] if name else None
 
@@ -138,12 +138,12 @@ def explain_verbs(lines: list[str]) -> list[str]:
 
 
 def _type_of(name: str) -> str:
-    """Return the kind of an offer, as front ends show it."""
+    """Return the type of a completion, as front ends show it."""
     return "flag" if name.startswith("-") else "value"
 
 
 class _Silence(list[SimpleCompletion]):
-    """No offers, which IPython takes for some: it would show the names of files otherwise."""
+    """An empty list of offers that IPython takes for a non-empty one, so that it doesn't offer file names."""
 
     def __len__(self) -> int:
         return 1

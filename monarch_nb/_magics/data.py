@@ -21,7 +21,7 @@ def push(state: State, arguments: Namespace) -> None:
 
 
 def pull(state: State, arguments: Namespace) -> Any:
-    """Bring variables of the ranks here."""
+    """Copy variables of the ranks to this notebook."""
     mesh = state.mesh(arguments.name)
     for name in arguments.names:
         state.shell.user_ns[name] = mesh.pull(name, ranks=arguments.ranks)
@@ -58,7 +58,7 @@ def _tell_of_tensors() -> None:
 
 
 def diff(state: State, arguments: Namespace) -> Any:
-    """Show where ranks disagree on a variable; with --env, on what they run with."""
+    """Show differences of a variable between ranks; with --env, of their environments."""
     mesh = state.mesh(arguments.name)
     if arguments.env:
         if arguments.variable is not None:

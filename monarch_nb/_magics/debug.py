@@ -1,4 +1,4 @@
-"""Verbs of the debugger: debug, break; and the prompt in a cell that waits."""
+"""Verbs of the debugger: debug, break; and the debugger's prompt in a waiting cell."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def debug(state: State, arguments: Namespace) -> None:
-    """Talk to ranks that stand at a breakpoint, or have failed."""
+    """Show the debugger's prompt for ranks that are stopped at a breakpoint, or have failed."""
     mesh = state.mesh(arguments.name)
     debugger = mesh.debugger()
     if arguments.post_mortem:
@@ -35,7 +35,7 @@ def debug(state: State, arguments: Namespace) -> None:
 
 
 def talk(mesh: Mesh) -> bool:
-    """Show the prompt in this cell until nobody stands anywhere, or the user leaves.
+    """Show the prompt in this cell until no thread is stopped, or the user leaves.
 
     Raises:
         MeshUsageError: if nobody can type here; the ranks run on, without breakpoints.
@@ -61,16 +61,18 @@ def talk(mesh: Mesh) -> bool:
 
 
 class CellPrompt:
-    """Makes the waiting cell of a notebook the prompt, when ranks stop, or ask for a line."""
+    """The prompt in the waiting cell of a notebook, shown when ranks stop at a breakpoint or ask for a
+    line.
+    """
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._interrupted: set[tuple[str, int]] = set()
-        """Stops that an interrupt is on its way to: nobody is asked about them again."""
+        """Stops with an interrupt on its way: they aren't shown in a prompt again."""
 
     def __call__(self, session: Session) -> Exception | None:
-        """Talk; where nobody can type, let the ranks run on, and return what is to be raised once the wait
-        is over.
+        """Show the prompt; where nobody can type, let the ranks run on, and return the error to raise once
+        the wait is over.
         """
         mesh = next((m for m in self._state.meshes.values() if transport_of(m) is session.transport), None)
         if mesh is None:
@@ -80,11 +82,11 @@ class CellPrompt:
             if any((mesh.name, s.id) not in self._interrupted for s in mesh.debugger().stops()):
                 talk(mesh)
         except (RequestFailed, TransportClosed):
-            return None  # the mesh has ended meanwhile, as what is waited for is told
+            return None  # the mesh has ended meanwhile, which the waiting call reports
         except MeshUsageError as error:
             return error
         except KeyboardInterrupt:
-            if kernel.is_meant():  # else the ranks stay where they stand, for whoever comes next
+            if kernel.is_meant():  # otherwise the ranks stay stopped, for the next client
                 stops = mesh.debugger().stops()
                 self._interrupted = {(mesh.name, s.id) for s in stops}
                 mesh.interrupt(sorted({s.rank for s in stops}))
@@ -92,7 +94,7 @@ class CellPrompt:
 
 
 def break_(state: State, arguments: Namespace) -> None:
-    """Set a breakpoint from outside, while code runs."""
+    """Set a breakpoint while code runs."""
     mesh = state.mesh(arguments.name)
     if arguments.clear:
         mesh.debugger().clear_breaks()

@@ -1,4 +1,4 @@
-"""Verbs about what ran: history, rerun, result."""
+"""Verbs about past cells: history, rerun, result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def history(state: State, arguments: Namespace) -> Any:
-    """Show the journal; with a number, all about that entry."""
+    """Show the journal; with a number, the complete entry."""
     mesh = state.mesh(arguments.name)
     if arguments.number is not None:
         print(mesh.journal.entry(arguments.number).text())
@@ -63,12 +63,12 @@ def _same_ranks(mesh: Mesh, entry: Entry) -> tuple[int, ...]:
 
 
 def _running(mesh: Mesh) -> int | None:
-    """Return the number of the youngest cell that runs."""
+    """Return the number of the most recently started cell that runs."""
     return next((e.n for e in reversed(mesh.history()) if e.kind == EntryKind.CELL and e.ended is None), None)
 
 
 def result(state: State, arguments: Namespace) -> None:
-    """Wait for a cell, show it, and fail if it has failed."""
+    """Wait for a cell, display it, and raise its error."""
     mesh = state.mesh(arguments.name)
     number = arguments.number or state.last_async.get(mesh.name) or _running(mesh)
     if number is None:

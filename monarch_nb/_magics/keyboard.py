@@ -1,5 +1,4 @@
-"""Questions of ranks in the cell that waits: each by itself, with its rank before it; the answer goes to that
-rank.
+"""Questions of ranks in the waiting cell: one at a time, labelled with the rank, which gets the answer.
 
 A rank that doesn't ask any more (it's dead, or was interrupted) has its question taken back.
 """
@@ -21,7 +20,7 @@ INPUT_OVER_MIME = "application/vnd.monarch-nb.input-over+json"
 
 
 def answer_questions(mesh: Mesh) -> None:
-    """Ask whoever sits here until no rank asks any more."""
+    """Prompt this notebook's user for answers until no rank has a question."""
     session = session_of(mesh)
     while True:
         seen = session.num_questions_over
@@ -45,7 +44,7 @@ def answer_questions(mesh: Mesh) -> None:
 
 
 def _asked(mesh: Mesh, row: QuestionRow, seen: int) -> str:
-    """Ask what a rank asks.
+    """Prompt for one question of a rank.
 
     Args:
         seen: how many questions were over before it was known that this one isn't.
@@ -64,14 +63,14 @@ def _asked(mesh: Mesh, row: QuestionRow, seen: int) -> str:
         session.take_back_question[row.id] = ask.take_back
         try:
             if session.num_questions_over != seen:
-                raise TakenBack  # perhaps this one: look again
+                raise TakenBack  # perhaps this question has ended: look again
             return ask(prompt)
         finally:
             del session.take_back_question[row.id]
 
 
 def close_box() -> None:
-    """Have the front end take its input box away: the kernel doesn't wait for it any more.
+    """Have the front end remove its input box: the kernel no longer waits for it.
 
     Jupyter's protocol has no message for that. An update of a display that isn't there is one that everybody
     else passes over, and ours looks for the type.
@@ -80,7 +79,7 @@ def close_box() -> None:
 
     shell = get_ipython()
     if getattr(shell, "kernel", None) is None:
-        print()  # what follows doesn't belong behind the prompt
+        print()  # output that follows doesn't belong on the prompt's line
         return
     shell.display_pub.publish(
         data={INPUT_OVER_MIME: {}}, transient={"display_id": "monarch-nb-input"}, update=True

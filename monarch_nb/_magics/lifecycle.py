@@ -1,4 +1,4 @@
-"""Verbs about which mesh is in use: start, list, attach, detach, use, status, top, stop."""
+"""Verbs about the mesh in use: start, list, attach, detach, use, status, top, stop."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def start(state: State, arguments: Namespace) -> None:
 
 
 def list_(state: State, arguments: Namespace) -> None:
-    """List the meshes of this user: how big, how they are, how old, whose."""
+    """List the meshes of this user: size, state, age, creator."""
     from monarch_nb.mesh.listing import list_rows, table_text
 
     rows = list_rows()
@@ -61,18 +61,16 @@ def list_(state: State, arguments: Namespace) -> None:
 
 
 def attach(state: State, arguments: Namespace) -> None:
-    """Connect to a running mesh; show what was missed. A cell that still runs goes on streaming here."""
+    """Connect to a running mesh; show what was missed. A cell that still runs continues streaming here."""
     mesh = state.attach(_joined(arguments))
     role = session_of(mesh).role
     print(f"attached to {describe(mesh)}{'' if role is Role.OWNER else ' as ' + role.and_article}")
-    if (
-        role is not Role.OBSERVER
-    ):  # one who only looks has missed nothing, and takes nothing from those who have
+    if role is not Role.OBSERVER:  # an observer has missed nothing, and must not mark others' output as seen
         show_missed(mesh)
 
 
 def _joined(arguments: Namespace) -> str | None:
-    """Return the name of the mesh that's meant, after entering it if that's by an invitation."""
+    """Return the name of the intended mesh, after joining it if an invitation was given."""
     name: str | None = arguments.name
     if name is not None and is_invitation(name):
         return join(name, arguments.as_name).name
@@ -82,7 +80,7 @@ def _joined(arguments: Namespace) -> str | None:
 
 
 def detach(state: State, arguments: Namespace) -> None:
-    """Disconnect from a mesh; it goes on."""
+    """Disconnect from a mesh, which continues."""
     mesh = state.mesh(arguments.name)
     state.drop(mesh.name)
     session_of(mesh).close()
@@ -90,7 +88,7 @@ def detach(state: State, arguments: Namespace) -> None:
 
 
 def use(state: State, arguments: Namespace) -> None:
-    """Make a mesh the one that %%mesh runs on; without a name: say which one is."""
+    """Set the mesh that %%mesh runs on; without a name, print it."""
     if arguments.name is None:
         print(f"using {describe(state.mesh())}; another one: %mesh use NAME, of those in %mesh list")
         return
@@ -133,7 +131,7 @@ def stop(state: State, arguments: Namespace) -> None:
 
 
 def say_what_runs(shell: Any) -> None:
-    """Say which meshes run, and what has ended on them unseen. For `%load_ext`."""
+    """List running meshes, with cells that have ended on them unseen. For `%load_ext`."""
     from monarch_nb._client.launch import list_connections
     from monarch_nb.mesh import attach as attach_mesh
 

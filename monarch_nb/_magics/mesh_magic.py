@@ -1,5 +1,5 @@
-"""The magics class. Every verb has its own parser, so that `%mesh start --help` and a wrong argument both
-explain it.
+"""The magics class. Every verb has its own parser, which explains both `%mesh start --help` and wrong
+arguments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from monarch_nb._magics.verbs import VERBS
 from monarch_nb.exceptions import MeshUsageError
 
 _STATE = "_monarch_nb_state"
-"""Where the shell keeps our state, so that `%reload_ext` doesn't forget which mesh is in use."""
+"""Attribute of the shell that keeps the magics' state, so that `%reload_ext` doesn't forget the mesh in
+use.
+"""
 
 
 @magics_class
@@ -34,7 +36,7 @@ class MeshMagics(Magics):
         self.state: State = getattr(shell, _STATE, None) or State(shell)
         setattr(shell, _STATE, self.state)
         self._parsed: dict[str, Namespace] = {}
-        """Arguments of `%%mesh` that have been typed before: most cells have the same."""
+        """Parsed arguments of earlier `%%mesh` lines: most cells have the same ones."""
         MeshMagics.mesh.__doc__ = _documentation()
 
     @line_cell_magic
@@ -51,7 +53,7 @@ class MeshMagics(Magics):
             clear = clear_error(error, typed)
             raise clear from clear.__cause__
         if runs_here and cell is not None:
-            run_here(self.shell, cell)  # what this raises is the user's own
+            run_here(self.shell, cell)  # errors from here on are the user's own
         return None
 
     @cell_magic

@@ -1,4 +1,4 @@
-"""One display of all that was missed: cells that ended while nobody watched, cells that still run, output of
+"""One display of everything that was missed: cells that ended unwatched, cells that still run, output of
 actors.
 """
 
@@ -19,8 +19,8 @@ REPLAY_S = 60.0
 
 
 def show_missed(mesh: Mesh) -> None:
-    """Show the missed output, in the order in which it began, and note that it has been seen. Cells that run
-    go on streaming into the display.
+    """Show the missed output, in order of its beginning, and mark it as seen. Running cells continue
+    streaming into the display.
     """
     missed = mesh.journal.missed()
     views: list[CellView] = []

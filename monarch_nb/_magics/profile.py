@@ -1,4 +1,4 @@
-"""`%%mesh --profile` and `--memory`: what is asked for, and what is shown below the cell."""
+"""`%%mesh --profile` and `--memory`: the request, and the display below the cell."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Hot swap: a class that was defined anew takes the place of the old one in living actors; their state
-stays.
-"""
+"""Hot swap: a redefined class replaces the old one in living actors, whose state stays."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from monarch_nb.exceptions import MeshUsageError
 
 
 def reload(state: State, arguments: Namespace) -> None:
-    """Put the methods of a class on its living actors."""
+    """Replace the methods of living actors by those of a class."""
     from monarch_nb.actor import Actor
 
     cls = state.shell.user_ns.get(arguments.cls)
@@ -49,14 +47,14 @@ def handles_of(mesh: Any, qualname: str) -> list[Any]:
 
 
 class StaleClasses:
-    """After each cell: says which living actors were made of a class that the cell has defined anew."""
+    """The hook after each cell that names living actors made of a class which the cell has redefined."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._known: dict[str, weakref.ref[type]] = {}
 
     def __call__(self, result: Any = None) -> None:
-        """Look for classes that are new; called after each cell."""
+        """Find classes that are new; called after each cell."""
         actor_mesh = sys.modules.get("monarch_nb.actor.actor_mesh")
         if actor_mesh is None:
             return

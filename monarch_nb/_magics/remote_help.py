@@ -1,4 +1,4 @@
-"""Shift+Tab and `NAME?` on names that the ranks know: what it is there, and where ranks differ.
+"""Shift+Tab and `NAME?` for names that the ranks know: the object on the ranks, and differences between them.
 
 In a cell for the ranks their names come first, in others the kernel's. Asked are the ranks that idle; who is
 busy is named.
@@ -28,8 +28,8 @@ _Rows = Mapping[int, Mapping[str, Any] | None]
 
 
 class RemoteHelp:
-    """Stands in front of the shell's own look-up, and, in a kernel, of the request for it, which has the
-    cell's text.
+    """The help on names that ranks know. It is asked before the shell's own help and, in a kernel, handles
+    the inspection request, which has the cell's text.
     """
 
     def __init__(self, state: State, shell: Any) -> None:
@@ -42,14 +42,14 @@ class RemoteHelp:
         self._name: str | None = None
 
     def install(self) -> None:
-        """Stand in front."""
+        """Install the help in front of the shell's own."""
         self._shell.object_inspect_mime = self
         if self._kernel is not None:
             self._kernel.do_inspect = self._inspect
 
     @staticmethod
     def remove(shell: Any) -> None:
-        """Stand there no longer."""
+        """Remove it."""
         vars(shell).pop("object_inspect_mime", None)
         kernel = getattr(shell, "kernel", None)
         if kernel is not None:
@@ -96,7 +96,7 @@ class RemoteHelp:
 
 
 def remote_text(mesh: Mesh, name: str, detail_level: int = 0) -> str:
-    """Return the help of ranks about a name; nothing if they don't know the name, or all are busy."""
+    """Return the ranks' help about a name; empty if they don't know the name, or all are busy."""
     occupied = {
         rank.rank
         for rank in mesh.status().ranks
@@ -119,7 +119,7 @@ def remote_text(mesh: Mesh, name: str, detail_level: int = 0) -> str:
 
 
 def help_text(full: Mapping[str, Any], rows: _Rows, busy: Sequence[int] = (), detail_level: int = 0) -> str:
-    """Return the help about a name, laid out as IPython does.
+    """Return the help about a name, in IPython's layout.
 
     Args:
         full: what the first rank says.
@@ -174,7 +174,7 @@ _WIDTH = 11
 
 
 def _field(title: str, values: Mapping[int, str], num_ranks: int = 1) -> list[str]:
-    """Return a field: its value, or each with its ranks where they differ, or not all have one."""
+    """Return a field: its value, or each value with its ranks where they differ, or some have none."""
     by_value: dict[str, list[int]] = {}
     for rank, value in values.items():
         by_value.setdefault(value, []).append(rank)
@@ -190,10 +190,10 @@ def _field(title: str, values: Mapping[int, str], num_ranks: int = 1) -> list[st
 
 
 def _agreement(rows: _Rows) -> list[str]:
-    """Say whether ranks agree, where the fields don't show it."""
+    """Return whether ranks agree, where the fields don't show it."""
     texts = {row.get("text") for row in rows.values() if row}
     if len(texts) > 1 and None not in texts:
-        return []  # the values say it themselves
+        return []  # values show it themselves
     digests = {rank: row["digest"] for rank, row in rows.items() if row and "digest" in row}
     if len(rows) < 2 or len(digests) < len(rows):
         return []
@@ -207,7 +207,7 @@ def _agreement(rows: _Rows) -> list[str]:
 
 
 def _is_plain(full: Mapping[str, Any]) -> bool:
-    """Say whether it's a value whose type's documentation nobody wants to read."""
+    """Say whether a value's type is so basic that its documentation isn't shown."""
     return full["type"] in (
         "int",
         "float",
@@ -230,7 +230,7 @@ def _who(ranks: Sequence[int]) -> str:
 
 
 def _bundle(text: str) -> dict[str, str]:
-    """Return a text as `text/plain` and as `text/html`: ipykernel takes the latter away, and says that
-    nothing was found if it isn't there.
+    """Return a text as `text/plain` and as `text/html`: ipykernel removes the latter, and reports that
+    nothing was found if it's missing.
     """
     return {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}

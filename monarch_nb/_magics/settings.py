@@ -1,4 +1,4 @@
-"""The verb set: how each setting is read, and changed. What they are: `_commands.settings`."""
+"""The verb set: how each setting is read and changed. `_commands.settings` defines them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Access(NamedTuple):
     """The functions that read and change a setting.
 
     Attributes:
-        read: returns the value that holds, as text.
-        change: takes a value as text; raises ValueError if it's none.
+        read: returns the present value as text.
+        change: sets a value, given as text; raises ValueError if it isn't valid.
     """
 
     read: Callable[[Mesh | None], str]
@@ -31,7 +31,7 @@ class Access(NamedTuple):
 
 
 def set_(state: State, arguments: Namespace) -> None:
-    """Show the settings that hold, or change one."""
+    """Show the settings, or change one."""
     if arguments.setting is None:
         for name in SETTINGS:
             print(_line(name, _mesh_for(state, arguments, name, must=False)))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def run_on_several(state: State, meshes: Sequence[Mesh], source: str, arguments: Namespace) -> None:
-    """Run a cell on several meshes at the same time; what each prints is shown below its name.
+    """Run a cell on several meshes at the same time; each one's output is shown below its name.
 
     Raises:
         MeshUsageError: for what only one mesh can do, or if the cell doesn't compile.

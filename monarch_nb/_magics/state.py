@@ -39,8 +39,8 @@ class State:
         return self.meshes[name]
 
     def named(self, names: tuple[str, ...] | None) -> list[Mesh]:
-        """Return meshes by their names, or the current one. Which one is current stays as it is, if one
-        is.
+        """Return meshes by their names, or the current one. The current mesh stays the same, if there is
+        one.
         """
         before = self.current
         found = [self.mesh(name) for name in names] if names is not None else [self.mesh()]
@@ -49,7 +49,9 @@ class State:
         return found
 
     def _after_end(self, name: str, transport: Transport) -> Mesh:
-        """Return the mesh that has the name of one that has ended; if there's none, say how that one has."""
+        """Return the running mesh with the name of one that has ended; if there is none, raise how that one
+        ended.
+        """
         try:
             return self.attach(name)
         except MeshNotFound:
@@ -67,12 +69,12 @@ class State:
         return self.adopt(meshes.attach(connection.name))
 
     def go_back(self, name: str | None) -> None:
-        """Make the mesh current that was so before, if there was one."""
+        """Make the previous mesh current again, if there was one."""
         if name is not None and name in self.meshes:
             self.adopt(self.meshes[name])
 
     def adopt(self, mesh: Mesh) -> Mesh:
-        """Make a mesh current, and known to the notebook by its name."""
+        """Make a mesh current, and bind its name in the notebook."""
         from monarch_nb._client import session
 
         before = self.meshes.get(mesh.name)
@@ -93,7 +95,7 @@ class State:
         return mesh
 
     def drop(self, name: str) -> None:
-        """Forget a mesh, and the names that `adopt` has given it. Other names for it are the user's own."""
+        """Drop a mesh, and the names bound by `adopt`. Other names for it belong to the user."""
         mesh = self.meshes.pop(name, None)
         for variable in (name.replace("-", "_"), DEFAULT_NAME):
             if mesh is not None and self.shell.user_ns.get(variable) is mesh:

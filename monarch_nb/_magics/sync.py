@@ -1,4 +1,4 @@
-"""The verb sync: new code on the ranks and in this notebook; and what happens by itself before each cell."""
+"""The verb sync: new code on the ranks and in this notebook; and the automatic sync before each cell."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def sync(state: State, arguments: Namespace) -> Any:
-    """Send the workspace, now or from now on; with `--to`, a mesh isn't needed: its hosts may start there."""
+    """Send the workspace, now or continuously; with `--to`, no mesh is needed: its hosts may start there."""
     if arguments.to and arguments.env and state.current is None and not arguments.name:
         return shipping.send_to(
             arguments.to, same_path=arguments.same_path, dry_run=arguments.dry_run, verify=arguments.verify
@@ -44,7 +44,7 @@ def sync(state: State, arguments: Namespace) -> Any:
 
 
 class CodeWatch:
-    """Before each cell of a notebook whose mesh watches code: the notebook's own modules are reloaded,
+    """The hook before each cell of a notebook whose mesh watches code: it reloads the notebook's own modules,
     too.
     """
 
@@ -52,7 +52,7 @@ class CodeWatch:
         self._state = state
 
     def __call__(self, info: Any = None) -> None:
-        """Reload what has changed; called before each cell."""
+        """Reload changed modules; called before each cell."""
         state = self._state
         mesh = state.meshes.get(state.current or "")
         if mesh is None or transport_of(mesh).closed:
@@ -70,7 +70,7 @@ class CodeWatch:
             print(note)
 
     def _send_files(self, mesh: Mesh) -> None:
-        """Send what was saved to other hosts, if that's wanted: the cell may call an actor there."""
+        """Send saved files to other hosts, if requested: the cell may call an actor there."""
         session = session_of(mesh)
         spaces = known_workspaces(session)
         has_changed = environment_has_changed(session) or (spaces is not None and spaces.stale())
@@ -84,12 +84,12 @@ class CodeWatch:
     def _watches(self, mesh: Mesh) -> bool:
         try:
             return mesh.sync_mode is SyncMode.WATCH
-        except Exception:  # the mesh has just ended: the cell says so if it needs it
+        except Exception:  # the mesh has just ended: the cell reports it if it needs the mesh
             return False
 
 
 def _has_autoreload(shell: Any) -> bool:
-    """Say whether `%autoreload` does it."""
+    """Say whether `%autoreload` is active."""
     reloader = getattr(sys.modules.get("IPython.extensions.autoreload"), "AutoreloadMagics", None)
     found = [getattr(callback, "__self__", None) for callback in shell.events.callbacks["pre_run_cell"]]
     return reloader is not None and any(
@@ -98,7 +98,7 @@ def _has_autoreload(shell: Any) -> bool:
 
 
 def read_mode(mesh: Mesh | None) -> str:
-    """Return the mode that holds."""
+    """Return the present mode."""
     assert mesh is not None
     return mesh.sync_mode
 

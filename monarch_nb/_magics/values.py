@@ -1,5 +1,5 @@
-"""Offers for the value after a verb or a flag: what the parser knows, what the mesh has, and usual ones where
-any would do.
+"""Completions of the value after a verb or a flag: choices of the parser, names of the mesh, and common
+values where any is allowed.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _USUAL: dict[str, tuple[str, ...]] = {
 }
 _TIMES = ("30s", "5m", "30m")
 _OF_PATHS = ("file", "place", "condition")
-"""Where a path or an expression is typed, what IPython offers is right."""
+"""Arguments that are a path or an expression, for which IPython's own completions are right."""
 _LAST_CELLS = 20
 
 
 class Word:
-    """The word at the cursor: which argument it belongs to, and what has been typed of it.
+    """The word at the cursor, with the argument that it belongs to and the part that has been typed.
 
     Args:
-        words: all words after the verb; the last one is the one at the cursor.
+        words: all words after the verb; the last one is at the cursor.
     """
 
     def __init__(self, parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
         self.text = words[-1]
         self.earlier: dict[str, str] = {}
-        """What was typed before it, by argument."""
+        """Words typed before it, by argument."""
         options = parser._option_string_actions
         positionals = [action for action in parser._actions if not action.option_strings]
         waiting: argparse.Action | None = None
@@ -76,8 +76,8 @@ def _takes_value(action: argparse.Action) -> argparse.Action | None:
 
 
 class Values:
-    """The source of offers for typed values. An offer is a fragment, the end of what was typed that it
-    replaces, and what it may be replaced with.
+    """The source of completions for typed values. A completion is a fragment, the end of the typed text that
+    it replaces, and the replacements.
     """
 
     def __init__(self, state: State, remote: Callable[[], list[str]]) -> None:
@@ -85,7 +85,7 @@ class Values:
         self._remote = remote
 
     def offer(self, verb: str, word: Word, mesh: Mesh | None) -> tuple[str, list[str]] | None:
-        """Return fragment and offers, which all begin with it; None where IPython knows better."""
+        """Return the fragment and its completions; None where IPython's are better."""
         action = word.action
         if action is None:
             return word.text, []
@@ -143,7 +143,7 @@ def _cells(mesh: Mesh | None) -> list[str]:
 
 
 def _sizes(text: str, mesh: Mesh | None) -> tuple[str, list[str]]:
-    """Return how `hosts=2,gpus=` may go on: dimensions that weren't named, sizes around the present one.
+    """Return completions of `hosts=2,gpus=`: dimensions not named yet, sizes around the present one.
 
     >>> _sizes("hosts=2,g", None)
     ('g', ['gpus='])

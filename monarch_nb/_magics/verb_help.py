@@ -1,4 +1,4 @@
-"""The parsers of verbs, and the verb about verbs: help."""
+"""The parsers of verbs, and the verb help."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monarch_nb.exceptions import MeshUsageError
 
 
 def help_(_state: State, arguments: Namespace) -> None:
-    """Print all verbs; with a verb, all about that one."""
+    """Print all verbs; with a verb, its complete help."""
     if arguments.verb is not None:
         raise Helped(find_verb(verb_parsers(), arguments.verb).format_help().rstrip())
     print(

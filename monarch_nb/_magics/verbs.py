@@ -1,4 +1,4 @@
-"""The verbs of `%mesh`: the table's commands, and the notebook's own way of doing some of them."""
+"""The verbs of `%mesh`: the table's commands, and the notebook's own implementations of some of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ Verb = Callable[[State, Namespace], Any]
 
 
 def run_shared(command: Command, state: State, arguments: Namespace) -> Any:
-    """Do on a mesh what the table says, and show it: a result that shows itself is returned."""
+    """Run a command of the table on a mesh, and show the result; a result that displays itself is
+    returned.
+    """
     assert command.run is not None
     mesh = state.mesh(arguments.name)
     loss = "" if getattr(arguments, "force", True) else command.loss(mesh, arguments)
@@ -46,7 +48,7 @@ def run_shared(command: Command, state: State, arguments: Namespace) -> Any:
 
 
 def _confirm(question: str, command: Command, arguments: Namespace) -> bool:
-    """Ask; where nobody can answer, say what to type instead.
+    """Ask for confirmation; where nobody can answer, say what to type instead.
 
     Raises:
         MeshUsageError: if there is no stdin.
@@ -90,7 +92,7 @@ _OWN: dict[str, Verb] = {
     "sync": sync.sync,
     "help": verb_help.help_,
 }
-"""What takes more than a mesh: the notebook's variables, its cells, which mesh is in use."""
+"""Verbs that need more than a mesh: the notebook's variables, its cells, the mesh in use."""
 
 VERBS: dict[str, Verb] = {
     name: _OWN[name] if name in _OWN else partial(run_shared, command)

@@ -1,5 +1,5 @@
-"""Saves a module and its optimiser, and goes on from there: after a heal, in another program, or on another
-number of ranks.
+"""Saves a module and its optimiser, and resumes from the checkpoint: after a heal, in another program, or on
+another number of ranks.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def restore(path: str | os.PathLike[str], model: nn.Module, optimizer: Any = Non
             raise MeshUsageError(f"{path} was saved without an optimiser: restore(path, model)")
         saved_state = found["optimizer"]["state"]
         numbered = (p for group in optimizer.param_groups for p in group["params"])
-        for number, each in enumerate(numbered):  # of a parameter without gradients nothing was saved
+        for number, each in enumerate(numbered):  # nothing was saved for a parameter without gradients
             if number in saved_state:
                 _take_over(optimizer.state[each], saved_state[number])
             else:

@@ -1,4 +1,4 @@
-"""Chooses the strategy of a module: estimates the memory and time of each, and takes the fastest that fits.
+"""Chooses the strategy of a module: estimates memory and time of each, and takes the fastest one that fits.
 
 Memory is counted from shapes: parameters, gradients, the optimiser's state, what the forward keeps for the
 backward. Time is the larger part of computing and communicating, by rates that are assumed; so read it as an
@@ -21,7 +21,7 @@ Strategy = Literal["ddp", "fsdp", "hsdp"]
 SLACK = 1.1
 RESERVE_BYTES = 1 << 30
 ALIKE = 0.03
-"""Candidates whose times differ by less are equal: the simpler one is taken."""
+"""Candidates whose times differ by less count as equal: the simpler one is taken."""
 FLOPS = {"cpu": 50e9, "cuda": 200e12}
 INSIDE = {"cpu": 3e9, "cuda": 200e9}
 BETWEEN = {"cpu": 1e9, "cuda": 20e9}
@@ -33,14 +33,15 @@ class Facts:
     """The facts that the choice of a strategy depends on.
 
     Attributes:
-        num_ranks, num_hosts: of the mesh.
-        num_replicas: how many copies of the parameters "hsdp" keeps, each sharded; 1: it can't.
+        num_ranks, num_hosts: size of the mesh.
+        num_replicas: number of copies of the parameters that "hsdp" keeps, each sharded; 1: "hsdp" can't be
+            used.
         device: "cpu" or "cuda".
-        free_bytes: of memory for one rank.
+        free_bytes: free memory for one rank.
         parameter_bytes: of all parameters; `trained_bytes` of those that are trained.
-        largest_bytes: of the largest group that's gathered at once.
-        state_bytes: of the optimiser's state.
-        num_blocks: repeated layers.
+        largest_bytes: size of the largest group of parameters that is gathered at once.
+        state_bytes: size of the optimiser's state.
+        num_blocks: number of repeated layers.
     """
 
     num_ranks: int
@@ -57,14 +58,14 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A way to run a module.
+    """A candidate strategy for running a module.
 
     Attributes:
-        checkpoints: activations of repeated layers are computed again.
-        reshards: gathered parameters are given back after the forward.
-        peak_bytes, seconds: of a step on one rank, estimated.
-        sent_bytes: what a rank sends in a step.
-        fits: into its memory.
+        checkpoints: whether activations of repeated layers are recomputed in the backward.
+        reshards: whether gathered parameters are freed after the forward.
+        peak_bytes, seconds: estimates for a step on one rank.
+        sent_bytes: bytes that a rank sends in a step.
+        fits: whether it fits into a rank's memory.
         num_replicas: how many copies of the parameters there are, if each is sharded over several ranks.
     """
 

@@ -1,4 +1,5 @@
-"""A forward without numbers: what comes out, how long it takes, and which layers look across the batch.
+"""Runs a forward without values: it determines the outputs, the cost, and the layers that mix rows of the
+batch.
 
 The module is run twice over shapes alone. Once as one rank sees it, on its part of the batch (`local`); once
 as one tensor over all ranks (`whole`), with DTensor's rules. Where both do the same operations with the same
@@ -33,7 +34,7 @@ from monarch_nb._tensor.propagation import Propagation
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A tensor without numbers."""
+    """The shape and dtype of a tensor, without values."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -45,15 +46,15 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A layer that looks across the batch.
+    """A layer whose result for one row depends on other rows of the batch.
 
     Attributes:
-        path: of the layer.
-        kind: its class.
-        op: where it does.
-        reason: in words.
-        place: line of the user's.
-        num_bytes: of what every rank has to get from the others, a forward.
+        path: path of the layer.
+        kind: class of the layer.
+        op: the operation that mixes rows.
+        reason: the reason in words.
+        place: line of the user's code.
+        num_bytes: bytes that every rank has to receive from the others, per forward.
     """
 
     path: str
@@ -66,12 +67,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Out:
-    """A tensor that comes out.
+    """An output tensor of a dry run.
 
     Attributes:
-        shape: of the whole.
-        layout: over the data axis: Shard(0), Replicate or Partial.
-        wants_gradient: whether it has a history.
+        shape: shape of the whole tensor.
+        layout: layout over the data axis: Shard(0), Replicate or Partial.
+        wants_gradient: whether it has an autograd history.
     """
 
     shape: Shape
@@ -81,14 +82,14 @@ class Out:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """The result of a dry run: all that is known of a module's forward.
+    """The result of a dry run: everything known about a module's forward.
 
     Attributes:
         outputs: its tensors, flat, and `structure` and `leaves` of what it returns.
-        findings: layers that look across the batch.
+        findings: layers that mix rows of the batch.
         used: names of parameters that contribute to the result.
-        num_flops: of one rank's forward.
-        saved_bytes: what one rank keeps for the backward.
+        num_flops: floating-point operations of one rank's forward.
+        saved_bytes: bytes that one rank keeps for the backward.
     """
 
     outputs: tuple[Out, ...]
@@ -101,12 +102,12 @@ class DryRun:
 
 
 class CantFollow(Exception):
-    """The forward needs numbers, or does something that can't be followed; the text says what."""
+    """The error of a forward that can't be followed without values; its text says what prevents that."""
 
 
 @dataclass(slots=True)
 class _Step:
-    """One operation of the run on one rank's part."""
+    """One operation of a dry run, on one rank's part."""
 
     func: Any
     scalars: tuple[Any, ...]
@@ -114,7 +115,9 @@ class _Step:
 
 
 class _Found(Exception):
-    """A layer was found; the run begins anew with it on the whole batch."""
+    """The signal that a layer mixing rows was found; the dry run is repeated with that layer on the whole
+    batch.
+    """
 
     def __init__(self, path: str, op: str, reason: str, place: Place) -> None:
         super().__init__(reason)
@@ -122,10 +125,10 @@ class _Found(Exception):
 
 
 class LooksAcross(Exception):
-    """A layer looks across the batch, and it wasn't said that it may.
+    """The error of a layer that mixes rows of the batch without permission.
 
     Attributes:
-        finding: which, and where.
+        finding: the layer, and where it mixes rows.
     """
 
     def __init__(self, finding: Finding) -> None:
@@ -134,12 +137,13 @@ class LooksAcross(Exception):
 
 
 class LocalMismatch(Exception):
-    """An operation that one rank can't do on its part, though one process can on the whole batch.
+    """The error of an operation that one rank can't do on its part, though one process can on the whole
+    batch.
 
     Attributes:
-        path: of the layer, `op` its operation, `place` its line.
-        inputs: the operation's tensors: a name, if it's a parameter, and the shape on one rank.
-        error: what torch says.
+        path: path of the layer, `op` its operation, `place` its line.
+        inputs: the operation's tensors: name, for a parameter, and shape on one rank.
+        error: torch's message.
     """
 
     def __init__(
@@ -150,7 +154,7 @@ class LocalMismatch(Exception):
 
 
 class Dry(torch.Tensor):  # type: ignore[misc]
-    """A tensor over all ranks, without values."""
+    """A tensor over all ranks, with a layout and without values."""
 
     mesh_meta: Meta
 
@@ -177,11 +181,11 @@ def is_dry(value: Any) -> bool:
 
 
 class DryRunner:
-    """Dry runs of one module over so many ranks.
+    """The dry runs of one module for a given number of ranks.
 
     Args:
-        module: of the user's; its parameters' shapes are used, nothing else.
-        num_ranks: over which a batch is split.
+        module: the user's module; only the shapes of its parameters are used.
+        num_ranks: number of ranks over which a batch is split.
         replicate: layers that run on the whole batch because the user says so.
     """
 
@@ -193,8 +197,9 @@ class DryRunner:
         self.paths = {layer: path for path, layer in module.named_modules()}
         self.outcomes: dict[Any, Any] = {}
         self.fine: dict[str, list[int | None]] = {}
-        """Layers that rules can't follow, but numbers say that they do each row by itself: how results are
-        split."""
+        """Layers that rules can't follow, but that handle each row separately, as a test with values has
+        shown: how their results are split.
+        """
         self._known: list[Finding] = []
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any], rows: int, *, finds: bool = True) -> DryRun:
@@ -217,7 +222,8 @@ class DryRunner:
                 over_all = _Whole(self, whole, rows, local.steps)
                 return self._known_by(local, over_all, self._run(over_all, args, kwargs), used, result)
             except LocalMismatch as error:
-                self._run(_Whole(self, (), rows, None), args, kwargs)  # raises what one process would, too
+                # raises the same error as one process would
+                self._run(_Whole(self, (), rows, None), args, kwargs)
                 if not finds:
                     raise
                 self._note(_Found(error.path, error.op, "shapes don't fit on a part of it", error.place))
@@ -301,14 +307,14 @@ def _used(result: Any, parameters: Mapping[str, torch.Tensor]) -> frozenset[str]
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[misc]
-    """Follows operations; knows in which layer they are."""
+    """A dispatch mode that follows operations, and knows the layer in which each runs."""
 
     def __init__(self, runner: DryRunner, whole: Sequence[str], rows: int) -> None:
         super().__init__()
         self._runner, self._whole, self._rows = runner, frozenset(whole), rows
         self._layers: list[str] = []
         self._depth = 0
-        """How many layers around run on the whole batch."""
+        """Number of enclosing layers that run on the whole batch."""
         self._is_unseen = False
         self.parameters: dict[str, torch.Tensor] = {}
 
@@ -390,7 +396,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
                 return name
         return ""
 
-    # What differs
+    # the differences
 
     def enter(self, path: str, args: Any, kwargs: Any) -> None:
         """Take note of the arguments of a layer whose forward begins; here, do nothing."""
@@ -416,7 +422,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
 
 
 class _Local(_Mode):
-    """Follows the forward as one rank sees it."""
+    """The dispatch mode that follows the forward as one rank sees it."""
 
     def __init__(self, runner: DryRunner, whole: Sequence[str], rows: int) -> None:
         super().__init__(runner, whole, rows)
@@ -509,7 +515,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _Gather(torch.autograd.Function):  # type: ignore[misc]
-    """Stands for the gathering of a batch."""
+    """The autograd function that stands for gathering a batch."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, num: int) -> Any:
@@ -521,7 +527,7 @@ class _Gather(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Whole(_Mode):
-    """Follows the forward as one tensor over all ranks."""
+    """The dispatch mode that follows the forward as one tensor over all ranks."""
 
     def __init__(
         self, runner: DryRunner, whole: Sequence[str], rows: int, steps: Sequence[_Step] | None
@@ -530,7 +536,7 @@ class _Whole(_Mode):
         self._steps = steps
         self._at = 0
         self._trusted = 0
-        """How many layers around have been tried with numbers."""
+        """Number of enclosing layers that were tested with values."""
         self.inputs: dict[str, Any] = {}
 
     def enter(self, path: str, args: Any, kwargs: Any) -> None:
@@ -684,7 +690,7 @@ def _spec(value: Any) -> Any:
 
 
 class _Lay(torch.autograd.Function):  # type: ignore[misc]
-    """The same tensor, laid out otherwise."""
+    """The autograd function that changes the layout of a tensor."""
 
     @staticmethod
     def forward(ctx: Any, value: Dry, layout: Any) -> Any:

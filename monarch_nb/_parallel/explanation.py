@@ -1,4 +1,4 @@
-"""The choice in words: what was taken, why, and what the others would have needed."""
+"""Explains the choice of a strategy: the chosen one, the reason, and the cost of the others."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Explanation:
 
     Attributes:
         facts: what the choice depends on.
-        ways: all candidates; `taken` is the one that runs.
-        asked: the strategy was given by hand.
-        groups: layers that are gathered one at a time.
+        ways: all candidates; `taken` is the one in use.
+        asked: whether the strategy was given by the user.
+        groups: groups of layers whose parameters are gathered together.
         dry: the dry run; None before the first forward.
         apart: parameters that can't be split.
-        tied: groups of names of one parameter.
+        tied: groups of names of the same parameter.
         slow: why the module runs operation by operation; "" if it runs as a whole.
     """
 

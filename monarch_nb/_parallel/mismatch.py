@@ -1,5 +1,5 @@
-"""Errors that replace "rank 2: shape mismatch": which layer, which parameter, which operation, what lies how
-on the ranks, and what to type.
+"""Errors that replace "rank 2: shape mismatch": they name layer, parameter, operation, layouts on the ranks,
+and what to type.
 """
 
 from __future__ import annotations

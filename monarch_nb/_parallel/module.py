@@ -1,5 +1,5 @@
-"""Modules that run on the ranks as they are: a forward is one command, a backward another. Loss and optimiser
-are the program's own, on tensors of the mesh.
+"""Modules that run unchanged on the ranks: a forward is one command, a backward another. Loss and optimiser
+belong to the program, and work on tensors of the mesh.
 """
 
 from __future__ import annotations
@@ -164,10 +164,10 @@ class _Asked:
 
 
 class Parallel:
-    """The forward of one module on a mesh.
+    """A module that runs on the ranks of a mesh: its forward in this program.
 
     Attributes:
-        made: what the program has: parameters are tensors of the mesh.
+        made: the module in this program; its parameters are tensors of the mesh.
     """
 
     def __init__(self, module: nn.Module, mesh: Any, asked: _Asked, sample: Any) -> None:
@@ -401,7 +401,7 @@ class Parallel:
 
 
 class _Call:
-    """One forward and its backward."""
+    """The autograd function of one forward and its backward."""
 
     def __init__(
         self,
@@ -482,7 +482,7 @@ class _Call:
 
 
 class _Run(torch.autograd.Function):  # type: ignore[misc]
-    """A forward on the ranks as one step of the program's history."""
+    """The autograd function that puts a forward on the ranks into the program's autograd history."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *_: Any) -> Any:

@@ -1,5 +1,5 @@
-"""Tests with numbers whether a layer computes each row of a batch separately: for layers that DTensor's rules
-can't follow, such as LSTMs and attention that merges batch and sequence.
+"""Tests with random values whether a layer computes each row of a batch separately: for layers that DTensor's
+rules can't follow, such as LSTMs and attention that merges batch and sequence.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 MAX_BYTES = 256 << 20
-"""Layers with more parameters than that aren't tried."""
+"""Layers with larger parameters aren't tested."""
 NUM_TRIES = 2
 aten = torch.ops.aten
 
 
 class _NoChance(TorchDispatchMode):  # type: ignore[misc]
-    """Dropout keeps everything: what is left doesn't depend on chance."""
+    """The mode in which dropout keeps all values, so that results don't depend on random numbers."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten.native_dropout.default:
@@ -48,7 +48,7 @@ def split_dims(
         return None
     try:
         found = [_tried(layer, args, kwargs, num_parts, seed) for seed in range(NUM_TRIES)]
-    except Exception:  # the layer can't be called with numbers like these: nothing is known
+    except Exception:  # the layer can't be called with such values: no result
         return None
     return found[0] if all(each == found[0] for each in found) else None
 

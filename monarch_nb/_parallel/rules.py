@@ -1,4 +1,4 @@
-"""Rules for operations that each rank can do on its own rows, though torch has no sharding rule for them."""
+"""Sharding rules for operations that each rank can do on its own rows, though torch has no rule for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ROWS = frozenset(
         "mkldnn_rnn_layer",
     }
 )
-"""They do each element of the first dimension of their first argument by itself."""
+"""Operations that handle each element of their first argument's first dimension separately."""
 _NORMS = frozenset({"native_batch_norm", "_native_batch_norm_legit"})
 _TRAINING = 5
 _UNIFORM = frozenset(

@@ -1,4 +1,4 @@
-"""The types of all messages between processes: sender and receiver speak of the same fields.
+"""The types of all messages between processes, shared by sender and receiver.
 
 `base` says what a request, its answer and an event are, and how they're encoded; `registry` who handles
 which. The others have the types, by what they're about. On the wire each is msgpack, checked against its type

@@ -1,5 +1,4 @@
-"""The names of calls that processes make of each other on their own account: all others are endpoints of the
-user's.
+"""The names of calls that processes make of each other internally: all other names are the user's endpoints.
 
 These are calls and no requests, because they bring values of the user's, or wait for their turn in an actor's
 inbox.
@@ -9,12 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
-# to a process
+# calls to a process
 
 SPAWN: Final = b"__spawn__"
 """Make an actor."""
 RESPAWN: Final = b"__respawn__"
-"""Make an actor again that was lost."""
+"""Create a lost actor again."""
 SNAPSHOT: Final = b"__snapshot__"
 """Answer with a member's state, for another one that has none."""
 DATA_PLANE: Final = b"__rdma__"
@@ -24,10 +23,10 @@ DEBUG: Final = b"__debug__"
 OPEN_RENDEZVOUS: Final = b"__open_rendezvous__"
 """Start a store where ranks can meet."""
 
-# to an actor; SUPERVISE also to a process that owns some
+# calls to an actor; SUPERVISE also to a process that owns some
 
 SUPERVISE: Final = b"__supervise__"
-"""Hear of a failure of something that the receiver owns."""
+"""Handle a failure of an actor or process that the receiver owns."""
 SAVE: Final = b"__save__"
 """Save a checkpoint."""
 ABORT: Final = b"__abort__"

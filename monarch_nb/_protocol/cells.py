@@ -1,4 +1,4 @@
-"""Cells: running one, watching one, and what ranks print."""
+"""Types of requests and events about cells: running and watching them, and the output of ranks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class RunCell(Request[None], frozen=True):
     """Run a cell; whoever asks watches it.
 
     Attributes:
-        ranks, procs: on which, by position.
-        rank_set: the same as text, for the journal.
+        ranks, procs: the ranks that run it, and their processes, by position.
+        rank_set: the ranks as text, for the journal.
         number: of the notebook's cell; 0: it has none.
         context: the extent of the mesh, encoded.
-        timeout_s: after which it's interrupted.
+        timeout_s: seconds after which the cell is interrupted.
         rerun_of, replay_of: numbers of cells in the journal that it repeats; 0: none.
-        profile: what to record of it.
-        script: what runs, if that's a script; `source` is the line that says so.
-        always: run it on ranks that come later, too, once it has ended well.
+        profile: what to record in a profile.
+        script: the script that runs, if it is one; `source` is the line that starts it.
+        always: whether ranks that are started later run it, too, once it has ended well.
     """
 
     source: str
@@ -61,7 +61,8 @@ class WatchCell(Request[None], frozen=True):
 
 
 class WatchOutput(Request[None], frozen=True):
-    """Send what ranks print, from a position of the journal, or the last bytes of it; then on, or not.
+    """Send what ranks print, from a position of the journal or from the last bytes of it on; with `follow`,
+    also what they print later.
 
     Attributes:
         group: of which ranks; None: all.
@@ -95,12 +96,12 @@ class Unwatch(Request[None], frozen=True):
 
 
 class OutputPart(Record, frozen=True):
-    """A stretch of what ranks have printed.
+    """A part of the output of ranks.
 
     Attributes:
         data: records.
         begin, end: positions in the journal.
-        start, now: positions of all that there is.
+        start, now: positions of the beginning and the end of all output.
     """
 
     data: bytes
@@ -119,7 +120,7 @@ class ReadOutput(Request[OutputPart], frozen=True):
     before: int | None = None
 
 
-# --- what whoever watches is sent, in lists: `WatchMessage`s
+# --- messages to watchers, sent in lists of `WatchMessage`
 
 
 class RecordsPrinted(Record, frozen=True, tag=True):
@@ -139,14 +140,14 @@ class CaughtUp(Record, frozen=True, tag=True):
 
 
 class RankDone(Record, frozen=True, tag=True):
-    """The cell has ended well on a rank, with no value to show."""
+    """The notice that the cell has ended well on a rank, with no value to show."""
 
     rank: int
     seconds: float
 
 
 class CellMessage(Record, frozen=True, tag=True):
-    """Words of the controller about the cell."""
+    """A message of the controller about the cell."""
 
     text: str
 

@@ -1,5 +1,5 @@
-"""The notes in claim files (`_wire/claim`) and connection files: what the process says of itself that holds
-one, as JSON.
+"""Types of the notes in claim files (`_wire/claim`) and connection files: JSON with which the holder
+describes itself.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ __all__ = ["ClaimNote", "ConnectionNote", "KeeperNote"]
 
 
 class ClaimNote(Kept, frozen=True):
-    """The note of the controller, or relay, that has the name of a mesh.
+    """The note in a claim file of the controller, or relay, that holds the name of a mesh.
 
     Attributes:
-        pid: of that process; 0: it hasn't said so yet.
-        who: the program that has started it; empty: not said yet.
+        pid: pid of that process; 0: not written yet.
+        who: the program that has started it; empty: not written yet.
     """
 
     state: ClaimState = ClaimState.STARTING
@@ -36,7 +36,8 @@ class ClaimNote(Kept, frozen=True):
 
 
 class KeeperNote(Kept, frozen=True, omit_defaults=True):
-    """The note of a keeper: the process that keeps an interpreter warm for programs of one environment.
+    """The note in a claim file of a keeper: a process that keeps an interpreter warm for programs of one
+    environment.
 
     Attributes:
         start_time: of the keeper, in ticks since boot.
@@ -58,9 +59,9 @@ class ConnectionNote(Kept, frozen=True, omit_defaults=True):
 
     Attributes:
         name: of the mesh; of a program's own its pid.
-        start_time: of the process `pid`, in ticks since boot; None: its version doesn't say so.
-        machine: where it runs; empty: its version doesn't say so.
-        wire_version: of the messages that it understands.
+        start_time: start of the process `pid`, in ticks since boot; None: not recorded by its version.
+        machine: machine that it runs on; empty: not recorded by its version.
+        wire_version: version of the wire format that it understands.
         started: when the mesh was started, in seconds since the epoch.
         journal: the directory of its journal.
         host: index that programs have there; 0: on the controller's machine. Else `pid` is the relay's.

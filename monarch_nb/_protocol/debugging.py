@@ -1,4 +1,4 @@
-"""Breakpoints: which threads of ranks have stopped where, and the commands that they are sent."""
+"""Types about breakpoints: the threads of ranks that are stopped, and the commands sent to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from monarch_nb._protocol.states import StopMode, StopReason, StopState
 
 
 class StopPlace(Record, frozen=True):
-    """The place where a thread stands in the debugger; the fields are those of `Stop`."""
+    """The place where a thread is stopped in the debugger; the fields are those of `Stop`."""
 
     thread: str
     what: str
@@ -24,10 +24,10 @@ class StopPlace(Record, frozen=True):
 
 
 class Stop(Record, frozen=True):
-    """A thread of a rank that stands in the debugger."""
+    """A thread of a rank that is stopped in the debugger."""
 
     id: int
-    """Its number in the mesh, as long as it stands there."""
+    """Its number in the mesh, while the thread is stopped there."""
     rank: int
     thread: str
     """"main", or the actor's name."""
@@ -43,18 +43,18 @@ class Stop(Record, frozen=True):
     """running: a step hasn't come back yet."""
     reason: StopReason = StopReason.BREAKPOINT
     error: str = ""
-    """What was raised, after an error."""
+    """The error after which it stopped."""
     path: str = ""
-    """Of the file, as Python knows it."""
+    """Path of the file, as Python knows it."""
     source: tuple[tuple[int, str], ...] = ()
     """Lines around it, with their numbers."""
     origin: int = 0
-    """The cell or call that has come there."""
+    """The cell or call that the thread executes."""
     mode: StopMode = StopMode.PDB
-    """Of the lines that it takes."""
+    """Kind of lines that it accepts."""
 
 
-# --- what ranks tell
+# --- events of ranks
 
 
 class DebugStopped(Request[None], frozen=True):
@@ -95,7 +95,7 @@ class DebugLine(Record, frozen=True):
     line: str
 
 
-# --- what programs ask
+# --- requests of programs
 
 
 class DebugStops(Request[list[Stop]], frozen=True):

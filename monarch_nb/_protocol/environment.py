@@ -1,4 +1,4 @@
-"""The environments that hosts start ranks in."""
+"""Types about the environments in which hosts start ranks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class RankEnvironment(Record, frozen=True):
 
     Attributes:
         id: of the environment.
-        python: the interpreter.
-        path: what stands for the notebook's `sys.path`.
+        python: path of the interpreter.
+        path: replaces the notebook's `sys.path`.
         roots: (directory there, directory here) of what the environment consists of; empty where it's the
             same one.
         prefix: the environment's own directory, whose `bin` is put in front of `PATH`; "" where it's the same
             one.
-        lock: file whose lock, shared, keeps the environment from being removed; "" if nobody does.
+        lock: file whose shared lock keeps the environment from being removed; "" if nobody removes it.
     """
 
     id: str
@@ -68,7 +68,7 @@ class RankEnvironment(Record, frozen=True):
 
 
 class PackageRow(Record, frozen=True):
-    """A package as it's installed: version, digest of what is in it, whether it was edited by hand."""
+    """An installed package: version, digest of its content, whether it was edited by hand."""
 
     version: str
     digest: str
@@ -90,7 +90,7 @@ class GetPackages(Request[HostPackages], frozen=True):
     """Ask a host process what is installed where its ranks are started.
 
     Attributes:
-        files: which files the asking program sees, as `files_id` says.
+        files: file systems that the asking program sees, as `files_id` identifies them.
         prefix: of its interpreter.
     """
 
@@ -123,7 +123,9 @@ class SwitchEnvironment(Request[None], frozen=True):
 
 
 class EnvironmentSwitched(Event, frozen=True):
-    """A host starts ranks in another environment from now on; or not, for a problem."""
+    """The notice that a host has switched the environment in which it starts ranks, or has failed to, for a
+    problem.
+    """
 
     number: int
     problem: str

@@ -92,11 +92,11 @@ class Beat(Event, frozen=True):
 
 
 class HostLeaving(Event, frozen=True):
-    """Tells the controller that a host process is about to end, on purpose."""
+    """Tells the controller that a host process is about to end on purpose."""
 
 
 class HostLeft(Event, frozen=True):
-    """Tells the controller that a host process has done everything that it had to: its last message."""
+    """Tells the controller that a host process has finished its work: its last message."""
 
 
 class HostPreempted(Event, frozen=True):

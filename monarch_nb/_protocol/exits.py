@@ -1,4 +1,4 @@
-"""The record of how a rank ended: found out by its host process, completed by the controller, told to all."""
+"""The record of a rank's exit: made by its host process, completed by the controller, sent to all."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ class RankExit(msgspec.Struct, frozen=True):
 
     Attributes:
         proc: its proc id.
-        group: the spawn that it's of.
-        rank: its number there.
+        group: the group that it belongs to.
+        rank: its number in the group.
         host: name of its host.
         pid: process id; 0 if it had none yet.
         signal: number of the signal that killed it, if one did.
-        exit_code: if it has exited by itself.
-        stopped: whether that was on purpose.
+        exit_code: its exit code, if it exited by itself.
+        stopped: whether it was ended on purpose.
         reason: how it ended, in words, where that's known better than by signal or exit code.
-        last_lines: what it has printed last.
-        point: its coordinates, if the group still has it.
-        notified: who watches cells that ran there and so hears of it anyway: clients and their refs.
+        last_lines: the last lines that it printed.
+        point: its coordinates, if it is still in the group.
+        notified: watchers of cells that ran there, who are told by those cells: clients and their refs.
         restarted: whether another process takes its place at once.
         policy: what the group does when a rank is lost.
-        handled: whether something in the process that is told raises because of it. Never sent.
+        handled: whether an error in the receiving process reports it. Never sent.
     """
 
     proc: int

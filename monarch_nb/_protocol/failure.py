@@ -1,4 +1,6 @@
-"""A failure, as the process where it happened describes it to whoever waits, or owns what has failed."""
+"""A failure, as the process where it happened describes it to the waiting caller, or to the owner of the
+failed actor.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,16 @@ class Failure(Record, frozen=True):
 
     Attributes:
         type: name of the exception's class; "lost" if a process has died.
-        message: its text; how the process died.
-        traceback: of the user's frames.
-        exception: the exception itself, encoded, if it can travel: the user's, and opaque to all on the way.
+        message: its text; for a process, how it died.
+        traceback: traceback of the user's frames.
+        exception: the exception itself, encoded, if it can be; opaque to all processes on the way.
         when: seconds since the epoch; 0: unknown.
-        rank: where; None: in a program, or unknown.
+        rank: rank where it happened; None: a program, or unknown.
         host, pid: of that process.
-        actor: name of the actor mesh, if it happened in one; `endpoint`: what was called.
-        actor_id: if the actor has failed for good.
-        proc: proc id of the process, if whoever is told needs it.
-        dead: whether what was called is no more: an actor, a process.
+        actor: name of the actor mesh, if it happened in an actor; `endpoint`: what was called.
+        actor_id: id of the actor, if that has failed for good.
+        proc: proc id of the process, if the receiver needs it.
+        dead: whether the callee no longer exists: an actor, a process.
         end: how the process ended, if it did.
     """
 

@@ -1,4 +1,6 @@
-"""Types that say where ranks stand and what they wait for, as seen by the ranks and their host processes."""
+"""Types that describe where ranks are and what they wait for, as seen by the ranks and their host
+processes.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ class RankStacks(TypedDict, total=False):
     """The stacks of a rank's threads, and how they were found.
 
     Attributes:
-        stacks: text by name of thread; None: they couldn't be had.
-        how: they were found: asked, faulthandler, py-spy.
-        missing: what couldn't be had, and why.
-        process: what the kernel says of the process, if that's special.
+        stacks: text by name of thread; None: they couldn't be taken.
+        how: how they were found: asked, faulthandler, py-spy.
+        missing: the missing part, and why.
+        process: the kernel's state of the process, if that is unusual.
     """
 
     stacks: dict[str, str] | None
@@ -92,7 +94,7 @@ class ThreadFacts(Record, frozen=True):
         serves, queued: calls that it handles, and that wait for it, as (sender, ref).
         cell, file, line, function, source: the user's innermost line.
         doing: what that has called.
-        at, cpu_s: they differ in the next look if it makes progress.
+        at, cpu_s: values that differ in the next look if the thread makes progress.
     """
 
     label: str
@@ -129,7 +131,7 @@ class HangFacts(Record, frozen=True):
 
 
 class HangRow(Record, frozen=True):
-    """The known facts about one rank: what it says itself, or else its stacks."""
+    """The known facts about one rank: its own answer, or otherwise its stacks."""
 
     facts: HangFacts | None = None
     stacks: RankStacks = {}

@@ -1,5 +1,5 @@
-"""Types of requests about losses and sizes: policies, heals, resizes; records by which actors are made again;
-checkpoints.
+"""Types of requests about losses and sizes: policies, heals, resizes; records from which actors are created
+again; checkpoints.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ class SetPolicy(Request[None], frozen=True):
 
 
 class Report(msgspec.Struct, forbid_unknown_fields=True):
-    """The result of a heal or a resize; filled in as it goes.
+    """The result of a heal or a resize, sent to the client that asked for it; filled in during the work.
 
     Attributes:
-        ranks: that were started anew.
-        hosts: that were replaced.
-        actors: ranks on which actors were made again, by the actors' name.
-        actor_ids: of these.
-        messages: what else was done.
-        problems: what couldn't be.
+        ranks: ranks that were started again.
+        hosts: hosts that were replaced.
+        actors: ranks on which actors were created again, by the actors' name.
+        actor_ids: ids of these actors.
+        messages: other actions, in words.
+        problems: losses that couldn't be repaired, in words.
     """
 
     ranks: list[int] = []
@@ -71,8 +71,8 @@ class Report(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Heal(Request[Report], frozen=True):
-    """Put back what a group has lost. `procs`: only of these, by whoever wants a mesh that works; None:
-    all that is dead.
+    """Repair the losses of a group. `procs`: only of these, by whoever wants a mesh that works; None: all
+    that is dead.
     """
 
     group: str
@@ -80,12 +80,12 @@ class Heal(Request[Report], frozen=True):
 
 
 class Resize(Request[Report], frozen=True):
-    """Give a group other sizes; without sizes: leave out what is lost.
+    """Change the sizes of a group; without sizes: leave out the lost parts.
 
     Attributes:
         joined: hosts that are up and have no ranks: new rows are put on these, in their order.
-        leave: hosts that the group does without from now on; then there are no sizes.
-        force: as many ranks as the system allows, though the machine seems too small for them.
+        leave: hosts that the group gives up; then there are no sizes.
+        force: start as many ranks as the system allows, though the machine seems too small for them.
     """
 
     group: str
@@ -99,7 +99,9 @@ class Resize(Request[Report], frozen=True):
 
 
 class Gathered(Record, frozen=True):
-    """All members have come to a phase: where the checkpoint is, and their values, encoded."""
+    """The answer once all members have reached a phase: the checkpoint's directory, and their values,
+    encoded.
+    """
 
     path: str
     values: list[bytes]
@@ -109,13 +111,13 @@ class CheckpointGather(Request[Gathered], frozen=True):
     """Wait with a rank that saves until all members have got to the same phase.
 
     Attributes:
-        version: after how many calls.
+        version: number of calls before it.
         phase: begin, done, or one between.
         slot: the member's number, of `size`.
         epoch: as the controller has told it.
-        value: what it gives the others, encoded.
-        directory: where checkpoints are to be; empty: in the journal's.
-        keep: how many.
+        value: the value for the other members, encoded.
+        directory: directory of the checkpoints; empty: in the journal's.
+        keep: how many checkpoints are kept.
     """
 
     actor_id: int
@@ -133,8 +135,8 @@ class CheckpointFailed(Request[None], frozen=True):
     """A rank doesn't save any more: it can't write, or (no `reason`) has heard that another one can't.
 
     Attributes:
-        path: what was written until now.
-        asked: whether somebody has asked for this checkpoint.
+        path: what was written so far.
+        asked: whether a client has asked for this checkpoint.
     """
 
     actor_id: int
@@ -164,7 +166,9 @@ class Resume(Record, frozen=True):
 
 
 class Respawn(Record, frozen=True):
-    """Makes an actor again; `spec`: what its spawn was called with, encoded by whoever spawned it."""
+    """The request to create an actor again; `spec`: the arguments of its spawn, encoded by the spawning
+    process.
+    """
 
     spec: bytes
     resume: Resume | None

@@ -6,7 +6,7 @@ from monarch_nb._protocol.base import Record, Request
 
 
 class Invited(Record, frozen=True):
-    """Places that were reserved.
+    """The reserved places of an invitation.
 
     Attributes:
         hosts: their indices.
@@ -24,7 +24,7 @@ class Invite(Request[Invited], frozen=True):
 
     Attributes:
         name: of the mesh.
-        labels: what the hosts are called, if that's known.
+        labels: names of the hosts, if they are known.
         network: which of the controller's addresses they can reach; empty: any.
         ports: first and last port to listen at; empty: any.
         scratch: directory on the hosts for sockets and segments.
@@ -40,7 +40,7 @@ class Invite(Request[Invited], frozen=True):
 
 
 class Withdraw(Request[None], frozen=True):
-    """Let nobody in any more by an invitation; places that nobody has taken are given up."""
+    """Make an invitation void; places that nobody has taken are given up."""
 
     guest: str
 

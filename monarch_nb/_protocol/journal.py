@@ -1,4 +1,4 @@
-"""The journal: what was done by whom. An entry is one JSON object of its file, which `_journal.entries`
+"""The types of journal entries. An entry is one JSON object in the journal's file, which `_journal.entries`
 writes and reads.
 """
 
@@ -24,8 +24,8 @@ class CallRecord(Kept, frozen=True):
     """A call to an endpoint, or several as one.
 
     Attributes:
-        when: it began, in seconds since the epoch.
-        num_failed: on how many ranks.
+        when: start time, in seconds since the epoch.
+        num_failed: number of ranks that failed.
         seconds: until each rank had answered.
     """
 
@@ -52,10 +52,10 @@ class Environment(Kept, frozen=True):
     """The versions and settings that a mesh was started with.
 
     Attributes:
-        id: short, and equal for equal environments.
+        id: short digest; equal for equal environments.
         packages: versions by name; empty: it isn't installed.
         host: of the controller.
-        variables: that it was given.
+        variables: environment variables that it was given.
     """
 
     id: str
@@ -71,11 +71,11 @@ class JournalEntry(Kept, frozen=True, omit_defaults=True):
     Attributes:
         kind: an `EntryKind`; of a journal of another version perhaps another word.
         n: its number; of a cell also the origin of what that prints; 0: it isn't entered yet.
-        who: has done it, in words.
+        who: the program that did it, in words.
         when, ended: in seconds since the epoch; None: it runs, or its mesh was killed.
         status: a `CellStatus`.
-        source: of a cell; else a line that says what was done.
-        text: of an event that no program has asked for.
+        source: source of a cell; otherwise a line that describes the action.
+        text: text of an event that no program has asked for.
         ranks: as text.
         env: id of the mesh's environment.
         seconds: run times, by rank.
@@ -84,14 +84,14 @@ class JournalEntry(Kept, frozen=True, omit_defaults=True):
         nolog: `source` isn't kept.
         script, always: whether the cell is a script; whether new ranks run it, too.
         rerun_of, replay_of: entries that the cell repeats; 0: none.
-        seen: somebody has seen how the cell ended.
+        seen: whether somebody has seen how the cell ended.
         reason, unfinished, failures, stopped, messages: as in `CellOver`.
         missing: why output of the cell may be missing.
         calls: of a program, by endpoint; `origin`: the program's cell that has made them.
         names, values: variables that were pushed or pulled; literals of those pushed that have one.
         dims, environment: what the mesh was started with.
         end: how a rank was lost.
-        report: of a heal.
+        report: the report of a heal.
     """
 
     kind: str
@@ -183,14 +183,16 @@ class JournalSettings(Record, frozen=True):
 
 
 class SetJournal(Request[JournalSettings], frozen=True):
-    """Turn the journal off or on, or say for how long it's kept; None leaves that as it is."""
+    """Switch the journal off or on, or set how long it is kept; None leaves a setting unchanged."""
 
     off: bool | None = None
     keep_s: float | None = None
 
 
 class Note(Request[None], frozen=True):
-    """Enter what a program has done without the controller: calls, pushes. The controller says who."""
+    """Write an entry about actions of a program that needed no controller: calls, pushes. The controller adds
+    the program.
+    """
 
     entry: JournalEntry
 
@@ -217,14 +219,16 @@ class GetEntry(Request[JournalEntry | None], frozen=True):
 
 
 class Unseen(Record, frozen=True):
-    """Cells that nobody has seen end, and from where in the journal on nobody has seen other output."""
+    """The cells whose end nobody has seen, and the journal position after which nobody has seen other
+    output.
+    """
 
     cells: list[JournalEntry]
     position: int | None
 
 
 class GetMissed(Request[Unseen], frozen=True):
-    """Return the cells, and where the other output begins, that nobody has seen."""
+    """Return the cells that nobody has seen, and the position after which other output is unseen."""
 
 
 class Seen(Request[None], frozen=True):
@@ -235,7 +239,7 @@ class Seen(Request[None], frozen=True):
 
 
 class EntryRow(Record, frozen=True):
-    """An entry of the journal, as a front end shows it; what an entry has not is left out."""
+    """An entry of the journal, as a front end shows it; fields that an entry lacks are left out."""
 
     n: int
     kind: str

@@ -1,4 +1,4 @@
-"""The base of what lies in files as JSON, where processes of other versions read it, too."""
+"""The base of types kept as JSON in files, which processes of other versions read, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types of requests by which ranks ask whoever sits at the keyboard for input."""
+"""Types of requests by which ranks ask the user for input."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from monarch_nb._protocol.base import Record, Request
 
 
 class Typed(Record, frozen=True):
-    """The line that somebody has typed; or why nobody can (`refused`)."""
+    """The line that somebody has typed; or the reason why nobody can (`refused`)."""
 
     text: str = ""
     refused: str = ""
 
 
 class AskUser(Request[Typed], frozen=True):
-    """Have whoever sits at the keyboard type a line, for which a rank waits.
+    """Have the user type a line for a waiting rank.
 
     Attributes:
         origin: the cell or call that it belongs to.
-        hidden: whether what is typed isn't shown.
+        hidden: whether the typed line isn't shown.
     """
 
     prompt: str

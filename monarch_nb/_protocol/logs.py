@@ -10,7 +10,7 @@ Stream = Literal["stdout", "stderr"]
 
 
 class LogLine(Record, frozen=True):
-    """A line that a rank has written; `when`: it was complete."""
+    """A line that a rank has written; `when`: the time at which it was complete."""
 
     rank: int
     stream: Stream
@@ -23,7 +23,8 @@ class LogPage(Record, frozen=True):
 
     lines: tuple[LogLine, ...]
     before: int | None
-    """Where the page before this one ends; None if there is none. A search looks through so much at a time: a
-    page may be empty and still have a page before it."""
+    """Position at which the previous page ends; None if there is none. A search covers a bounded part at a
+    time: a page may be empty and still have a previous one.
+    """
     after: int
-    """Where this page ends, a position of the same kind: to follow from here, watch logs from this one."""
+    """Position at which this page ends: to follow from here, watch logs from this position."""

@@ -1,4 +1,4 @@
-"""Types of requests about things that have a name in a mesh: values, singletons, the mesh itself."""
+"""Types of requests about named things of a mesh: values, singletons, the mesh itself."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from monarch_nb._protocol.rank_spec import GroupSpec
 
 
 class SetName(Request[Plain], frozen=True):
-    """Enter something under a name; answers what is there now.
+    """Store a value under a name; returns the value that is stored there now.
 
     Attributes:
-        only_if_new: whether what is there already stays.
+        only_if_new: whether an existing value is kept.
     """
 
     name: str
@@ -19,7 +19,7 @@ class SetName(Request[Plain], frozen=True):
 
 
 class GetName(Request[Plain], frozen=True):
-    """Return the value that was entered under a name, or None."""
+    """Return the value stored under a name, or None."""
 
     name: str
 
@@ -28,7 +28,7 @@ class GroupRecord(Record, frozen=True):
     """The ranks of one spawn.
 
     Attributes:
-        procs: in the order of an extent, whose `labels` and `sizes` these are.
+        procs: in the order of an extent with these `labels` and `sizes`.
         hosts: indices of their hosts.
         env: environment variables that they were started with.
     """
@@ -42,7 +42,7 @@ class GroupRecord(Record, frozen=True):
 
 
 class SetMesh(Request[None], frozen=True):
-    """Say which ranks are the mesh that people call by its name."""
+    """Declare which ranks are the mesh of this name."""
 
     record: GroupRecord
 
@@ -52,7 +52,7 @@ class GetMesh(Request[GroupRecord | None], frozen=True):
 
 
 class ControllerPlace(Record, frozen=True):
-    """The process and actor id of a named singleton; `is_new`: whoever has asked is to spawn it."""
+    """The process and actor id of a named singleton; `is_new`: whether the asker has to spawn it."""
 
     proc: int
     actor_id: int

@@ -1,4 +1,4 @@
-"""Types by which the main threads of ranks are asked to make a torch.distributed process group anew."""
+"""Types of requests to the main threads of ranks to create a torch.distributed process group again."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class RemakeGroup(Record, frozen=True):
     """Make the default process group anew.
 
     Attributes:
-        store: where all meet.
-        backend: of the group: "gloo", "nccl".
-        timeout_s: of its operations, once it's made.
+        store: the store where all ranks meet.
+        backend: backend of the group: "gloo", "nccl".
+        timeout_s: timeout of its operations, once it is made.
         places: each rank's number in the group, by its number in the mesh.
     """
 

@@ -1,4 +1,4 @@
-"""Profiles of cells: what is asked of ranks, and what each has recorded."""
+"""Types about profiles of cells: the request to ranks, and the recording of each."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class ProfileOptions(Record, frozen=True):
 
 
 class MemoryReport(Record, frozen=True):
-    """The changes that a cell has made to the memory of a rank; a size that isn't known is None.
+    """The change of a rank's memory during a cell; an unknown size is None.
 
     Attributes:
-        resident_bytes, proportional_bytes: how much these sizes of the process have grown.
-        peak_bytes: the largest resident size, above what it was before.
+        resident_bytes, proportional_bytes: growth of these sizes of the process.
+        peak_bytes: growth of the largest resident size.
         python_bytes, python_peak_bytes: of Python's own allocations.
-        lines: what Python has allocated and still holds: place, bytes and number, most first.
+        lines: places that hold allocations of Python: place, bytes and number, largest first.
         cuda_bytes, cuda_peak_bytes: of tensors on the GPU.
         cuda_snapshot: for pytorch.org/memory_viz; nobody here reads it.
     """

@@ -1,5 +1,5 @@
-"""Types of requests from programs to the controller: to be let in, to own the mesh, to ask for its state, to
-end it.
+"""Types of requests from programs to the controller: to connect, to own the mesh, to get its state, to end
+it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Welcome(Record, frozen=True):
     Attributes:
         mesh: the fields of the mesh's address.
         groups: numbers of groups of ranks in output records, by name.
-        role: what the program may do.
+        role: role of the program.
     """
 
     pid: int
@@ -30,11 +30,11 @@ class Hello(Request[Welcome], frozen=True):
     """Let a program in that has just connected.
 
     Attributes:
-        what: what people know it by.
-        number: is in the origins of its calls.
-        listens: whether it shows what ranks print.
-        observes: whether it only looks on.
-        kernel: Jupyter's id of the kernel that it is.
+        what: name by which people know it.
+        number: part of the origins of its calls.
+        listens: whether it shows output of ranks.
+        observes: whether it only observes.
+        kernel: Jupyter's id of its kernel.
     """
 
     pid: int
@@ -65,11 +65,11 @@ class SettleOutput(Request[None], frozen=True):
     """Pass on what ranks of the controller's machine have written before now."""
 
 
-# --- how everything is
+# --- the registry
 
 
 class HostRow(Record, frozen=True):
-    """A machine, as the controller knows it."""
+    """A machine of the mesh, as the controller knows it."""
 
     index: int
     label: str
@@ -84,7 +84,7 @@ class HostRow(Record, frozen=True):
 
 
 class ProcRow(Record, frozen=True):
-    """A rank's process, as the controller knows it."""
+    """A process of a rank, as the controller knows it."""
 
     proc: int
     group: str
@@ -103,11 +103,11 @@ class ProgramRow(Record, frozen=True):
 
 
 class MeshRecord(Record, frozen=True):
-    """All that the controller's registry has of its mesh.
+    """The contents of the controller's registry.
 
     Attributes:
         healing: groups that are being healed or resized.
-        policies: what is done about a loss, by group.
+        policies: failure policy by group.
         warm: whether the zygote has imported what ranks need.
     """
 
@@ -132,7 +132,7 @@ class Status(Request[MeshRecord], frozen=True):
     """Return the registry."""
 
 
-# --- whose it is, and how long it lives
+# --- owner and lifetime
 
 
 class ClaimName(Request[bool], frozen=True):
@@ -169,7 +169,7 @@ class SetTimeLimit(Request[None], frozen=True):
 
     Attributes:
         ends_at: seconds since the epoch; None: that isn't limited.
-        job: what ends then: `slurm job 4711`.
+        job: the job that ends then: `slurm job 4711`.
     """
 
     ends_at: float | None

@@ -1,5 +1,4 @@
-"""Types of requests that processes with actors answer at once in their reading thread: nothing of the user's
-runs for it.
+"""Types of requests that processes with actors answer at once in their reading thread: they run no user code.
 
 On the wire they're CALLs to the process itself (target 0), whose payload is the request.
 """
@@ -47,15 +46,15 @@ class CheckpointVersions(Request[dict[int, list[int]]], frozen=True):
 
 
 class AwaitedThings(Request[HangFacts], frozen=True):
-    """Return the things that the threads that run user code wait for."""
+    """Return what the threads wait for that run user code."""
 
 
 class WhereNow(Request[Standing], frozen=True):
-    """Return where the threads stand that run user code, and how much waits."""
+    """Return where the threads are that run user code, and how many messages wait."""
 
 
 class SetBreak(Request[str], frozen=True):
-    """Set a breakpoint; without a file, clear all. Answers with what there is to say about it."""
+    """Set a breakpoint; without a file, clear all. Returns a message about it."""
 
     file: str
     line: int

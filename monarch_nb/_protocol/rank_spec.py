@@ -1,5 +1,5 @@
-"""The specification that a rank is started with: what whoever spawns it has asked for, what the controller
-and the host process add, and what is its own.
+"""The specification that a rank is started with: the request of the spawning process, the additions of the
+controller and the host process, and the rank's own part.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class StartCommand(Record, frozen=True):
 
 
 class GroupSpec(Record, frozen=True):
-    """The settings that all ranks of a spawn share, as whoever spawns the ranks has asked for them.
+    """The settings that all ranks of a spawn share, as the spawning program has requested them.
 
     Attributes:
         group: the spawn's name.
@@ -52,7 +52,7 @@ class GroupPlace(Record, frozen=True):
         procs: all of the group, by rank.
         hosts: indices of their hosts.
         mesh: the fields of the mesh's address.
-        skip, on_error: what breakpoints do; see `DebugSettings`.
+        skip, on_error: behaviour at breakpoints; see `DebugSettings`.
         runs_cells: whether the mesh is one for cells: it has a name, and its programs run some.
         elsewhere: folders as the notebook knows them, and where they lie on the host that is asked.
     """
@@ -67,8 +67,8 @@ class GroupPlace(Record, frozen=True):
 
 
 class HostFacts(Record, frozen=True):
-    """The facts that a host process adds: where its sockets are, its name, what GPUs it has been given, and
-    whether it was started by an engine's launcher.
+    """The facts that a host process adds: the directory of its sockets, its name, the GPUs that it has been
+    given, and whether an engine's launcher started it.
     """
 
     directory: str
@@ -78,7 +78,7 @@ class HostFacts(Record, frozen=True):
 
 
 class SharedSpec(Record, frozen=True):
-    """The settings that the ranks of a group share that are started on one host."""
+    """The settings shared by those ranks of a group that are started on one host."""
 
     group: GroupSpec
     place: GroupPlace
@@ -97,14 +97,14 @@ class RankPlace(Record, frozen=True):
 
 
 class OwnSpec(Record, frozen=True):
-    """The settings that are one rank's own; `token` stands in the marks of its output."""
+    """The settings of a single rank; `token` stands in the marks of its output."""
 
     place: RankPlace
     token: str
 
 
 class RankSpec(Record, frozen=True):
-    """All that a rank is started with."""
+    """The complete specification that a rank is started with."""
 
     shared: SharedSpec
     own: OwnSpec

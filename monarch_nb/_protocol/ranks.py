@@ -1,4 +1,4 @@
-"""Types of requests that start, stop and interrupt ranks; whole hosts, too."""
+"""Types of requests that start, stop and interrupt ranks and hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the handler of a message: methods say what they handle, by `@handles`; one handler for each type in a
+"""Finds the handler of a message: methods are registered by `@handles`, one handler for each type in a
 process.
 
 A method that handles a type gets the message and its `Sender`. What it returns is the answer, unless that is
@@ -16,7 +16,7 @@ from monarch_nb._protocol.work import Work
 
 
 class Later:
-    """The type of `LATER`."""
+    """The type of `LATER`, by which a handler says that the answer follows later."""
 
 
 LATER: Final = Later()
@@ -28,8 +28,8 @@ class Sender(NamedTuple):
 
     Attributes:
         proc: its proc id.
-        ref: under which it waits for an answer; 0: it doesn't.
-        slot: of whoever is asked, among all that it has asked this.
+        ref: number under which it waits for an answer; 0: it doesn't wait.
+        slot: position of the receiver among all receivers of this message.
     """
 
     proc: int
@@ -38,7 +38,7 @@ class Sender(NamedTuple):
 
 
 NOBODY = Sender(0)
-"""Sends what a process asks of itself."""
+"""The sender of requests that a process makes to itself."""
 
 Kind = type[Request[Any]] | type[Event] | Work
 T = TypeVar("T")
@@ -76,7 +76,7 @@ def handled_by(service: type) -> Iterator[tuple[Kind, str]]:
 
 
 class Handler(NamedTuple):
-    """The handler of messages of one type, or of one kind of work."""
+    """A handler of messages of one type, or of one kind of work."""
 
     kind: Kind
     method: Callable[..., Any]

@@ -1,6 +1,6 @@
-"""The readings that a host process takes of its machine and of its ranks: on their way to the controller, and
-part of what people see of a mesh. Shares are in per cent, sizes in bytes, times seconds since the epoch; what
-isn't known is None.
+"""The readings that a host process takes of its machine and of its ranks, as sent to the controller, and as
+part of a mesh's status. Shares are in per cent, sizes in bytes, times seconds since the epoch; unknown values
+are None.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class GpuProcess(Record, frozen=True):
     pid: int
     memory_bytes: int | None
     rank: int | None = None
-    """None: it's none of the mesh's."""
+    """Its rank; None: the process doesn't belong to the mesh."""
 
 
 class GpuStatus(Record, frozen=True):
@@ -30,11 +30,11 @@ class GpuStatus(Record, frozen=True):
     memory_total_bytes: int | None
     temperature_c: float | None
     processes: tuple[GpuProcess, ...] = ()
-    """Those of others, too."""
+    """Processes that use it, including those of others."""
 
 
 class History(Record, frozen=True):
-    """The last minutes of a machine, oldest first; None where there was no reading."""
+    """The last minutes of a machine, oldest first; None where a reading is missing."""
 
     interval_s: float
     cpu_percent: tuple[float | None, ...]
@@ -53,12 +53,12 @@ class Collective(Record, frozen=True):
     """
     since: float
     shape: tuple[int, ...] | None = None
-    """Of its (first) tensor."""
+    """Shape of its (first) tensor."""
     dtype: str = ""
 
 
 class Transfers(Record, frozen=True):
-    """The transfers of a rank by one path of the data plane, as far as the rank asked for them."""
+    """The transfers of a rank by one path of the data plane, counting those that the rank requested."""
 
     path: str
     """`shm`, `cuda_ipc`, `verbs`, `tcp`, ..."""
@@ -67,17 +67,17 @@ class Transfers(Record, frozen=True):
     read_bytes: int
     written_bytes: int
     seconds: float
-    """How long they took, one after the other."""
+    """Their total time, added up."""
 
 
 class Standing(Record, frozen=True):
-    """The place where a rank's user code stands just now.
+    """The place where a rank's user code is at present.
 
     Attributes:
         line: as in "In [3], line 4: loss.backward()"; empty if no thread runs any.
-        collective: `since`: when it was looked.
-        num_queued: messages that wait for it.
-        in_function: whether its main thread runs a function that was called.
+        collective: the running collective; `since`: time of the look.
+        num_queued: number of messages that wait.
+        in_function: whether the main thread runs a function that was called.
     """
 
     line: str = ""
@@ -92,7 +92,7 @@ class MonitoredRank(Record, frozen=True):
     Attributes:
         busy: whether a thread is at work, or was since the look before.
         debugging: whether one stands at a breakpoint.
-        doing: what it's busy with, and `since` when.
+        doing: what it is busy with, and `since` when.
         is_cell: whether that's a cell.
         is_before_cells: whether its main thread does something that cells wait behind.
         was_brief: whether it was at work only between two looks.

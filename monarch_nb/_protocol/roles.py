@@ -1,4 +1,4 @@
-"""Types for rights in a mesh that is shared: roles, invitations to programs of others, and what they did."""
+"""Types about sharing a mesh: roles, invitations to other users' programs, and the audit of their actions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Role(IntEnum):
     OPERATOR = 2
     """Run cells, interrupt, debug, heal."""
     OWNER = 3
-    """Everything; programs of the user who has started the mesh, on its machine."""
+    """Everything; for programs of the user who has started the mesh, on its machine."""
 
     @property
     def word(self) -> str:
@@ -32,7 +32,7 @@ class Shared(Record, frozen=True):
     """A key that was made, and its invitation.
 
     Attributes:
-        key: what it's called: `observer-1`.
+        key: name of the key: `observer-1`.
         invitation: what lets a program in, as JSON: a secret.
     """
 
@@ -44,7 +44,7 @@ class Share(Request[Shared], frozen=True):
     """Let one other user in.
 
     Attributes:
-        key: what the key is called; empty: by its role and a number.
+        key: name of the key; empty: its role and a number.
         expires_s: until when they may be in the mesh, in seconds from now; None: as long as it runs.
         network: which addresses of the controller they can reach; empty: any.
     """
@@ -59,10 +59,10 @@ class KeyRow(Record, frozen=True):
     """A key that lets somebody in.
 
     Attributes:
-        who: who has come with it, as they say: `ada@lab7`; empty: nobody yet.
-        peer: the address that they've come from.
-        programs: what they have connected.
-        ends: when it's void, seconds since the epoch; None: when the mesh ends.
+        who: the user that has come with it, in their own words: `ada@lab7`; empty: nobody yet.
+        peer: address that they have come from.
+        programs: programs that they have connected.
+        ends: expiry, in seconds since the epoch; None: when the mesh ends.
     """
 
     key: str
@@ -86,8 +86,10 @@ class Unshare(Request[list[KeyRow]], frozen=True):
 
 
 class Rekey(Request[list[KeyRow]], frozen=True):
-    """Take new keys: whatever was given out is void, and everybody but the owner is out at once. Answers with
-    the keys of those who were let in. Not for a mesh with hosts that have dialled in."""
+    """Replace all keys: every key handed out before is void, and all programs but the owner's are
+    disconnected. Answers with the keys of those who had access. Not for a mesh with hosts that have dialled
+    in.
+    """
 
 
 class AuditRow(Record, frozen=True):
@@ -95,11 +97,11 @@ class AuditRow(Record, frozen=True):
 
     Attributes:
         when, until: the first and the last of `times` times, seconds since the epoch.
-        key: of whoever did it; empty: the owner.
-        who: `ada@lab7`, as they say themselves; of the owner's, the program.
+        key: key of the member; empty: the owner.
+        who: `ada@lab7`, as the member gives it; of the owner's, the program.
         what: the request: `run cell`.
         detail: a cell's first line.
-        refused: why it wasn't done; empty: it was allowed.
+        refused: why it was refused; empty: it was allowed.
     """
 
     when: float

@@ -1,4 +1,6 @@
-"""A script's run as ranks are asked for it: what to run, as what, and where its processes meet."""
+"""A run of a script, as requested from ranks: the script, its settings, and the rendezvous of its
+processes.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,14 @@ class Rendezvous(msgspec.Struct, frozen=True):
 
 
 class Script(msgspec.Struct, frozen=True):
-    """A script or a module, with what torchrun would give it.
+    """A script or a module, with the arguments and settings that torchrun would give it.
 
     Attributes:
-        target: a file as it was typed, or a module's name.
-        args: what stands behind it.
-        is_module: run as `python -m` does.
+        target: file as it was typed, or a module's name.
+        args: arguments of the script.
+        is_module: whether it is run as `python -m` does.
         env: variables for this run only.
-        workdir: where it runs; where there's no such directory, in the rank's own.
+        workdir: working directory; where it doesn't exist, the rank's own.
         procs: the processes that run it, in the order of their ranks.
         rendezvous: made for this run.
     """

@@ -1,5 +1,5 @@
-"""Types of what ranks show, and of how a cell has ended on one of them, as the journal keeps it: JSON that
-the rank has made.
+"""Types of the displays of ranks, and of a cell's end on a rank, as the journal keeps them: JSON that the
+rank has made.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from monarch_nb._protocol.kept import Kept
 from monarch_nb._protocol.states import CellStatus
 
 MimeBundle = dict[str, Plain]
-"""Data by MIME type, as Jupyter has it. What is in it is the user's, and may hold NaN: `msgspec.json` has
-none, so that `json` writes it.
+"""Data by MIME type, as in Jupyter. The values are the user's, and may contain NaN, which `msgspec.json`
+refuses; so `json` writes them.
 """
 
 
@@ -29,8 +29,8 @@ class Shown(Kept, frozen=True, omit_defaults=True):
     shown.
 
     Attributes:
-        display_id: under which it's updated later; None: never.
-        update: whether it takes the place of what was shown under that id.
+        display_id: id under which it is updated later; None: never.
+        update: whether it replaces the display of that id.
         clear: "now", or "wait" until something new is shown; empty: nothing is cleared.
 
     Example:
@@ -53,7 +53,7 @@ class CellEnd(Kept, frozen=True, omit_defaults=True):
         value: of the last expression; None: it has none.
         ename, evalue, traceback: of the error that was raised.
         exception: the error itself, pickled and in base64, if it can travel and isn't large.
-        when: the error was raised, or the rank was lost: seconds since the epoch.
+        when: time at which the error was raised, or the rank was lost, in seconds since the epoch.
         seconds: the cell's run time; None: unknown.
         end: how the rank's process has ended, if it's lost.
     """

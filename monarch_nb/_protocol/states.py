@@ -1,6 +1,4 @@
-"""States of hosts, ranks and their processes. Each is its word, which stands in messages, journal and
-JSON.
-"""
+"""The states of hosts, ranks and their processes. Each is a word, used in messages, journal and JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ from enum import StrEnum
 
 
 class _State(StrEnum):
-    """A word; shown as one."""
+    """The base of states: words that are displayed as they are."""
 
     def __repr__(self) -> str:
         return repr(self.value)
@@ -27,7 +25,7 @@ class HostState(_State):
 
 
 class ProcState(_State):
-    """A rank's process, as its host process and the controller know it."""
+    """The state of a rank's process, as its host process and the controller know it."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -38,7 +36,7 @@ class ProcState(_State):
 
 
 class RankState(_State):
-    """A rank, as people see it."""
+    """The state of a rank, as it is displayed."""
 
     STARTING = "starting"
     IDLE = "idle"
@@ -53,15 +51,15 @@ class RankState(_State):
 
 
 class StopState(_State):
-    """A thread that has stood at a breakpoint."""
+    """The state of a thread that has stopped at a breakpoint."""
 
     STOPPED = "stopped"
     RUNNING = "running"
-    """It goes on by a step, and comes back."""
+    """It executes a step, and will stop again."""
 
 
 class StopMode(_State):
-    """The kind of lines that a thread takes that stands in the debugger."""
+    """The kind of lines that a stopped thread accepts in the debugger."""
 
     PDB = "pdb"
     PYTHON = "interact"
@@ -80,12 +78,12 @@ class StopReason(_State):
 
 
 class StacksBy(_State):
-    """The way in which the stacks of a rank were had."""
+    """The method by which the stacks of a rank were taken."""
 
     ASKED = "asked"
     """The rank itself has answered."""
     FAULTHANDLER = "faulthandler"
-    """A signal has made the rank write them."""
+    """The rank has written them on a signal."""
     PY_SPY = "py-spy"
     PY_SPY_NATIVE = "py-spy, with native frames"
 
@@ -102,12 +100,12 @@ class WaitKind(_State):
     CHECKPOINT = "checkpoint"
     DATA = "data"
     INPUT = "input"
-    """The keyboard, which nobody has on a rank."""
+    """The keyboard, which doesn't exist on a rank."""
     LOCK = "lock"
     OPEN = "open"
     PROCESS = "process"
     QUESTION = "question"
-    """An answer that somebody types where the cell or call is waited for."""
+    """A line that the user of the waiting cell or call types."""
     QUEUE = "queue"
     RECV = "recv"
     """Data from a socket or a file."""
@@ -163,7 +161,7 @@ class OnFailure(_State):
     """The action taken when a rank of a group dies."""
 
     STOP = "stop"
-    """Nothing: uses of it raise, until somebody heals it."""
+    """None: uses of the group raise until it is healed."""
     HEAL = "heal"
     SHRINK = "shrink"
     CALL = "call"

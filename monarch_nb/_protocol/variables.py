@@ -1,4 +1,4 @@
-"""The row in which a rank describes a variable."""
+"""The row with which a rank describes a variable."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import TypedDict
 
 
 class VariableRow(TypedDict, total=False):
-    """A variable in a few words; what it doesn't have isn't there.
+    """A short description of a variable; fields that don't apply are left out.
 
     Attributes:
         type: name of its class.
         norm: of tensors and arrays of numbers, and of all parameters of a module.
         sharded: placements, if it's distributed.
-        text: what it is, if that's short.
+        text: its value, if that is short.
         digest: equal for equal content.
         repr, signature, doc, source: only where one asks for a single variable.
     """

@@ -1,4 +1,4 @@
-"""Types of what a warm controller and the programs that may take it know of each other: JSON in a file."""
+"""Types that a warm controller and the programs that may take it exchange: JSON in a file."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Requirements(
         "cgroup": "control group",
     },
 ):
-    """The facts that must agree between a program and a warm interpreter that is to serve as its own.
+    """The facts that must agree between a program and a warm interpreter so that the program can use it.
 
-    As JSON, each field goes by a name that people understand, and each variable is a field of its own.
+    As JSON, each field has a name that people understand, and each variable is a field of its own.
 
     Attributes:
         python: executable, version, prefix, base prefix.
-        packages: directories of packages, and when each has changed, in ns; last this package's own, between
-            the two the number of its files.
-        variables: environment variables that are read once, when something is loaded.
+        packages: directories of packages, with the time of the last change of each, in ns; last this
+            package's own, before it the number of its files.
+        variables: environment variables that are read only once, when a library is loaded.
         rights: lines of /proc/PID/status: user, groups, capabilities, cores.
-        signals: which are blocked and which are ignored, as bits.
+        signals: blocked and ignored signals, as bits.
         priority: niceness, scheduling policy, what the kernel's out-of-memory killer adds.
         limits: number, soft and hard limit of each resource.
         namespaces: as /proc/PID/ns names them.
@@ -50,7 +50,7 @@ class Requirements(
     cgroup: str
 
     def plain(self) -> dict[str, Any]:
-        """Return it as plain data, by names that people understand.
+        """Return the requirements as plain data, under readable names.
 
         >>> facts = Requirements("m", (), (), {"TZ": "UTC"}, (), (), (0, 0, "0"), (), (), "/", "")
         >>> facts.plain()["variable TZ"], Requirements.of(facts.plain()) == facts
@@ -62,7 +62,7 @@ class Requirements(
 
     @classmethod
     def of(cls, found: Any) -> Self:
-        """Make it of what `plain` has returned.
+        """Return the requirements that `plain` has described.
 
         Raises:
             ValueError: if it's something else.
@@ -79,7 +79,7 @@ class WarmFacts(Kept, frozen=True):
     Attributes:
         path: the module path that it has imported from.
         modules: top-level modules that it has imported, by the directory that they come from.
-        requirements: what programs must have in common with it.
+        requirements: facts that a program must have in common with it.
     """
 
     path: list[str]
@@ -87,12 +87,12 @@ class WarmFacts(Kept, frozen=True):
     requirements: Requirements
 
     def plain(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the facts as plain data."""
         return {**super().plain(), "requirements": self.requirements.plain()}
 
     @classmethod
     def of(cls, found: Any) -> Self:
-        """Make it of what `plain` has returned.
+        """Return the facts that `plain` has described.
 
         Raises:
             ValueError: if it's something else.

@@ -1,6 +1,5 @@
-"""The kinds of work that the main threads of ranks are asked to do. Arguments and answers are the user's, or
-are made of such: encoded by whoever sends them, and opaque on the way. `@handles` marks the method that
-does a kind.
+"""The kinds of work of a rank's main thread. Arguments and answers are the user's values, or contain such:
+encoded by the sender, and opaque on the way. `@handles` marks the method that does a kind.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from enum import StrEnum
 
 
 class Work(StrEnum):
-    """The kind of a piece of work. Its word stands in the message."""
+    """The kind of a piece of work; its value is the name on the wire."""
 
     RUN = "run"
     """A cell, or a script."""

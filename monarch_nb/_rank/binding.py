@@ -1,5 +1,5 @@
-"""Binds a rank to CPUs and memory: what `numactl` and `taskset` do, done by the rank itself before it
-has threads.
+"""Binds a rank to CPUs and memory, as `numactl` and `taskset` do; the rank does it itself before it has
+threads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BITS = 64
 
 
 class BindingError(Exception):
-    """This machine has no such CPU or node, or doesn't let us."""
+    """The error of a CPU or NUMA node that this machine doesn't have, or doesn't let the process use."""
 
 
 def bind(binding: Mapping[str, str]) -> None:

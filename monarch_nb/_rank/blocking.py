@@ -1,4 +1,4 @@
-"""Finds out what a thread is blocked on, from its frames: a lock, a queue, input, a socket, a call of an
+"""Determines from a thread's frames what blocks the thread: a lock, a queue, input, a socket, a call of an
 actor.
 
 Known functions of the standard library, torch and this package are found by module and name. What blocks in
@@ -70,9 +70,9 @@ _SPOKEN = {
 
 
 def what_blocks(frames: Sequence[FrameType]) -> Blocked | None:
-    """Return the call that a thread waits in, or None if that can't be told. Frames: innermost first."""
+    """Return the call that blocks a thread, or None if that isn't known. Frames: innermost first."""
     inner = list(_below_user(frames))
-    for frame in reversed(inner):  # the one that the user has called says most
+    for frame in reversed(inner):  # the outermost one, which the user has called, tells most
         kind = _known(frame)
         if kind:
             return Blocked(kind, _spoken(frame))
@@ -113,7 +113,7 @@ def _spoken(frame: FrameType) -> str:
     return _SPOKEN.get(name, name)
 
 
-# --- what is called in C
+# --- blocking functions in C
 
 
 def _in_c(frame: FrameType) -> Blocked | None:
@@ -171,7 +171,7 @@ def _is_lock(value: Any) -> bool:
 
 
 def called(frame: FrameType) -> ast.expr | None:
-    """Return the expression that a frame evaluates just now, if that's a call or the entering of a `with`."""
+    """Return the expression that a frame evaluates at present, if that's a call or the entry of a `with`."""
     code, at = frame.f_code, frame.f_lasti
     if at < 0:
         return None
@@ -179,7 +179,9 @@ def called(frame: FrameType) -> ast.expr | None:
     if not name.startswith(("CALL", "PRECALL", "BEFORE_WITH", "BEFORE_ASYNC_WITH", "LOAD_SPECIAL")):
         return None
     if name.startswith("BEFORE"):
-        at -= 2  # its own place is the whole statement; the instruction before it has loaded what is entered
+        # the frame's own place is the whole statement; the instruction before it has loaded the context
+        # manager
+        at -= 2
     first, last, begin, end = next(islice(code.co_positions(), at // 2, None), (None, None, None, None))
     if first is None or last is None or begin is None or end is None:
         return None
@@ -193,8 +195,8 @@ def called(frame: FrameType) -> ast.expr | None:
 
 
 def look_up(frame: FrameType, expression: ast.expr) -> Any:
-    """Return the value of a name or an attribute in a frame, without running any code; None if it can't be
-    had so.
+    """Return the value of a name or an attribute in a frame, without running any code; None if that isn't
+    possible.
     """
     if isinstance(expression, ast.Name):
         for scope in (frame.f_locals, frame.f_globals, vars(builtins)):

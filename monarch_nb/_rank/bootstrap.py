@@ -1,5 +1,5 @@
-"""Makes a fresh interpreter a rank: `python -m monarch_nb._rank.bootstrap`, started by a host process, which
-has put the rest into the environment.
+"""Turns a fresh interpreter into a rank: `python -m monarch_nb._rank.bootstrap`, started by a host process,
+which passes the specification through the environment.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from monarch_nb._host.starting import RANK_VARIABLE
 
 
 def main() -> None:
-    """Be a rank until told to stop."""
+    """Run as a rank until told to stop."""
     given = os.environ.pop(RANK_VARIABLE, "")
     if not given:
         sys.exit("monarch_nb._rank.bootstrap is started by a host process of a mesh, not by hand")

@@ -1,4 +1,4 @@
-"""Breakpoints that are set from outside, while code runs.
+"""Breakpoints set by other processes while code runs.
 
 A thread is traced only if it does so itself. The main thread is told by a signal, whose handler runs in it,
 also in the middle of a cell; an actor's thread looks before each call.
@@ -32,12 +32,12 @@ class Breakpoints:
         self._debugger = debugger
         self._wanted: list[tuple[str, int, str]] = []
         self.version = 0
-        """How often one was set: a thread that is armed for fewer has to look again."""
+        """Number of changes: a thread armed for an earlier one has to look again."""
         self._main = threading.main_thread().ident or 0
         signal.signal(SIGNAL, self._on_signal)
 
     def add(self, file: str, line: int, condition: str) -> str:
-        """Set one; return what there is to say about it. No file: forget all."""
+        """Set a breakpoint; return a message about it. No file: clear all."""
         if not file:
             self._wanted.clear()
             self._renew()
@@ -72,7 +72,7 @@ class Breakpoints:
         self.arm(frame)
 
     def arm(self, frame: FrameType | None) -> None:
-        """Trace the calling thread, from `frame` outwards; it stops at what is wanted."""
+        """Trace the calling thread, from `frame` outwards; it stops at the wanted lines."""
         debugger = self._debugger.mine()
         if debugger.armed == self.version:
             return
@@ -83,7 +83,7 @@ class Breakpoints:
             if path is not None:
                 debugger.set_break(path, line, cond=condition or None)
         if not debugger.breaks:
-            debugger.armed = -1 if self._wanted else self.version  # the file may come with the next cell
+            debugger.armed = -1 if self._wanted else self.version  # the file may be imported by the next cell
             return
         debugger.begin_tracing(frame)
         _trace(debugger, frame)
@@ -98,7 +98,7 @@ def _trace(debugger: Any, frame: FrameType | None) -> None:
 
 
 def find(file: str) -> str | None:
-    """Return the name under which code knows a file: a path, the end of one, or a cell by its number."""
+    """Return the file name that code has, given a path, the end of one, or a cell by its number."""
     cell = _CELL.fullmatch(file.strip())
     known = list(linecache.cache)
     if cell is not None:

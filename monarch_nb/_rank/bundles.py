@@ -1,4 +1,5 @@
-"""Encodes what a rank shows so that it can always be sent: a mimebundle is the user's, and may hold anything.
+"""Encodes what a rank displays so that it can always be sent: a mimebundle is the user's, and may hold any
+values.
 
 What can't be shown is left out, and named in the bundle's text.
 """
@@ -17,8 +18,8 @@ from monarch_nb._units import size_text
 
 MAX_TEXT = 1 << 20
 TEXT_LEFT = 18_000
-"""What is left of a text that is longer: displays show as much as that. What is richer is whole or not
-there at all.
+"""Length to which a longer text is cut: displays show that much. Richer types are sent whole or not at
+all.
 """
 MAX_RICH_BYTES = 8 << 20
 _HOW_TO_GET_ALL = "%%mesh --output NAME brings the value of a cell's last line itself, %mesh pull a variable"
@@ -29,8 +30,8 @@ class _Refused(Exception):
 
 
 def encode_bundle(data: Any) -> MimeBundle:
-    """Return a mimebundle that JSON can carry: bytes become base64; what can't be shown is named in its
-    text.
+    """Return a mimebundle that JSON can represent: bytes become base64; parts that can't be shown are named
+    in its text.
     """
     if not isinstance(data, Mapping):
         return {
@@ -52,7 +53,7 @@ def encode_bundle(data: Any) -> MimeBundle:
 
 
 def encode_metadata(metadata: Any) -> MimeBundle:
-    """Return metadata that JSON can carry; what it can't carry is left out."""
+    """Return metadata that JSON can represent; other values are left out."""
     try:
         found = from_json(to_json(metadata or {}))
     except BaseException:
@@ -94,7 +95,7 @@ def _encoded(mime: str, value: Any) -> Any:
 
 
 def _encoded_json(value: Any) -> Any:
-    """Return a value as JSON gives it back.
+    """Return a value as it is after encoding to JSON and back.
 
     Raises:
         Exception: whatever JSON says of it.

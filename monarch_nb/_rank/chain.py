@@ -1,4 +1,4 @@
-"""Shorten chains of errors: IPython takes 40 ms for each cause, and nobody reads the hundredth."""
+"""Shortens long chains of errors: IPython takes 40 ms for each cause, and nobody reads the hundredth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ def bound_chain(formatter: Any) -> None:
     base: Any = type(formatter)
 
     class Bounded(base):  # type: ignore[misc]  # IPython's class is untyped
-        """Counts the links that it's asked for, from the error that was raised on."""
+        """IPython's traceback formatter, restricted to the ends of a long chain of errors. It counts the
+        links that it is asked for, from the error that was raised on.
+        """
 
         _num_asked = 0
         _num_left_out = 0

@@ -1,6 +1,6 @@
-"""Processes that user code starts by `multiprocessing`: those that are spawned know nothing of the cells of
-their rank, whose `__main__` has no file that they could import. So what cells define goes to them by value,
-and comes back so.
+"""Processes that user code starts by `multiprocessing`. Spawned processes know no cells of their rank, whose
+`__main__` has no file that they could import. So definitions of cells are sent to them by value, and come
+back the same way.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def install() -> None:
 
 
 def load(data: bytes) -> Any:
-    """Return the object that a parent, or a child, has sent by value; objects that this process sends go by
-    value, too.
+    """Return the object that a parent or child process has sent by value; objects sent from this process go
+    by value, too.
     """
     install()
     return codec.from_bytes(data)

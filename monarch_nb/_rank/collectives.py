@@ -1,4 +1,4 @@
-"""Aborts collectives that would never end, from another thread, and makes the process group anew.
+"""Aborts collectives that would never end, from another thread, and creates the process group again.
 
 NCCL's backend can be aborted. Gloo's can't: a rank that waits in C for a peer that won't come would wait for
 half an hour. So its connections are shut down under it, whereupon it raises. They're found by the one thing
@@ -23,20 +23,20 @@ _JOIN_S = 15.0
 
 
 _own_groups: dict[str, tuple[list[Any], int]] = {}
-"""Process groups that this package has made beside the default one, by whose they are: with how many ranks
-take part.
+"""Process groups that this package has made besides the default one, by owner, with the number of
+participating ranks.
 """
 
 
 def set_own_groups(owner: str, groups: list[Any], world_size: int) -> None:
-    """Say which process groups are this package's own: `abort` ends what waits in them, too."""
+    """Register process groups of this package: `abort` also ends operations in them."""
     _own_groups[owner] = (groups, world_size)
     if not groups:
         del _own_groups[owner]
 
 
 def abort(world_size: int | None = None) -> int:
-    """Abort what collectives run here; return how many backends were aborted. Doesn't block: any thread may
+    """Abort the running collectives; return the number of aborted backends. Doesn't block: any thread may
     call it.
 
     Args:
@@ -71,12 +71,12 @@ def describe_group() -> ProcessGroup | None:
 
 HELD_S = 7 * 86400.0
 _held: dict[Any, float] = {}
-"""Time-outs before they were held, by process group."""
+"""Original time-outs of process groups whose time-outs are suspended."""
 
 
 def hold(on: bool) -> None:
-    """Hold the time-outs of all process groups, for somebody debugs a rank, or let them count again. What
-    waits already keeps its own.
+    """Suspend the time-outs of all process groups while a user debugs a rank, or resume them. Operations that
+    wait already keep their time-outs.
     """
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -94,7 +94,7 @@ def hold(on: bool) -> None:
 
 
 def _timeout_of(group: Any, distributed: Any) -> float:
-    with suppress(Exception):  # each backend keeps it elsewhere
+    with suppress(Exception):  # each backend has another attribute for it
         return float(group._get_backend(group._device_types[0]).options._timeout.total_seconds())
     return float(distributed.default_pg_timeout.total_seconds())
 
@@ -117,7 +117,7 @@ def _abort_nccl(distributed: Any) -> int:
 
 
 def _store_ports(distributed: Any) -> set[int]:
-    """Return the ports of the rendezvous: its connections must stay."""
+    """Return the ports of the rendezvous, whose connections must stay."""
     ports = rendezvous.ports()
     if os.environ.get("MASTER_PORT", "").isdigit():
         ports.add(int(os.environ["MASTER_PORT"]))
@@ -176,7 +176,7 @@ def _listens(found: socket.socket) -> bool:
 
 
 def count_groups_anew() -> None:
-    """Have the next process group be the first one of this process, if it has none.
+    """Reset the numbering of process groups, if this process has none.
 
     torch also counts a group that couldn't be made, and ranks find each other by that count: where only some
     have failed, all later ones would wait in vain.
@@ -187,8 +187,8 @@ def count_groups_anew() -> None:
 
 
 def remake(wanted: RemakeGroup, rank: int) -> None:
-    """Make the default process group anew at a new rendezvous; all ranks call this together, also those that
-    had none.
+    """Create the default process group again at a new rendezvous; all ranks call this together, also those
+    without one.
 
     Args:
         wanted: the group; its store has been started by the rank at place 0.

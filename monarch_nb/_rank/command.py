@@ -1,4 +1,4 @@
-"""`!command` in a cell: a subprocess that writes where the rank writes, and that an interrupt ends."""
+"""`!command` in a cell: a subprocess whose output is the rank's, and that an interrupt ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 
 PATIENCE_S = 1.0
-"""How long a command has to end after an interrupt."""
+"""How long a command may take to end after an interrupt."""
 
 
 def run_command(command: str) -> int:
@@ -46,7 +46,7 @@ def _send(pids: list[int] | set[int], number: signal.Signals) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the pids of all that a process has started, as the kernel lists them now."""
+    """Return the pids of all descendants of a process, as the kernel lists them now."""
     found: list[int] = []
     with suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):

@@ -1,4 +1,4 @@
-"""pdb on a rank: whatever thread stops waits for lines that come by message, and answers with text.
+"""pdb on a rank: a thread that stops waits for lines sent in messages, and answers with text.
 
 A *stop* is one thread that stands at a breakpoint. It tells the controller where it stands, and then reads
 lines from an inbox as it would read mail, so it may read the process' socket itself while it waits. What pdb
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from monarch_nb._wire.activity_page import ActivitySlot
 
 SOURCE_LINES = 7
-"""How many lines are shown above and below the one that a stop stands at."""
+"""Number of lines shown above and below the line of a stop."""
 MAX_ANSWER = 200_000
 MAX_VALUE = 300
 _NOT_STEPPED_INTO = ["monarch_nb.*", "IPython.*", "asyncio.*", "importlib.*"]
@@ -57,13 +57,13 @@ _STEPS = {
 
 
 class Line:
-    """A line for a stop.
+    """A line sent to one stop.
 
     Attributes:
-        key: of the stop. A thread's next stop has another one: a line that comes in the moment in which the
-            program runs on isn't meant for that.
-        n: number of the command, by which the controller knows the answer.
-        text: None interrupts instead: a parked thread doesn't hear of an exception that is raised in it.
+        key: number of the stop. The next stop of a thread has another one, so that a late line can't reach
+            it.
+        n: number of the command, which the answer repeats.
+        text: None interrupts instead: a parked thread doesn't notice an exception raised in it.
     """
 
     __slots__ = ("key", "n", "text")
@@ -75,8 +75,8 @@ class Line:
 
 
 class Debugger:
-    """The stops of this process. `take_line` and `settings` are for the reading thread; the rest runs in
-    the threads that stop.
+    """The debugger of this process, with its stops. `take_line` and `settings` are for the reading thread;
+    the rest runs in the threads that stop.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -87,26 +87,26 @@ class Debugger:
         """Whether an error stops where it was raised."""
         self._keys = itertools.count(1)
         self.in_use = False
-        """Whether any thread has stopped so far."""
+        """Whether any thread has stopped yet."""
         self._stops: dict[int, MeshPdb] = {}
         self._local = threading.local()
         self.breakpoints: Breakpoints | None = None
-        """Those set from outside, once there are any."""
+        """Breakpoints set by other processes, once there are any."""
 
     def add_break(self, file: str, line: int, condition: str) -> str:
-        """Set a breakpoint from outside; return what there is to say about it."""
+        """Set a breakpoint for another process; return a message about it."""
         if self.breakpoints is None:
             return "not set: this process has no breakpoints"
         self.in_use = True
         return self.breakpoints.add(file, line, condition)
 
     def arm(self) -> None:
-        """Before a cell or a call: stop at what was set from outside meanwhile."""
+        """Arm the calling thread for new breakpoints, before a cell or a call."""
         if self.breakpoints is not None and self.breakpoints.version:
             self.breakpoints.arm(sys._getframe(1))
 
     def set(self, *, skip: bool = False, on_error: bool = False) -> None:
-        """Take settings."""
+        """Apply settings."""
         self.skip, self.on_error = skip, on_error
 
     def install(self) -> None:
@@ -126,7 +126,7 @@ class Debugger:
             self._stop_at(sys._getframe(1))
 
     def _stop_at(self, frame: FrameType) -> None:
-        """Stop at a frame's next line; where breakpoints from outside are looked for already, not in bdb's
+        """Stop at a frame's next line; where breakpoints of other processes are traced already, skip bdb's
         own lines before that.
         """
         sys.settrace(None)
@@ -149,7 +149,7 @@ class Debugger:
     def post_mortem(
         self, error: BaseException, reason: StopReason = StopReason.POST_MORTEM, what: str = ""
     ) -> None:
-        """Stop where an error was raised; returns when the debugger lets go."""
+        """Stop where an error was raised; returns when the debugger lets the program continue."""
         trace = shown_frames(error.__traceback__)
         if trace is None or self.skip:
             return
@@ -182,7 +182,7 @@ class Debugger:
         return stop is not None
 
     def take_line(self, key: int, n: int, text: str) -> Any:
-        """Hand a line to a stop; return the waiter to wake."""
+        """Pass a line to a stop; return the waiter to wake."""
         stop = self._stops.get(key)
         if stop is None:
             self.notify_controller(DebugLeft(key, n, "it runs on, and no longer stands there"))
@@ -195,13 +195,15 @@ class Debugger:
 
 
 class CellParts:
-    """A cell's last expression is run by itself: stepping goes on there from the end of the part before."""
+    """The parts of a cell: the last expression runs separately, and stepping continues there from the end of
+    the part before.
+    """
 
     more_follow = False
 
 
 class MeshPdb(pdb.Pdb):
-    """pdb of one thread."""
+    """The pdb of one thread."""
 
     def __init__(self, debugger: Debugger) -> None:
         self._text = io.StringIO()
@@ -215,7 +217,7 @@ class MeshPdb(pdb.Pdb):
         self.raised = ""
         self.is_post_mortem = False
         self.armed = 0
-        """Which version of the breakpoints from outside this thread stops at."""
+        """Version of these breakpoints that this thread is armed for."""
         self.thread = threading.get_ident()
         self._debugger = debugger
         self._key = 0
@@ -224,17 +226,17 @@ class MeshPdb(pdb.Pdb):
         self._activity_slot: ActivitySlot | None = None
 
     def begin_tracing(self, frame: FrameType | None) -> None:
-        """Stop at breakpoints only, from now on."""
+        """Trace only for breakpoints from now on."""
         self.reset()
         self.botframe = frame
         while self.botframe is not None and self.botframe.f_back is not None:
             self.botframe = self.botframe.f_back
         self._set_stopinfo(self.botframe, None, -1)  # type: ignore[attr-defined]
 
-    # --- pdb's own
+    # --- overrides of pdb
 
     def interaction(self, frame: FrameType | None, traceback: TracebackType | None) -> None:
-        """Stop: tell where, and do what lines say until one lets the program run on."""
+        """Stop: report the place, and execute lines until one lets the program continue."""
         if self._key == 0:
             self._key = self._debugger.enter(self)
         self._activity_slot = _activity_slot()
@@ -256,19 +258,19 @@ class MeshPdb(pdb.Pdb):
             self._left(self._taken())
 
     def user_return(self, frame: FrameType, return_value: Any) -> None:
-        """Stop at a function's return, if pdb would; the end of a cell's first part is stepped through."""
+        """Stop at a function's return, if pdb would; the end of a cell's first part is passed as a step."""
         if CellParts.more_follow and _is_cell(frame):
             self.set_step()
         else:
             super().user_return(frame, return_value)
 
     def user_call(self, frame: FrameType, argument_list: None) -> None:
-        """Stop at a function's call, if pdb would; the beginning of a cell's next part is no call."""
+        """Stop at a function's call, if pdb would; the beginning of a cell's next part isn't a call."""
         if not _is_cell(frame):
             super().user_call(frame, argument_list)
 
     def _cmdloop(self) -> None:
-        self.cmdloop()  # pdb's own would swallow an interrupt, which is meant to end the cell
+        self.cmdloop()  # pdb's own method would swallow an interrupt, which is meant to end the cell
 
     def print_stack_entry(self, frame_lineno: Any, prompt_prefix: str = pdb.line_prefix) -> None:
         """Do nothing: each answer says where the program stands."""
@@ -286,7 +288,7 @@ class MeshPdb(pdb.Pdb):
     do_w = do_bt = do_where
 
     def do_quit(self, arg: str) -> bool | None:
-        """Let the program run on, without breakpoints: the cell isn't ended for a debugger that goes."""
+        """Let the program continue, without breakpoints: leaving the debugger doesn't end the cell."""
         self.clear_all_breaks()
         self.set_continue()
         return True
@@ -301,7 +303,9 @@ class MeshPdb(pdb.Pdb):
         self.message("Python; exit goes back to the debugger")
 
     def do_run(self, arg: str) -> None:
-        """Refuse to run the program again, which is the mesh's; say how to rerun a cell or restart a rank."""
+        """Refuse to run the program again, which belongs to the mesh; say how to rerun a cell or restart a
+        rank.
+        """
         self.message(
             "*** run: a cell is run again by running the cell; %mesh restart --ranks R starts a rank anew"
         )
@@ -309,25 +313,25 @@ class MeshPdb(pdb.Pdb):
     do_restart = do_run
 
     def do_EOF(self, arg: str) -> bool | None:  # noqa: N802 - pdb looks for this name
-        """Let the program run on: no more lines come."""
+        """Let the program continue: no more lines come."""
         return self.do_quit(arg)
 
     # --- lines
 
     @property
     def key(self) -> int:
-        """By which the controller knows the stop; 0 while the thread runs."""
+        """The number by which the controller knows the stop; 0 while the thread runs."""
         return self._key
 
     def next_line(self) -> str:
-        """Answer the last line, and wait for the next one that is pdb's business."""
+        """Answer the last line, and wait for the next line for pdb."""
         self._report()
         while True:
             line = self.inbox.take_message(self._debugger.transport)
             if line is None:
                 return "quit\n"
             if line.key != self._key:
-                continue  # for an earlier stop, whose end has answered it
+                continue  # for an earlier stop, which has answered the line by its end
             if line.text is None:
                 raise KeyboardInterrupt
             self._line = line
@@ -384,7 +388,7 @@ class MeshPdb(pdb.Pdb):
             found.append(each)
         return found
 
-    # --- telling
+    # --- sending
 
     def _taken(self) -> str:
         text = self._text.getvalue()
@@ -421,25 +425,25 @@ class MeshPdb(pdb.Pdb):
         )
 
     def _goes_on_by_steps(self) -> bool:
-        """Say whether the program will come back here by itself."""
+        """Say whether the program will stop here again without a breakpoint."""
         return not (self.quitting or self.is_post_mortem) and self.stoplineno != -1
 
     def finish(self) -> None:
-        """End the stop, if there is one: the program has come to its end while it was stepped through."""
+        """End the stop, if there is one: the program has ended while it was stepped through."""
         if self._key:
             self.set_continue()
             self._left(self._taken() or "it has come to its end")
 
     def _left(self, text: str) -> None:
         line, self._line = self._line, None
-        self._console = None  # an interrupt may have come between its lines
+        self._console = None  # an interrupt may have come between two statements of pdb
         self._debugger.leave(self._key)
         self._debugger.notify_controller(DebugLeft(self._key, line.n if line is not None else 0, text))
         self._key = 0
 
 
 class _Lines:
-    """The input that pdb reads its lines from, in place of stdin."""
+    """The input of pdb in place of stdin: lines that arrive in messages."""
 
     def __init__(self, stop: MeshPdb) -> None:
         self._stop = stop
@@ -449,7 +453,7 @@ class _Lines:
 
 
 def place(file: str) -> str:
-    """Return a file as people know it: cells of the mesh by their number."""
+    """Return the display name of a file: cells of the mesh by their number."""
     cell = cell_number(file)
     if cell is not None:
         return f"In [{cell}]"
@@ -474,7 +478,7 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _thread_name() -> str:
-    """Return the name by which people know the calling thread: that of the actor it works for."""
+    """Return the display name of the calling thread: that of the actor it works for."""
     name = threading.current_thread().name
     runner = _runner()
     if runner is not None and name != "MainThread":
@@ -487,7 +491,7 @@ def _runner() -> Any:
 
 
 def _activity_slot() -> ActivitySlot | None:
-    """Return where the calling thread says what it does."""
+    """Return the activity slot of the calling thread."""
     if threading.current_thread() is threading.main_thread():
         rank = this_rank()
         return rank.worker.activity_slot if rank is not None else None

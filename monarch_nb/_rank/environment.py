@@ -1,5 +1,5 @@
-"""Describes what this rank runs with, in words that are equal on ranks that run alike: versions, variables,
-code, settings, random states, limits.
+"""Describes the environment of this rank, in words that are equal on equal ranks: versions, variables, code,
+settings, random states, limits.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def describe(salt: bytes) -> dict[str, dict[str, str]]:
 
 
 def shown(name: str, value: str, salt: bytes) -> str:
-    """Return a variable's value as it may be shown: of what looks like a secret, a hash.
+    """Return a variable's displayed value: a hash for probable secrets.
 
     >>> shown("WANDB_API_KEY", "abc", b"") == "abc", shown("HOME", "/root", b"")
     (False, '/root')
@@ -84,10 +84,12 @@ def _python() -> dict[str, str]:
 
 
 def _packages() -> Iterator[tuple[str, str]]:
-    """Yield name and version of what could be imported; of two of a name the first on the path counts."""
+    """Yield name and version of importable packages; of two with the same name the first on the path
+    counts.
+    """
     known = set()
     for found in metadata.distributions():
-        with suppress(KeyError, TypeError, OSError):  # a broken one must not hide the others
+        with suppress(KeyError, TypeError, OSError):  # a broken package must not hide the others
             about = found.metadata
             name = re.sub(r"[-_.]+", "-", about["Name"]).lower()
             if name not in known:

@@ -1,5 +1,5 @@
-"""Makes a warm process look like a fresh one to a program, and puts away afterwards what the program has left
-behind.
+"""Makes a warm process look like a fresh one to a program, and removes afterwards the state that the program
+has left.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import sys
 import traceback
 import warnings
 from _signal import (
-    signal as set_handler,  # not the one that user code calls, which takes what it sets for the user's
+    # not the function that user code calls, which would count the handlers as the user's
+    signal as set_handler,
 )
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -50,7 +51,7 @@ _OF_SYS = (
 
 @contextmanager
 def fresh_process(env: Mapping[str, str], workdir: str) -> Iterator[ExitFunctions]:
-    """Make the block within run as in a new process.
+    """Run the block as in a new process.
 
     Args:
         env: added to the environment.
@@ -63,7 +64,7 @@ def fresh_process(env: Mapping[str, str], workdir: str) -> Iterator[ExitFunction
     with ExitStack() as stack:
         stack.callback(
             gc.collect
-        )  # last of all: the program's models are gone before another one makes its own
+        )  # last: the program's models are freed before another program makes its own
         for keeper in (
             _directory(workdir), _environment(env), _interpreter(), _reload.imported_anew(), _loggers(),
             _handlers(), _garbage(), _start_method(), exit_functions.registered(), fresh_torch(),
@@ -74,8 +75,8 @@ def fresh_process(env: Mapping[str, str], workdir: str) -> Iterator[ExitFunction
 
 
 class ExitFunctions:
-    """The functions that a program wants called at its end. Libraries' own functions are left to the process'
-    end: libraries stay loaded.
+    """The exit functions that a program has registered. Those of libraries stay registered until the process
+    ends, since libraries stay loaded.
     """
 
     def __init__(self) -> None:
@@ -103,7 +104,7 @@ class ExitFunctions:
             atexit.register, atexit.unregister = register, unregister
 
     def call(self) -> None:
-        """Call them, the last one first; what one raises is printed, as Python does."""
+        """Call them, the last one first; an error is printed, as Python does."""
         while self._calls:
             function, args, kwargs = self._calls.pop()
             try:
@@ -145,8 +146,8 @@ def _environment(env: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _interpreter() -> Iterator[None]:
-    """Restore `__main__` afterwards, and what a program may put into `sys`, builtins and the warnings'
-    filters.
+    """Restore `__main__`, `sys`, builtins and the warnings' filters afterwards, which a program may
+    change.
     """
     main, filters = sys.modules["__main__"], warnings.filters[:]
     before = {name: getattr(sys, name) for name in _OF_SYS}
@@ -169,7 +170,7 @@ def _interpreter() -> Iterator[None]:
 
 @contextmanager
 def _loggers() -> Iterator[None]:
-    """Restore loggers' handlers and levels at the end: else each run would write each line once more."""
+    """Restore loggers' handlers and levels at the end: otherwise each run would write each line once more."""
     before = {each: (each.handlers[:], each.level, each.propagate, each.disabled) for each in _all_loggers()}
     disabled = logging.root.manager.disable
     try:
@@ -179,7 +180,7 @@ def _loggers() -> Iterator[None]:
         for logger in _all_loggers():
             handlers, level, propagate, is_disabled = before.get(logger, ([], logging.NOTSET, True, False))
             for handler in [each for each in logger.handlers if each not in handlers]:
-                with suppress(Exception):  # as `logging.shutdown` does: its file may be closed
+                with suppress(Exception):  # as `logging.shutdown` does: the handler's file may be closed
                     handler.flush()
             logger.handlers[:], logger.propagate, logger.disabled = handlers, propagate, is_disabled
             logger.setLevel(level)

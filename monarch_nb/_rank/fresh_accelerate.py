@@ -1,5 +1,6 @@
-"""accelerate as in a fresh process: it keeps in its classes how many processes there are, and which it is.
-Those of a run before would hold, and no process group would be made. transformers' Trainer uses it, too.
+"""Resets accelerate to the state of a fresh process: its classes keep the number of processes and the own
+index. Those of an earlier run would persist, and no process group would be made. transformers' Trainer uses
+it, too.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ _CLASSES = ("PartialState", "AcceleratorState", "GradientState")
 
 @contextmanager
 def fresh_accelerate() -> Iterator[None]:
-    """Have a program find accelerate as in a new process; afterwards it's as before."""
+    """Present accelerate to a program as in a new process; restore its state afterwards."""
     before = {name: dict(state) for name, state in _states()}
     _set({})
     try:
         yield
     finally:
-        _set(before)  # also if the program has imported it: it's loaded then, and new
+        _set(before)  # also if the program has imported it itself: then it's loaded, and new
 
 
 def _set(states: dict[str, dict[str, Any]]) -> None:

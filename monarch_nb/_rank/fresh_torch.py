@@ -1,5 +1,5 @@
-"""torch as in a fresh process: no process group, random numbers of its own, no defaults set. Does nothing
-where torch isn't imported yet.
+"""Resets torch to the state of a fresh process: no process group, new random numbers, no changed defaults.
+Does nothing where torch isn't imported yet.
 
 Process groups of the cells are set aside, not ended: a mesh that was started with `--init-process-group` has
 its own again afterwards.
@@ -29,8 +29,8 @@ _TABLES = (
 
 @contextmanager
 def fresh_torch() -> Iterator[None]:
-    """Have a program find torch as in a new process; afterwards it's as before, and the program's process
-    groups have ended.
+    """Present torch to a program as in a new process; restore its state afterwards, and end the program's
+    process groups.
     """
     torch = sys.modules.get("torch")
     settings = None if torch is None else _Settings.of(torch)
@@ -50,7 +50,7 @@ def fresh_torch() -> Iterator[None]:
 
 
 class _Settings(msgspec.Struct, frozen=True):
-    """The settings of torch that a program may have changed."""
+    """The settings of torch that a program may change, as they were before."""
 
     dtype: Any
     device: Any
@@ -60,7 +60,7 @@ class _Settings(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, torch: Any) -> _Settings:
-        """Take note of them, and set what a new process has."""
+        """Record the settings, and set those of a new process."""
         found = cls(
             torch.get_default_dtype(),
             torch.get_default_device(),
@@ -74,12 +74,12 @@ class _Settings(msgspec.Struct, frozen=True):
         return found
 
     def put_back(self, torch: Any) -> None:
-        """Restore torch's state from before."""
+        """Restore torch's previous settings."""
         torch.set_default_dtype(self.dtype)
         _set_device(torch, self.device)
         if (
             torch.are_deterministic_algorithms_enabled() != self.is_deterministic
-        ):  # to set it imports the compiler
+        ):  # setting it imports the compiler
             torch.use_deterministic_algorithms(self.is_deterministic)
         torch.set_num_threads(self.num_threads)
         torch.set_grad_enabled(True)
@@ -92,7 +92,7 @@ def _set_device(torch: Any, device: Any) -> None:
 
 
 class _Groups(msgspec.Struct, frozen=True):
-    """Process groups that are set aside."""
+    """The process groups that are put aside while a program runs."""
 
     default: Any
     tables: dict[str, Any]
@@ -143,7 +143,7 @@ def _end_groups(*, is_hard: bool) -> None:
     c10d = _c10d()
     if c10d is None:
         return
-    with suppress(Exception):  # what an aborted group says of itself
+    with suppress(Exception):  # errors of an aborted group
         if is_hard and "nccl" in str(c10d.get_backend()):
             c10d._abort_process_group()
         else:

@@ -1,5 +1,5 @@
-"""Collects what the threads of this rank that run user code wait for: the facts from which `monarch_nb._why`
-finds out which rank is the odd one.
+"""Collects what this rank's user threads wait for: the facts from which `monarch_nb._why` determines the rank
+that causes a hang.
 
 Found by looking at frames when asked, in the reading thread, so it costs nothing when nobody asks: no
 collective is patched or recorded. A rank whose interpreter's lock is held can't answer; its host process
@@ -37,7 +37,7 @@ MAX_DEPTH = 200
 
 
 def look_at_threads(rank: Rank) -> HangFacts:
-    """Return the activities of all threads at work, and how far process groups have come."""
+    """Return the activities of all busy threads, and the progress of process groups."""
     threads = (
         *_main(rank),
         *(each for runner in list(rank.actors.actors.values()) for each in _of_actor(runner)),
@@ -116,7 +116,7 @@ def _key(each: Message | tuple[int, int]) -> tuple[int, int]:
 
 def _queued(inbox: Inbox[Message]) -> tuple[tuple[int, int], ...]:
     for _ in range(3):
-        with suppress(RuntimeError):  # the owner has taken one meanwhile
+        with suppress(RuntimeError):  # the owner has taken an item meanwhile
             return tuple((m.src, m.ref) for m in inbox.waiting())
     return ()
 
@@ -127,7 +127,7 @@ def _frames(ident: int) -> list[FrameType]:
 
 
 class _Place(NamedTuple):
-    """A line of the user's."""
+    """A line of the user's code."""
 
     cell: int | None = None
     file: str = ""
@@ -147,7 +147,7 @@ def _place(frame: FrameType) -> _Place:
 
 
 def _call(frame: FrameType) -> AwaitedCall | None:
-    """Return the call for whose answer a frame waits."""
+    """Return the call whose answer a frame waits for."""
     code = frame.f_code
     if module_of(frame) != _FUTURE or code.co_name not in ("get", "__await__"):
         return None
@@ -156,7 +156,7 @@ def _call(frame: FrameType) -> AwaitedCall | None:
     if pending is None or pending.ready:
         return None
     what, transport = getattr(future, "_what", ""), pending.transport
-    if transport.is_guest:  # procs of another mesh: their numbers mean others here
+    if transport.is_guest:  # procs of another mesh: the numbers mean other processes here
         return AwaitedCall(f"{what} in {transport.mesh}", 0, ())
     return AwaitedCall(what, pending.ref, tuple(pending.at_work()))
 

@@ -1,4 +1,4 @@
-"""Modules of others that are changed when they are imported, or now if they have been."""
+"""Patches modules of other packages when they are imported, or at once if they are imported already."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import ModuleType
 from typing import Any
 
 Patch = Callable[[Any], None]
-"""Takes a module that has just been imported."""
+"""A function that is called with a module that has just been imported."""
 
 
 def patch_imports(patches: Mapping[str, Patch]) -> None:
-    """Have modules changed as soon as they are imported.
+    """Register patches that are applied to modules as soon as they are imported.
 
     Args:
         patches: what changes them, by their names.
@@ -26,7 +26,7 @@ def patch_imports(patches: Mapping[str, Patch]) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules that are patched when they are imported."""
+    """The import hook that applies patches to modules when they are imported."""
 
     def __init__(self, patches: Mapping[str, Patch]) -> None:
         self._patches = patches

@@ -1,4 +1,5 @@
-"""IPython without history, files or a terminal: what cells of a rank run in, and what shows their values.
+"""IPython without history, files or a terminal: the shell in which a rank's cells run, and its displays of
+values.
 
 To make one takes 50 ms and touches thousands of pages, so the zygote makes one that all its forks inherit
 (`prepare`); what a rank then does (`_take_up`) takes some 3. Until then nothing of it can be seen in a rank:
@@ -51,7 +52,9 @@ if TYPE_CHECKING:
 
 
 class CellExit:
-    """`quit()` and `exit()` in a cell: as `sys.exit()`, they end the cell, and not the rank."""
+    """The exception of `quit()` and `exit()` in a cell: as `sys.exit()`, it ends the cell, and not the
+    rank.
+    """
 
     def __call__(self, code: object = None) -> None:
         print(
@@ -68,7 +71,9 @@ _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def _origin_of(shown: Shown, origins: dict[str, int]) -> int:
-    """Return the cell that a display belongs to: an update goes where the first one of its id was shown."""
+    """Return the cell that a display belongs to: an update goes to the cell of the first display of its
+    id.
+    """
     key = shown.display_id
     if key is None:
         return current_origin()
@@ -81,8 +86,8 @@ def _origin_of(shown: Shown, origins: dict[str, int]) -> int:
 
 
 def _without_widgets(data: MimeBundle, pipe: OutputPipe) -> MimeBundle:
-    """Return a widget's bundle without the widget, which needs a kernel to talk to, and a rank is none.
-    Prints that once.
+    """Return a widget's bundle without the widget, which needs a kernel to communicate with: a rank is none.
+    Prints a notice once.
     """
     if _WIDGET not in data:
         return data
@@ -105,7 +110,7 @@ def _display_id(transient: Any) -> str | None:
 
 
 class Publisher(DisplayPublisher):
-    """Sends what is displayed to whoever watches the cell."""
+    """The display publisher that sends displays to the cell's watchers."""
 
     def publish(self, data: Any, metadata: Any = None, *, transient: Any = None, update: bool = False,
                 **_: Any) -> None:  # fmt: skip
@@ -118,14 +123,14 @@ class Publisher(DisplayPublisher):
         self.shell.pipe.display(_origin_of(shown, self.shell.origins), shown)
 
     def clear_output(self, wait: bool = False) -> None:
-        """Take away what this rank has shown in its cell."""
+        """Clear what this rank has displayed in its cell."""
         for stream in self.shell.pipe.streams.values():
             stream.flush()
         self.shell.pipe.display(current_origin(), Shown(clear="wait" if wait else "now"))
 
 
 class Hook(DisplayHook):
-    """Keeps the last value instead of printing it."""
+    """The display hook that keeps the last value instead of printing it."""
 
     def __call__(self, result: Any = None) -> None:
         if result is None or self.quiet():
@@ -143,7 +148,7 @@ class Hook(DisplayHook):
 
 
 class Formatter(DisplayFormatter):
-    """Names what couldn't be shown."""
+    """The display formatter that names values it couldn't display."""
 
     def format(self, obj: Any, include: Any = None, exclude: Any = None) -> tuple[MimeBundle, MimeBundle]:
         errors: list[BaseException] = []
@@ -161,28 +166,29 @@ class Formatter(DisplayFormatter):
 
 
 class CellIPython(InteractiveShell):
-    """IPython without history, files or a terminal."""
+    """An IPython shell without history, files or a terminal."""
 
     pipe: Any = None
-    """Where what is displayed goes; set when a rank takes the shell."""
+    """The output of displays; set when a rank takes the shell."""
     last_bundle: MimeBundle | None = None
     last_value: Any = None
     on_value: Any = None
     last_traceback = ""
     raised_at = 0.0
-    """When the cell has raised: the first traceback of a rank takes a second to render, and which rank was
-    first is told.
+    """Time at which the cell raised: rendering a rank's first traceback takes a second, and the error's order
+    among ranks is reported.
     """
     num_hidden = 0
-    """Frames that aren't in the traceback."""
+    """Number of frames left out of the traceback."""
     format_errors: list[Any] | None = None
-    """What has been raised by what makes a value's representations, while that goes on."""
+    """Errors raised while a value's representations are made."""
     display_pub_class = Publisher
     displayhook_class = Hook
 
     def __init__(self, **kwargs: Any) -> None:
         self.origins: dict[str, int] = {}
-        # Another environment may be active where the server was started: the kernel's log says so, no cell.
+        # Another environment may be active where the server was started: IPython's warning goes to the
+        # kernel's log, not into cells.
         super().__init__(**{"warn_venv": False, **kwargs})
 
     def init_history(self) -> None:
@@ -227,11 +233,11 @@ class CellIPython(InteractiveShell):
         return self.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=tb_offset)
 
     def safe_execfile(self, *args: Any, **kwargs: Any) -> None:
-        """Run a file for `%run`; what it raises, the cell raises."""
+        """Run a file for `%run`; its error becomes the cell's."""
         super().safe_execfile(*args, **{**kwargs, "raise_exceptions": not kwargs.get("exit_ignore")})
 
     def safe_run_module(self, mod_name: str, where: Namespace) -> None:
-        """Run a module for `%run -m`; what it raises, the cell raises."""
+        """Run a module for `%run -m`; its error becomes the cell's."""
         import runpy
 
         try:
@@ -241,7 +247,7 @@ class CellIPython(InteractiveShell):
                 raise
 
     def init_prompts(self) -> None:
-        """Do nothing: libraries take a `sys.ps1` for a person at a prompt, and refuse to train."""
+        """Do nothing: libraries take a `sys.ps1` for an interactive session, and refuse to train."""
 
     def init_user_ns(self) -> None:
         super().init_user_ns()
@@ -259,14 +265,14 @@ class CellIPython(InteractiveShell):
 
 
 _ENVIRONMENT = ("HOME", "IPYTHONDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "VIRTUAL_ENV")
-"""What of the environment a new shell depends on."""
+"""Environment variables that a new shell depends on."""
 
 
 class _Prepared(NamedTuple):
-    """A shell that a rank may take up, if its environment is the same.
+    """A shell that was made in advance; a rank may use it if its environment is the same.
 
     Attributes:
-        path: what it has put into `sys.path`.
+        path: entries that it has added to `sys.path`.
     """
 
     shell: CellIPython
@@ -278,10 +284,11 @@ _prepared: _Prepared | None = None
 
 
 def prepare() -> None:
-    """Make a shell that forks of this process will find ready. Does nothing if there is one."""
+    """Make a shell in advance for forks of this process. Does nothing if there is one."""
     global _prepared
     if _prepared is None:
-        decode(CellWork, encode(CellWork("pass", 1)))  # keeps what reads its like: 0.5 ms in each rank
+        # creates the decoder, which takes 0.5 ms, once for all ranks
+        decode(CellWork, encode(CellWork("pass", 1)))
         with _nothing_to_be_seen():
             _prepared = _new_shell()
 
@@ -290,7 +297,7 @@ def _new_shell() -> _Prepared:
     before = sys.path[:]
     shell = CellIPython(user_ns={})
     path = [entry for entry in sys.path if entry not in before]
-    shell.run_cell("pass", store_history=False)  # loads what the first cell of all would load
+    shell.run_cell("pass", store_history=False)  # loads modules that the first cell would load
     shell.display_formatter.format(1)
     return _Prepared(shell, _environment(), path)
 
@@ -301,7 +308,7 @@ def _environment() -> list[str | None]:
 
 @contextmanager
 def _nothing_to_be_seen() -> Iterator[None]:
-    """Put back what a new shell changes in this process, besides modules that are loaded."""
+    """Restore what a new shell changes in this process, except loaded modules."""
     names, system = dict(vars(builtins)), dict(vars(sys))
     main, path, meta_path, filters = (
         sys.modules["__main__"],
@@ -345,7 +352,7 @@ def shell_for(namespace: Namespace, pipe: OutputPipe) -> CellIPython:
 
 
 def _take_up(shell: Any, namespace: Namespace, pipe: OutputPipe) -> None:
-    """Make a shell this process's: namespace, output, and what IPython puts elsewhere."""
+    """Make a shell this process's own: namespace, output, and IPython's global references."""
     shell.pipe = pipe
     shell.user_ns = namespace
     shell.user_module, _ = shell.prepare_user_module(None, namespace)
@@ -368,7 +375,7 @@ def _take_up(shell: Any, namespace: Namespace, pipe: OutputPipe) -> None:
     _prepare_colours()
     tqdm_bars.install(pipe)
     warnings.filterwarnings("ignore", "To exit: use")  # sys.exit() ends a cell, and that's all
-    # All that a rank runs is a cell: what IPython puts in place for each one stays.
+    # Everything that a rank runs is a cell: hooks that IPython installs for each cell can stay.
     shell.builtin_trap.__enter__()
     shell.display_trap.__enter__()
 
@@ -390,7 +397,7 @@ def _users_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _place_of(error: BaseException) -> str:
-    """Return where a representation has raised, if that was in the user's code."""
+    """Return the place where a representation has raised, if it's in the user's code."""
     trace = trace_of(error)
     while trace is not None and owner_of_file(trace.tb_frame.f_code.co_filename) is Owner.SHELL:
         trace = trace.tb_next
@@ -401,7 +408,7 @@ def _place_of(error: BaseException) -> str:
 
 
 def _print_page(shell: Any, data: Any, start: int = 0, screen_lines: int = 0) -> None:
-    """Print the text of `NAME?`: there's nobody to turn pages here."""
+    """Print the text of `NAME?` without a pager."""
     print(data["text/plain"] if isinstance(data, dict) else data)
 
 

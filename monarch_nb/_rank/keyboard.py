@@ -1,4 +1,4 @@
-"""`input()` and `getpass()` on a rank: whoever waits for the cell is asked, in the notebook."""
+"""`input()` and `getpass()` on a rank: the user who waits for the cell is asked, in the notebook."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def install(transport: Transport) -> None:
-    """Have `input` and `getpass` ask there."""
+    """Replace `input` and `getpass`."""
 
     def ask_line(prompt: object = "", /) -> str:
         return _ask(transport, str(prompt), hidden=False)
@@ -30,7 +30,7 @@ def install(transport: Transport) -> None:
 
 
 def _ask(transport: Transport, prompt: str, *, hidden: bool) -> str:
-    """Ask, and wait for the answer; an interrupt ends that.
+    """Send a question, and wait for the answer; an interrupt ends that.
 
     Raises:
         StdinNotImplementedError: if nobody can type.

@@ -1,4 +1,4 @@
-"""Launchers of frameworks on a rank: the rank is one of the processes that the launcher would start.
+"""Launchers of frameworks on a rank: the rank acts as one of the processes that the launcher would start.
 
 - accelerate's `notebook_launcher` and `debug_launcher` refuse, and say what to type.
 - accelerate, and so transformers and TRL, takes all ranks where there are only CPUs, too. By itself it would
@@ -27,11 +27,11 @@ _CONNECTORS = {
 }
 """Modules of Lightning, each with the class that chooses devices and a strategy."""
 _PACKAGES = {"fabric": "lightning_fabric", "pytorch": "pytorch_lightning"}
-"""What Lightning's parts are called where they are installed by themselves."""
+"""Names of Lightning's parts where they are installed separately."""
 
 
 def install() -> None:
-    """Have launchers know where they are, once they are imported."""
+    """Patch launchers once they are imported, so that they recognise the rank's environment."""
     patch_imports(
         {"accelerate.launchers": _refuse_launchers, "accelerate.state": _patch_state, **_connectors()}
     )

@@ -1,4 +1,4 @@
-"""Runs a rank, from fork to end."""
+"""The main function of a rank, from fork to exit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LINGER_S = 0.5
 
 
 class Rank:
-    """This process as a rank of a mesh: its place, its mail, what runs on its main thread, its actors."""
+    """This process as a rank of a mesh: its place, its inbox, the worker of its main thread, its actors."""
 
     def __init__(self, spec: RankSpec, pipe: streams.OutputPipe) -> None:
         self.spec = spec
@@ -72,7 +72,7 @@ class Rank:
 
     @property
     def extent(self) -> bytes:
-        """Their extent, encoded."""
+        """The extent of that mesh, encoded."""
         return self.spec.group.extent
 
     @property
@@ -86,7 +86,7 @@ class Rank:
         return self.worker.namespace
 
     def variables(self, names: Sequence[str]) -> Namespace:
-        """Return some of them.
+        """Return some of the variables.
 
         Raises:
             NameError: naming those that aren't defined.
@@ -94,15 +94,15 @@ class Rank:
         return self.worker.variables(names)
 
     def receive_guest(self, transport: Transport) -> None:
-        """Make this process a guest of another mesh: what it owns there is its to look after, and it leaves
-        when it leaves its own mesh.
+        """Make this process a guest of another mesh: it manages its own objects there, and leaves when it
+        leaves its own mesh.
         """
         transport.on_call = self.actors.on_guest_call
         process_context.guest_transports.append(transport)
         self.transport.on_close.append(lambda: transport.close(LINGER_S))
 
     def renumber(self, place: Renumbered) -> None:
-        """Be another rank from now on: the mesh has been given other sizes."""
+        """Adopt another rank number: the mesh was resized."""
         self.spec = _moved(self.spec, place)
         self.rank, self.world_size = place.rank, place.world_size
         process_context.set_whereabouts(rank=self.rank)
@@ -114,7 +114,7 @@ class Rank:
 
 
 def _moved(spec: RankSpec, to: Renumbered) -> RankSpec:
-    """Return a rank's specification for another place."""
+    """Return a rank's specification with another place."""
     shared = replace(
         spec.shared,
         group=replace(spec.group, extent=to.extent),
@@ -137,7 +137,7 @@ def read_whole_spec(encoded: bytes) -> RankSpec:
 
 
 def run_rank(spec: RankSpec, host_pid: int) -> None:
-    """Be a rank until told to stop. Called in a fresh process."""
+    """Run a rank until told to stop. Called in a fresh process."""
     _tie_to_host(host_pid)
     _set_name(f"mnb-rank{spec.place.rank}")
     _set_environment(spec)
@@ -182,7 +182,9 @@ def run_rank(spec: RankSpec, host_pid: int) -> None:
 
 
 def _on_terminate(rank: Rank, number: int, frame: FrameType | None) -> None:
-    """Leave. Once: a scheduler tells all processes of a job, and then our host process tells us again."""
+    """Exit, once: a scheduler signals all processes of a job, and then the host process signals its ranks
+    again.
+    """
     if rank.worker.inbox.closed or _is_for_host(rank.spec):
         return
     rank.worker.inbox.closed = True  # IPython swallows a SystemExit inside a cell
@@ -190,8 +192,9 @@ def _on_terminate(rank: Rank, number: int, frame: FrameType | None) -> None:
 
 
 def _is_for_host(spec: RankSpec) -> bool:
-    """Say whether a SIGTERM is one that our host process gets as well, from what has started it there: then
-    it has things saved, and tells us when to leave. Who is told first isn't settled, so this waits a little.
+    """Say whether a SIGTERM is one that the host process gets as well, from the engine that started it: then
+    the host process has states saved, and tells its ranks when to exit. The order of the signals isn't
+    defined, so this waits a little.
     """
     if not spec.host.launched:
         return False
@@ -208,7 +211,7 @@ def _is_for_host(spec: RankSpec) -> bool:
 
 
 def _tie_to_host(host_pid: int) -> None:
-    """Wait until the host process has adopted us, then ask to die with it."""
+    """Wait until the host process has adopted this one, then ask the kernel to end this process with it."""
     limit = time.monotonic() + _ADOPTION_S
     while os.getppid() != host_pid:
         if time.monotonic() > limit:
@@ -220,7 +223,7 @@ def _tie_to_host(host_pid: int) -> None:
 
 
 def _bind(spec: RankSpec) -> None:
-    """Bind this rank to the CPUs and memory that `proc_bind` gives it; without them it isn't to run."""
+    """Bind this rank to the CPUs and memory of `proc_bind`; if that fails, the rank must not run."""
     if spec.group.bind:
         try:
             bind(spec.group.bind[spec.place.local_rank % len(spec.group.bind)])
@@ -247,23 +250,23 @@ def _set_environment(spec: RankSpec) -> None:
 
 
 def _reseed() -> None:
-    """Give this process a random state of its own, as a fresh interpreter has: forks share the zygote's."""
+    """Reseed the random generators, as in a fresh interpreter: forks share the zygote's state."""
     random.seed()
-    numpy_random = sys.modules.get("numpy.random")  # numpy itself would import it now, in each rank
+    numpy_random = sys.modules.get("numpy.random")  # `numpy.random` would import it now, in each rank
     if numpy_random is not None:
         numpy_random.seed()
 
 
 def _limit_threads(spec: RankSpec) -> None:
-    """Give this rank its share of the cores, unless the user has said otherwise."""
+    """Limit this rank's threads to its share of the cores, unless the user has set another limit."""
     given = os.environ.get("OMP_NUM_THREADS")
     if given is None:
         num = granted_cores() if spec.group.bind else max(1, granted_cores() // spec.place.local_world_size)
         os.environ["OMP_NUM_THREADS"] = str(num)
     else:
-        outermost = given.split(",")[0].strip()  # OpenMP takes a number for each level of nesting
+        outermost = given.split(",")[0].strip()  # OpenMP accepts a number for each level of nesting
         if not outermost.isdecimal() or not int(outermost):
-            return  # as OpenMP does: it's of no effect
+            return  # as in OpenMP, an invalid value has no effect
         num = int(outermost)
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -277,7 +280,7 @@ def _run_bootstrap(encoded: bytes) -> None:
 
 
 def _prepare_namespace(rank: Rank) -> None:
-    """Define what functions and cells find; the rest is made with the shell (see `worker`)."""
+    """Define the names that functions and cells find; the others are made with the shell (see `worker`)."""
     rank.worker.namespace.update(
         rank=rank.rank, world_size=rank.world_size, local_rank=rank.spec.place.local_rank
     )

@@ -1,5 +1,5 @@
-"""Measures what a cell does to this rank's memory: resident and proportional size, Python's allocations by
-line, CUDA's by their history.
+"""Measures the effect of a cell on this rank's memory: resident and proportional size, Python's allocations
+by line, CUDA's by their history.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RESET_PEAK = "5"
 
 
 class MemoryRecording:
-    """Measures the memory of this process before a cell and after it. `report` is there once it has ended.
+    """The measurement of this process' memory before and after a cell. `report` is there once it has ended.
 
     Python's own allocations are traced while the cell runs, which makes it slower; tensors aren't among them:
     theirs are in the resident size, or CUDA's.
@@ -47,7 +47,7 @@ class MemoryRecording:
         self._knows_peak = _reset_peak()
 
     def end_recording(self) -> None:
-        """Look again."""
+        """Take the readings after the cell."""
         resident, proportional = sizes()
         now, peak = tracemalloc.get_traced_memory()
         lines = self._lines()
@@ -67,7 +67,7 @@ class MemoryRecording:
         )
 
     def _lines(self) -> list[tuple[str, int, int]]:
-        """Return place, bytes and number of what the cell has allocated and still holds, most first."""
+        """Return place, bytes and number of the cell's allocations that still exist, largest first."""
         filters = [
             tracemalloc.Filter(False, pattern) for pattern in (*hidden_patterns(), tracemalloc.__file__)
         ]
@@ -78,7 +78,7 @@ class MemoryRecording:
         return [row for row in rows if row[1] >= MIN_LINE_BYTES][:MAX_LINES]
 
     def _cuda_report(self) -> tuple[int | None, int | None, bytes | None]:
-        """Return how much is allocated more than before, the peak above that, and a snapshot."""
+        """Return the growth of allocated memory, the peak above that, and a snapshot."""
         cuda = self._cuda
         if cuda is None:
             return None, None, None
@@ -102,7 +102,7 @@ def _status(name: str) -> int:
 
 
 def _reset_peak() -> bool:
-    """Have the kernel count the largest resident size from now on; False if it refuses."""
+    """Reset the kernel's maximum of the resident size; False if it refuses."""
     with suppress(OSError):
         fd = os.open("/proc/self/clear_refs", os.O_WRONLY)
         try:

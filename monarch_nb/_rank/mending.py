@@ -1,5 +1,5 @@
-"""Puts back what a rank itself needs of the interpreter, where user code has taken it away: after each piece
-of work, and with a word about it.
+"""Restores interpreter state that a rank needs and user code has changed: after each piece of work, with a
+notice.
 
 A cell may close descriptors, delete builtins, empty `sys.modules` or ignore signals. That is its own affair
 until it ends; the next one, and the answer to this one, need these things.
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 _COME_AND_GO = frozenset({"_", "exit", "quit"})
 """Builtins that IPython hides."""
 _NEEDED = frozenset({"sys", "json", "os", "monarch_nb", "monarch_nb._rank", "monarch_nb._rank.worker"})
-"""If one of these is missing, all that were there are put back. Others are the user's to reload."""
+"""If one of these is missing, all previous modules are restored. Others are left to the user."""
 _known_modules: dict[str, Any] = {}
 """Modules of this process, or of the zygote that it is a fork of."""
 
 
 def note_modules() -> None:
-    """Take note of modules that have been imported since the last time. The zygote does so before it forks:
-    to hold an object writes to its page, and a rank that held thousands would copy as many, at its start.
+    """Record modules that were imported since the last call. The zygote does so before it forks: a reference
+    to an object writes to its page, and a rank with thousands would copy as many, at its start.
 
     The latest stand last in `sys.modules`, so those before the first known one are left alone.
     """
@@ -36,13 +36,14 @@ def note_modules() -> None:
             if name in _known_modules and _known_modules[name] is sys.modules.get(name):
                 break
             latest[name] = sys.modules[name]
-    except (RuntimeError, KeyError):  # a thread is importing
+    except (RuntimeError, KeyError):  # another thread is importing
         latest = dict(sys.modules)
     _known_modules.update(latest)
 
 
 class Mender:
-    """Looks after what this process needs. Owned by the main thread.
+    """The component that restores the interpreter state that a rank needs, after user code has changed it.
+    Owned by the main thread.
 
     Args:
         on_interrupt: the handler of SIGINT.
@@ -51,26 +52,26 @@ class Mender:
     def __init__(self, pipe: OutputPipe, on_interrupt: Callable[[int, Any], None]) -> None:
         self._pipe = pipe
         self._on_interrupt = on_interrupt
-        self._set_handler = signal.signal  # the real one
+        self._set_handler = signal.signal  # the original function
         self._builtins: dict[str, Any] = {}
         self._restored: set[str] = set()
-        """Builtins that were put back and haven't been told of."""
+        """Builtins that were restored and haven't been reported."""
         self.learn()
 
     def learn(self) -> None:
-        """Take note of what is there by now."""
+        """Record the present state."""
         self._builtins = {name: value for name, value in vars(builtins).items() if name not in _COME_AND_GO}
         note_modules()
 
     def restore_builtins(self) -> None:
-        """Put back what was deleted of the builtins. Itself it needs none."""
+        """Restore deleted builtins. It needs none itself."""
         missing = self._builtins.keys() - builtins.__dict__.keys()
         if missing:
             builtins.__dict__.update({name: self._builtins[name] for name in missing})
             self._restored |= missing
 
     def mend(self) -> list[str]:
-        """Put back what is missing; return what there is to say of it."""
+        """Restore what is missing; return messages about it."""
         self.restore_builtins()
         found = []
         if self._restored:
@@ -89,8 +90,8 @@ class Mender:
 
 
 class UserHandler:
-    """A signal handler of the user's. In a cell it may raise, as anywhere; between two cells, what it
-    raises is told of and goes no further.
+    """A wrapper of a user's signal handler. In a cell the handler may raise; between two cells, its errors
+    are reported and not raised.
     """
 
     def __init__(
@@ -114,8 +115,8 @@ class UserHandler:
 
 
 def guard_handlers(is_running: Callable[[], bool], tell: Callable[[BaseException], None]) -> None:
-    """Have handlers that are set from now on be the user's, but for those of the rank that are put back by
-    who has replaced them.
+    """Wrap handlers that are set from now on as the user's, except the rank's own ones when they are
+    restored.
     """
     original = signal.signal
     own = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]

@@ -1,4 +1,5 @@
-"""Operations of `torch.distributed`: which one a thread is in, and how far each process group has come.
+"""Operations of `torch.distributed`: the operation that a thread is in, and the number that each process
+group has entered.
 
 Nothing is recorded on the way in. A thread that waits stands in a frame of `distributed_c10d`, whose
 arguments say the rest; the group itself counts its operations; and torch's flight recorder (nccl's, and
@@ -29,7 +30,7 @@ UNKNOWN = "an operation"
 FRESH_S = 0.1
 _PEERS = {"recv": "src", "send": "dst"}
 _COMPLETED = "completed"
-"""What nccl's recorder says of an operation that is over."""
+"""nccl's recorder's state of a completed operation."""
 
 
 def find(frames: Sequence[FrameType]) -> Operation | None:
@@ -46,7 +47,7 @@ def find(frames: Sequence[FrameType]) -> Operation | None:
 
 
 def is_distributed(frame: FrameType) -> bool:
-    """Say whether a frame is of a function of `torch.distributed`, and not of what wraps it."""
+    """Say whether a frame is in a function of `torch.distributed`, and not in a wrapper of it."""
     return module_of(frame) == _DISTRIBUTED and frame.f_code.co_name not in _WRAPPERS
 
 
@@ -58,7 +59,7 @@ class TensorFacts(NamedTuple):
 
 
 def tensor_in(arguments: Mapping[str, Any]) -> TensorFacts:
-    """Return shape and dtype of an operation's (first) tensor; None and nothing if it has none."""
+    """Return shape and dtype of an operation's (first) tensor; None and an empty text if it has none."""
     tensors: Any = arguments.get(
         "tensor", arguments.get("tensor_list", arguments.get("output", arguments.get("input")))
     )
@@ -75,12 +76,12 @@ def _described(name: str, arguments: Mapping[str, Any]) -> Operation:
     peer = arguments.get(_PEERS.get(name, ""))
     return (
         replace(found, peer=peer, since=None) if isinstance(peer, int) else found
-    )  # no operation of a group's
+    )  # not an operation of a process group
 
 
 def _of_group(name: str, group: Any) -> Operation:
-    """Return an operation with name, ranks, sequence number of its group, and when the group's youngest
-    began.
+    """Return an operation with its group's name, ranks and sequence number, and the start of the group's
+    latest operation.
     """
     distributed = _distributed()
     if distributed is None:
@@ -116,7 +117,7 @@ def _waited_for(frame: FrameType) -> Operation | None:
 
 
 def _backward(frames: Sequence[FrameType]) -> Operation | None:
-    """Return what a backward waits for if a DDP model is at hand: it reduces gradients."""
+    """Return the operation that a backward waits for if a DDP model is present, which reduces gradients."""
     if not any(_holds_ddp(frame) for frame in frames if is_users(frame)):
         return None
     return _youngest("backward of DDP", "default")
@@ -128,8 +129,8 @@ def _holds_ddp(frame: FrameType) -> bool:
 
 
 def _youngest(name: str, group: str) -> Operation:
-    """Return an operation by name, with shape and dtype of the group's youngest that the flight recorder
-    knows.
+    """Return the latest operation of a name, with shape and dtype of the group's latest one in the flight
+    recorder.
     """
     found = replace(_of_group(name, None), group=group)
     distributed = _distributed()
@@ -143,7 +144,7 @@ def _youngest(name: str, group: str) -> Operation:
 
 
 def groups() -> dict[str, GroupProgress]:
-    """Return the process groups by name, and how many operations of each have been entered here."""
+    """Return the process groups by name, and the number of operations that were entered here."""
     distributed = _distributed()
     found: dict[str, GroupProgress] = {}
     if distributed is None:
@@ -163,16 +164,14 @@ def own_rank() -> int | None:
 
 
 def pending_on_device() -> tuple[RecordedOperation, ...]:
-    """Return nccl's operations that have been begun and aren't over, oldest first: the threads that began
-    them have gone on.
+    """Return nccl's operations that have begun and not ended, oldest first: the threads that began them have
+    continued.
     """
     return tuple(e for e in _entries("_dump_nccl_trace_json", only_active=True) if e.state != _COMPLETED)
 
 
 def recorded() -> dict[str, RecordedOperation]:
-    """Return the youngest operation of each group that the flight recorder knows, by the group's inner
-    name.
-    """
+    """Return the latest operation of each group in the flight recorder, by the group's inner name."""
     now = time.monotonic()
     if now - _known.when > FRESH_S:
         _known.found = {
@@ -183,8 +182,8 @@ def recorded() -> dict[str, RecordedOperation]:
 
 
 class _Known:
-    """The flight recorder's last answer, kept for a moment: the recorder writes out all that it holds, some
-    30 ms for 2000 operations, and a look asks several times.
+    """The flight recorder's last answer, cached for a moment: writing out all its entries takes some 30 ms
+    for 2000 operations, and one look asks several times.
     """
 
     when = -1e9

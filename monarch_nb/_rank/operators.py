@@ -19,7 +19,7 @@ Row = tuple[str, int, float, float]
 
 
 def operators(events: Iterable[ChromeEvent]) -> list[Row]:
-    """Return a row per operator; times are without those of operators that it calls.
+    """Return a row per operator; times exclude those of operators that it calls.
 
     >>> op = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1}
     >>> call = {"args": {"External id": 5}}
@@ -51,7 +51,7 @@ def operators(events: Iterable[ChromeEvent]) -> list[Row]:
 
 
 class _Call(msgspec.Struct):
-    """An event, who has called it, and how many it calls."""
+    """An event of a trace, with its caller and the number of its callees."""
 
     name: str
     end: float
@@ -61,9 +61,7 @@ class _Call(msgspec.Struct):
 
 
 def _add_times(events: Sequence[ChromeEvent], found: dict[str, list[float]]) -> None:
-    """Add calls and CPU times of a thread's events: an event that begins within another one is called by
-    it.
-    """
+    """Add calls and CPU times of a thread's events: an event that begins within another one is its callee."""
     calls: list[_Call] = []
     callers: list[_Call] = []
     for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
@@ -84,7 +82,7 @@ def _add_times(events: Sequence[ChromeEvent], found: dict[str, list[float]]) -> 
 
 
 def _is_twin(call: _Call) -> bool:
-    """Say whether this is its caller once more: some operators are noted on two levels, and torch counts
+    """Say whether an event repeats its caller: some operators are recorded on two levels, and torch counts
     them once.
     """
     caller = call.caller

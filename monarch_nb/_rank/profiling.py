@@ -1,5 +1,5 @@
-"""Profiles a cell on this rank: torch.profiler around it, and its memory. Kept for the client to fetch, until
-the next one.
+"""Profiles a cell on this rank: torch.profiler around the cell, and its memory. The result is kept for the
+client to fetch, until the next one.
 
 Begun before the cell can be interrupted and ended after, on the main thread: an interrupted cell has its
 profile, too.
@@ -27,7 +27,7 @@ _SILENT = "99"
 
 
 class CellRecording:
-    """The profile of one cell: begun when made.
+    """The profile recording of one cell, which starts when it is constructed.
 
     Args:
         n: the cell's number in the journal.
@@ -47,7 +47,7 @@ class CellRecording:
         self._memory = MemoryRecording() if options.memory else None
 
     def end_recording(self) -> None:
-        """End the profile: the cell is over, or has its value. Further calls do nothing."""
+        """End the profile when the cell has ended, or has its value. Further calls do nothing."""
         if self._is_over:
             return
         self._is_over = True
@@ -78,13 +78,13 @@ def _exported(profiler: Any) -> ChromeTrace:
         file = Path(folder, "trace.json")
         with _quiet():
             profiler.export_chrome_trace(str(file))
-        # Names of operators may hold anything.
+        # names of operators may be any text
         trace: ChromeTrace = json.loads(file.read_bytes(), strict=False)
     return trace
 
 
 def begin_recording(n: int, options: ProfileOptions | None, rank: int, host: str) -> CellRecording | None:
-    """Begin the profile of a cell, if this rank shall have one.
+    """Begin the profile of a cell, if this rank records one.
 
     Raises:
         MeshUsageError: if a trace is wanted and there's no torch.
@@ -114,7 +114,8 @@ def _new_profiler(options: ProfileOptions) -> Any:
     found: dict[str, object] = {}
     stacks = options.stacks
     for config in ({"profile_all_threads": True, "trace_only": True}, {"profile_all_threads": True}):
-        with suppress(AttributeError, TypeError):  # an older torch: only the main thread, or slower to end
+        # an older torch, which profiles only the main thread, or is slower to end
+        with suppress(AttributeError, TypeError):
             found["experimental_config"] = torch._C._profiler._ExperimentalConfig(verbose=stacks, **config)
             break
     return profile(activities=activities, record_shapes=options.shapes, with_stack=stacks, **found)
@@ -122,7 +123,7 @@ def _new_profiler(options: ProfileOptions) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the profiler's library from writing of its doings into the cell's output."""
+    """Keep the profiler's library from writing log messages into the cell's output."""
     if _LOG_LEVEL in os.environ:
         yield
         return

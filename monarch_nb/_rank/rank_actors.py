@@ -1,5 +1,5 @@
-"""The actors of a rank, and what a rank is asked besides: what it waits for, where it stands, to stop at a
-line.
+"""The actors of a rank, and the rank's answers to other requests: what it waits for, where it is, a
+breakpoint.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from monarch_nb._rank import collectives, rendezvous
 from monarch_nb._runtime.actor_host import ActorHost
 from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._transport import process_context
+from monarch_nb._transport.call import answer_failure
 from monarch_nb._transport.failure import describe
 from monarch_nb._transport.pending import Body
 from monarch_nb._wire.message import Message
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
 
 class RankActors(ActorHost):
-    """The receiver of calls to a rank. All but the main thread's own work is answered in the reading thread,
-    and never waits.
+    """The receiver of calls to a rank. The reading thread answers all but the main thread's own work, and
+    never waits.
     """
 
     def __init__(self, rank: Rank) -> None:
@@ -51,8 +52,8 @@ class RankActors(ActorHost):
 
     @handles(DebugHold)
     def on_debug_hold(self, event: DebugHold, sender: Sender) -> None:
-        """Hold the time-outs of process groups while a peer stands at a breakpoint; let them count again when
-        none does.
+        """Suspend the time-outs of process groups while a peer is stopped at a breakpoint; resume them when
+        none is.
         """
         collectives.hold(event.on)
 
@@ -69,13 +70,13 @@ class RankActors(ActorHost):
 
     @handles(AwaitedThings)
     def do_awaited_things(self, request: AwaitedThings, sender: Sender) -> HangFacts:
-        """Return the things that the threads that run user code wait for."""
+        """Return what the threads wait for that run user code."""
         from monarch_nb._rank.hang import look_at_threads
 
         return look_at_threads(self._rank)
 
     def _debug(self, message: Message) -> Any:
-        """Take a line for a thread that has stopped; return the waiter to wake."""
+        """Pass a line to a stopped thread; return the waiter to wake."""
         line: DebugLine = Body(self.transport, message).read(DebugLine)
         return self._rank.debugger.take_line(line.key, line.n, line.line)
 
@@ -89,18 +90,17 @@ class RankActors(ActorHost):
         try:
             self._reply(message, rendezvous.open_for_run())
         except Exception as error:
-            self._reply_error(
-                message, describe(error, **process_context.whereabouts(), endpoint="open_rendezvous")
-            )
+            failure = describe(error, **process_context.whereabouts(), endpoint="open_rendezvous")
+            answer_failure(self.transport, message, failure, marks_output=False)
 
     @handles(SetBreak)
     def do_set_break(self, request: SetBreak, sender: Sender) -> str:
-        """Set a breakpoint; answers with what there is to say about it."""
+        """Set a breakpoint; answers with a message about it."""
         return self._rank.debugger.add_break(request.file, request.line, request.condition)
 
     @handles(WhereNow)
     def do_where_now(self, request: WhereNow, sender: Sender) -> Standing:
-        """Say where the threads stand that run user code, and how much waits."""
+        """Return where the threads are that run user code, and how many messages wait."""
         from monarch_nb._rank.where import where
 
         return where(self._rank)

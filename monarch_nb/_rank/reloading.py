@@ -1,5 +1,5 @@
-"""The user's modules on this rank: whether their files have changed is seen before a cell runs, and before
-a call if they're watched.
+"""The user's modules on this rank: changed files are detected before a cell runs, and before a call if the
+files are watched.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 
 class Reloader:
-    """The reloader of modules whose files have changed. Cells and calls ask it, each on its own thread."""
+    """The reloader of changed modules. Cells and calls use it, each on its own thread."""
 
     def __init__(self, actors: ActorHost) -> None:
         self._actors = actors
         self._lock = threading.Lock()
         self._reported: set[str] = set()
-        """Warnings that were given: one is given again when something else has changed."""
+        """Warnings that were given: each is repeated only after another change."""
         self.mode = SyncMode.WARN
         self.read_mode()
         _reload.AFTER.append(self._renew_actors)
 
     def read_mode(self) -> None:
-        """Do as the environment says from now on."""
+        """Apply the mode of the environment variable."""
         self.mode = SyncMode.of(os.environ.get(SYNC_VARIABLE))
         self._actors.before_call = self.before_call if self.mode is SyncMode.WATCH else None
 
     def reload(self, request: ReloadRequest) -> RankReload:
-        """Reload what has changed, having compared all of each file.
+        """Reload changed modules, comparing the complete content of each file.
 
         Raises:
             KeyboardInterrupt: if the user has interrupted it.
@@ -76,14 +76,14 @@ class Reloader:
             return [f"{text}. Next: %mesh sync; or %mesh set sync watch, to have new code from now on"]
 
     def before_call(self) -> None:
-        """Have new code before an actor handles a call.
+        """Reload changed modules before an actor handles a call.
 
         Raises:
             StaleCode: if it can't be had.
         """
         if not self._lock.acquire(
             blocking=False
-        ):  # it's being reloaded, maybe by code that waits for this call
+        ):  # the module is being reloaded, maybe by code that waits for this call
             return
         try:
             changed = _reload.changed_modules()
@@ -108,7 +108,9 @@ class Reloader:
         return [*_sentences(modules, self._reported), *notes]
 
     def _renew_actors(self) -> list[str]:
-        """Have actors look up their methods again; return which ones can't run what their classes say now."""
+        """Have actors look up their methods again; return which of them can't run their classes' present
+        code.
+        """
         notes = []
         for runner in list(self._actors.actors.values()):
             runner.renew_methods()
@@ -121,7 +123,7 @@ class Reloader:
 
 
 def _sentences(modules: Sequence[ModuleReload], reported: set[str]) -> list[str]:
-    """Return the result of a reload as lines: which modules were reloaded, and which can't be."""
+    """Describe the result of a reload in lines: which modules were reloaded, and which can't be."""
     done = [module.summary() for module in modules if module.is_done and module.changes]
     lines = [f"reloaded {', '.join(done)}"] if done else []
     for module in modules:

@@ -1,5 +1,5 @@
-"""Starts and joins the store where ranks meet to make a process group: the first of them has started it, at
-whatever port was free. Nobody can take that away meanwhile.
+"""Starts and joins the store where ranks meet to create a process group. The first rank starts it, on a free
+port, and holds that port from then on.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from monarch_nb._protocol.script import Rendezvous
 
 GROUP = "the default process group"
 _stores: dict[str, Any] = {}
-"""Stores of this process, by what they're for."""
+"""Stores of this process, by purpose."""
 
 
 def start(purpose: str) -> tuple[str, int]:
-    """Start a store in this process; return its address and port. The one before it for the same purpose
-    is let go.
+    """Start a store in this process; return its address and port. An earlier store for the same purpose is
+    closed.
     """
     from torch.distributed import TCPStore
 
@@ -28,7 +28,7 @@ def start(purpose: str) -> tuple[str, int]:
 
 
 def join(purpose: str, address: str, port: int, timeout_s: float) -> Any:
-    """Return the store at an address: this process's own if it's that."""
+    """Join the store at an address: this process's own if it's the same."""
     from torch.distributed import TCPStore
 
     own = _stores.get(purpose)
@@ -45,8 +45,8 @@ _runs: dict[int, Any] = {}
 
 
 def open_for_run() -> Rendezvous:
-    """Return where one run of a script meets: at a store of its own in this process, as torchrun's agent has
-    one.
+    """Return the rendezvous of one run of a script: a store of its own in this process, as torchrun's agent
+    has one.
 
     Without torch, it's a free port.
     """
@@ -57,13 +57,13 @@ def open_for_run() -> Rendezvous:
     address, _ = free_address()
     store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
     _runs[store.port] = store
-    for port in list(_runs)[:-MAX_RUNS]:  # runs that have been refused or given up before they began
+    for port in list(_runs)[:-MAX_RUNS]:  # runs that were refused or given up before they began
         _runs.pop(port, None)
     return Rendezvous(address, store.port, is_store=True)
 
 
 def close_after_run(port: int) -> None:
-    """Let a run's store go, if it's this process's."""
+    """Close a run's store, if it's this process's."""
     _runs.pop(port, None)
 
 
@@ -73,7 +73,7 @@ def ports() -> set[int]:
 
 
 def free_address() -> tuple[str, int]:
-    """Return an address of this machine at which others find it, and a tcp port that's free just now."""
+    """Return an address of this machine at which others find it, and a tcp port that is free at present."""
     address = "127.0.0.1"
     with suppress(OSError):
         address = socket.gethostbyname(socket.gethostname())

@@ -1,5 +1,5 @@
-"""A script as a program of its own in a rank that lives on: run as `python` would run it, after torchrun has
-set the environment.
+"""Runs a script as a program of its own in a rank that lives on: as `python` would run it, with torchrun's
+environment.
 
 The rank is warm: what the script imports of libraries is there already. All else is as in a fresh process
 (`fresh`): `__main__`, argv, environment, modules of the user's, process groups, random state; afterwards it
@@ -23,11 +23,11 @@ from monarch_nb._rank.fresh import ExitFunctions, fresh_process
 from monarch_nb._transport.failure import set_trace, trace_of
 
 _POLL_S = 0.2
-"""How often a wait for a thread of the script's looks whether the rank was interrupted."""
+"""Interval at which a wait for a thread of the script's checks whether the rank was interrupted."""
 
 
 def run_script(script: Script, me: int, restore: Callable[[], None]) -> BaseException | None:
-    """Run a script in this process, on its main thread; return what it has raised, also a SystemExit.
+    """Run a script in this process, on its main thread; return its error, also a SystemExit.
 
     Args:
         me: which of the script's processes this one is.
@@ -87,8 +87,8 @@ def _elastic(script: Script, me: int) -> dict[str, str]:
 
 
 def _run(script: Script, exit_functions: ExitFunctions) -> None:
-    """Run it, and what Python does at a program's end: wait for its threads, then call what it has
-    registered.
+    """Run the script, and then Python's steps at a program's end: wait for its threads, then call its exit
+    functions.
     """
     threads = set(threading.enumerate())
     try:
@@ -151,9 +151,9 @@ def _raised_in(error: BaseException) -> str:
 
 
 def _wait_for(threads: set[threading.Thread]) -> None:
-    """Wait for threads that a program would wait for at its end."""
+    """Wait for threads as a program does at its end."""
     pools = sys.modules.get("concurrent.futures.thread")
-    of_pools = getattr(pools, "_threads_queues", ())  # they wait for work, until the process ends
+    of_pools = getattr(pools, "_threads_queues", ())  # they wait for work until the process ends
     for thread in threads:
         while thread.is_alive() and not thread.daemon and thread not in of_pools:
             thread.join(_POLL_S)

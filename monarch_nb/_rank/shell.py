@@ -1,5 +1,5 @@
-"""Runs cells in a rank's IPython shell: one per rank, taken up at the first cell, namespace kept until
-the rank ends.
+"""Runs cells in a rank's IPython shell: one per rank, created with the first cell, whose namespace is kept
+until the rank ends.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 
 
 class CellShell:
-    """Runs cells. Owned by the main thread.
+    """The runner of cells in the rank's shell. Owned by the main thread.
 
     Args:
-        restore: called when the user's code is over, first of all.
+        restore: called first when the user's code has ended.
     """
 
     def __init__(self, namespace: Namespace, pipe: OutputPipe, restore: Callable[[], None]) -> None:
         self.namespace = namespace
         self.last_error: BaseException | None = None
-        """What the last cell has raised: its frames are kept for the debugger, until the next cell."""
+        """The error of the last cell: its frames are kept for the debugger until the next cell."""
         self.error_when = 0.0
         self.error_number = 0
         self._pipe = pipe
@@ -61,7 +61,7 @@ class CellShell:
     def run(
         self, source: str, number: int, on_value: Callable[[], None] | None = None
     ) -> tuple[CellEnd, Any]:
-        """Run a cell; return how it ended and the object that the last expression gave.
+        """Run a cell; return its end and the value of the last expression.
 
         Args:
             on_value: called when that object is there, before it's made into text, which may take long.
@@ -79,11 +79,11 @@ class CellShell:
         return self._ended(error, number), value
 
     def rehearse(self) -> None:
-        """Run a cell that does nothing and that nobody sees, so that the next one finds all it needs."""
+        """Run an empty cell that nobody sees, so that the next one finds everything initialised."""
         _run_plain(self._shell, _compiled(self._shell, "pass", "<rehearsal>"), self._restore)
 
     def run_script(self, script: Script, me: int, number: int) -> CellEnd:
-        """Run a script as a program of its own; return how it ended, as `run` does.
+        """Run a script as a program of its own; return its end, as `run` does.
 
         Args:
             me: which of the script's processes this one is.
@@ -98,7 +98,7 @@ class CellShell:
         error = run_script(script, me, restore)
         end_if_forked(error)
         end = self._script_ended(error, number)
-        # As of before its process groups were ended: peers that fail by that come later.
+        # The time before its process groups were ended: peers that fail because of that have later times.
         return replace(end, when=over[0]) if error is not None and over else end
 
     def _script_ended(self, error: BaseException | None, number: int) -> CellEnd:
@@ -114,7 +114,7 @@ class CellShell:
         return self._ended(error, number)
 
     def _say_why(self, code: object) -> None:
-        """Print what a script has left with, if that's no number: Python does."""
+        """Print the exit message of a script, if it isn't a number, as Python does."""
         if not isinstance(code, int):
             sys.stderr.write(f"{code}\n")
 
@@ -140,7 +140,7 @@ class CellShell:
         return replace(end, value=shell.last_bundle, when=shell.raised_at or end.when)
 
     def _keep_error(self, error: BaseException, number: int) -> None:
-        """Keep an error for the debugger; stop there, if that's wanted."""
+        """Keep an error for the debugger; stop there, if the settings say so."""
         if isinstance(error, KeyboardInterrupt | SystemExit):
             return
         self.last_error, self.error_when, self.error_number = error, time.time(), number
@@ -150,8 +150,8 @@ class CellShell:
 
 
 def _run_plain(shell: Any, codes: list[CodeType], restore: Callable[[], None]) -> BaseException | None:
-    """Run a cell that is plain Python as IPython would, without what that does for others: a fifth of the
-    time for a short one.
+    """Run a cell that is plain Python like IPython, without IPython's transformations and hooks: a fifth of
+    the time for a short one.
     """
     shell.events.trigger("pre_execute")
     error: BaseException | None = None
@@ -191,7 +191,7 @@ def _compiled(shell: Any, source: str, name: str) -> list[CodeType]:
 
 
 def is_plain_exit(error: BaseException) -> bool:
-    """Say whether an error is a program's way to say that it's done: `sys.exit()`, `sys.exit(0)`."""
+    """Say whether an error is a program's normal exit: `sys.exit()`, `sys.exit(0)`."""
     return type(error) is SystemExit and (error.code is None or (type(error.code) is int and error.code == 0))
 
 
@@ -216,12 +216,12 @@ def describe_cell_error(error: BaseException, traceback: str = "") -> CellEnd:
 
 
 CANCEL_S = 1.0
-"""How long a cancelled coroutine may take to end."""
+"""Limit for a cancelled coroutine to end."""
 
 
 class Diversion:
-    """The handler that is called for an interrupt instead of raising KeyboardInterrupt, while a cell's event
-    loop runs.
+    """The handler that an interrupt calls instead of raising KeyboardInterrupt, while a cell's event loop
+    runs.
     """
 
     handler: Callable[[Any], None] | None = None
@@ -262,8 +262,8 @@ def run_coroutine(coroutine: Any) -> Any:
             raise KeyboardInterrupt from None
         raise
     except KeyboardInterrupt:
-        # If another task was hit, ours still runs. Should the loop have been torn after all, it never ends:
-        # hence the limit.
+        # If another task was hit, the cell's task still runs. If the loop was left inconsistent after all, it
+        # never ends: hence the limit.
         task.cancel()
         with suppress(KeyboardInterrupt):
             loop.run_until_complete(asyncio.wait([task], timeout=CANCEL_S))

@@ -1,4 +1,4 @@
-"""stdout and stderr of a rank: text goes to the pipe on descriptor 1, marked with its cell.
+"""stdout and stderr of a rank: text is written to the pipe on descriptor 1, with marks that name its cell.
 
 Both Python streams use one pipe, so their order is kept. What C code or a subprocess writes to descriptors 1
 and 2 belongs to the cell that runs. Lines leave at once, so a crash finds them written.
@@ -30,13 +30,14 @@ _context = call_context.get
 _MAX_HELD = 1 << 14
 _MAX_MARKS_KEPT = 64
 _FIRST_KEPT = 100
-"""Low numbers are what programs expect to get for the files they open."""
+"""First number of kept descriptors: programs expect low numbers for files that they open."""
 
 
 class OutputPipe:
-    """The pipes to the host process; the lock makes marks and text one.
+    """The pipes to the host process; a lock makes each mark and its text one write.
 
-    Both ends take it that unmarked bytes belong to the cell that was begun last: the host process reads what
+
+    Both ends assume that unmarked bytes belong to the cell that was begun last: the host process reads what
     is there before it sends a cell here. A mark is needed only where something else has been written in
     between.
     """
@@ -47,19 +48,19 @@ class OutputPipe:
         self._cell = 0
         self._marked = False
         self._kept = {fd: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_KEPT) for fd in (1, 2)}
-        """Copies of the descriptors that nobody else knows of."""
+        """Private copies of the descriptors."""
         self._identity = {fd: _identity(kept) for fd, kept in self._kept.items()}
         self.streams: dict[str, RankStream] = {}
         """Our own, by name."""
         self.announced_widgets = False
         self.unsettled: set[int] = set()
-        """Cells that something was printed for since the last mark."""
+        """Cells with output since the last mark."""
         self._num_marks = (
             int(time.time()) & 0x3FFFFFFF
-        )  # so that a successor's marks aren't taken for older ones
+        )  # so that marks of a restarted rank aren't mistaken for older ones
         self._marks_around: dict[tuple[int, str], tuple[bytes, bytes]] = {}
-        """What stands before and behind text of an origin and stream: a program prints many lines in a row
-        of one.
+        """Marks before and after text of an origin and stream: a program prints many lines of one in a
+        row.
         """
 
     def forget_lock(self) -> None:
@@ -71,9 +72,7 @@ class OutputPipe:
             stream.use_lock(self.lock)
 
     def begin_origin(self, origin: int) -> None:
-        """From now on, unmarked output belongs to cell `origin`; also after it has ended, for what comes
-        late is its own.
-        """
+        """Assign unmarked output from now on to cell `origin`, also after its end."""
         with self.lock:
             self._cell = origin
             self._marks_around.clear()
@@ -82,7 +81,7 @@ class OutputPipe:
                 self._write_all(marks.mark(self._token, marks.TEXT, origin, "stdout"))
 
     def write(self, origin: int, stream: str, data: bytes) -> None:
-        """Write text of one cell and stream; whoever calls holds the lock."""
+        """Write text of one cell and stream; the caller holds the lock."""
         if origin != self._cell or stream != "stdout":
             before, behind = self._marks_around.get((origin, stream)) or self._marks_of(origin, stream)
             data = before + data + behind
@@ -98,7 +97,7 @@ class OutputPipe:
         return around
 
     def mark_answer(self, origin: int) -> int:
-        """Mark what was printed for a cell before an answer to it; return the mark's number, for the
+        """Mark the end of what was printed for a cell before an answer; return the mark's number, for the
         answer.
         """
         with self.lock:
@@ -106,12 +105,13 @@ class OutputPipe:
                 stream.flush()
             self.unsettled.discard(origin)
             self._num_marks = self._num_marks % 0xFFFFFFFF + 1
-            # To our own copy: user code may have led descriptor 1 into a file, where a mark is of no use.
+            # To the private copy: user code may have redirected descriptor 1 to a file, where a mark is
+            # useless.
             _write_all(self._kept[1], marks.mark(self._token, marks.SETTLED, origin, str(self._num_marks)))
             return self._num_marks
 
     def display(self, origin: int, shown: Shown) -> None:
-        """Put a rich display between the lines."""
+        """Write a rich display between the lines."""
         with self.lock:
             self.unsettled.add(origin)
             self._write_all(marks.display_mark(self._token, origin, shown))
@@ -129,7 +129,7 @@ class OutputPipe:
             _write_all(self._kept[1], data)
 
     def settle(self) -> list[str]:
-        """Write held output, and mend the descriptors and streams that user code has changed; return lines
+        """Write held output, and repair descriptors and streams that user code has changed; return messages
         about that.
         """
         with self.lock:
@@ -142,7 +142,7 @@ class OutputPipe:
         return found
 
     def _mended(self, fd: int) -> str:
-        """Put a descriptor back that leads elsewhere; return what there is to say of it."""
+        """Restore a descriptor that was redirected; return a message about it."""
         try:
             now = _identity(fd)
         except OSError:
@@ -174,7 +174,7 @@ class RankStream(io.TextIOBase):
         self._held_origin = 0
 
     def use_lock(self, lock: Any) -> None:
-        """Take the pipe's lock, which is kept here, too: each line that is written takes it."""
+        """Use the pipe's lock, with a direct reference: each written line takes it."""
         self._lock = lock
 
     @property
@@ -189,7 +189,7 @@ class RankStream(io.TextIOBase):
 
     @property
     def name(self) -> str:
-        """As the interpreter's own streams are called."""
+        """The name of the interpreter's own stream."""
         return f"<{self._stream}>"
 
     def writable(self) -> bool:
@@ -242,13 +242,13 @@ def install(token: str) -> OutputPipe:
 
 
 def _let_threads_inherit() -> None:
-    """Run each new thread in a copy of its starter's context, as Python 3.14 can: what it prints belongs
-    to the cell that started it.
+    """Run each new thread in a copy of its starter's context, as Python 3.14 can: its output belongs to the
+    cell that started it.
     """
     start = threading.Thread.start
 
     def start_in_context(thread: threading.Thread) -> None:
-        # `partial` has no frame, which users would see in the tracebacks of their threads.
+        # `partial` has no frame, which would appear in tracebacks of the users' threads
         thread.run = partial(contextvars.copy_context().run, thread.run)  # type: ignore[method-assign]
         start(thread)
 
@@ -260,7 +260,7 @@ def _write_all(fd: int, data: bytes) -> None:
     while view:
         try:
             view = view[os.write(fd, view) :]
-        except BlockingIOError:  # somebody has made it so
+        except BlockingIOError:  # user code has made the descriptor non-blocking
             select.select([], [fd], [])
 
 
@@ -275,14 +275,12 @@ def _identity(fd: int) -> tuple[int, int]:
 
 
 def flush_replaced(own: OutputPipe) -> str:
-    """Flush what a user has put in the place of `sys.stdout` and `sys.stderr`; return what there is to say
-    of it.
-    """
+    """Flush the user's replacements of `sys.stdout` and `sys.stderr`; return messages about errors."""
     for name, stream in own.streams.items():
         now = getattr(sys, name, None)
         flush = (
             None if now is stream else getattr(now, "flush", None)
-        )  # a thing with `write` alone is enough for print
+        )  # print accepts any object with `write`
         if flush is None:
             continue
         try:

@@ -1,4 +1,4 @@
-"""One task of a map, on a rank: its function comes once and is kept, its arguments come each time."""
+"""Runs one task of a map on a rank: its function is sent once and kept, its arguments are sent each time."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from monarch_nb._wire import codec
 
 MAX_FUNCTIONS = 32
 _functions: OrderedDict[bytes, Callable[..., Any]] = OrderedDict()
-"""Functions that this process has been sent, by digest, the one used last at the end."""
+"""Functions that this process was sent, by digest, the most recently used last."""
 
 
 class FunctionMissing(LookupError):
-    """A rank was asked for a task whose function it doesn't have: it's new, or has had many others since."""
+    """The error of a rank that lacks a task's function: the rank is new, or has received many others
+    since.
+    """
 
 
 class TaskCall(msgspec.Struct, frozen=True):
-    """Calls a function that a rank keeps.
+    """A callable that calls a function kept on a rank.
 
     Attributes:
-        digest: of the function.
-        function: it, encoded; empty where the rank has it.
+        digest: digest of the function.
+        function: the function, encoded; empty where the rank has it already.
     """
 
     digest: bytes

@@ -1,4 +1,4 @@
-"""The rank that this process is, for those to whom nobody has handed it."""
+"""The rank that this process is, for code that has no reference to it."""
 
 from __future__ import annotations
 

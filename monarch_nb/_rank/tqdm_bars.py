@@ -1,4 +1,4 @@
-"""tqdm on a rank: its bars go to the cell as bars, by name, instead of as text that moves a cursor.
+"""tqdm on a rank: its bars are sent to the cell as bars, with names, instead of text that moves a cursor.
 
 All of `tqdm`, `tqdm.auto` and `tqdm.notebook` become the plain class, whose `display` is sent; so nested bars
 don't write over each other, other ranks' bars join them (`_display.bars`), and no widget is needed. A bar
@@ -45,7 +45,7 @@ def _patch_bars(bars: Any, pipe: OutputPipe) -> None:
 
     def display_bar(bar: Any, msg: str | None = None, pos: int | None = None) -> Any:
         last = getattr(bar, "_last_shown", None)
-        if last is not None:  # it closes
+        if last is not None:  # the bar closes
             last.append(str(bar) if msg is None else msg)
         elif is_ours(bar):
             send(bar, str(bar) if msg is None else msg)
@@ -62,7 +62,7 @@ def _patch_bars(bars: Any, pipe: OutputPipe) -> None:
             close(bar)
             send(bar, "")
             for text in bar._last_shown:
-                if text:  # a bar is no error, whatever it's written to
+                if text:  # a bar isn't an error, whatever stream it was written to
                     pipe.streams["stdout"].write(text + "\n")
         finally:
             bar.fp = own

@@ -1,5 +1,5 @@
-"""A rank's trace, made fit to lie in one file with those of the others: process ids, flow ids and clocks that
-don't collide.
+"""Prepares a rank's trace to be merged with those of other ranks: unique process ids and flow ids, and a
+common clock.
 
 torch writes times in microseconds since a moment of its own (`baseTimeNanoseconds`, Unix time). All ranks are
 told one moment, that at which the cell was sent, and count from there: the clocks agree as well as the
@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from typing import Any
 
 ChromeTrace = dict[str, Any]
-"""What torch writes: a JSON file of Chrome's tracing."""
+"""The JSON object of torch's traces: the format of Chrome's tracing."""
 ChromeEvent = dict[str, Any]
 """One of its `traceEvents`."""
 _PIDS_PER_RANK = 1000
-"""What calls itself a process in one rank's trace: the process, and each of its GPUs."""
+"""Maximum number of process ids in one rank's trace: the process, and each of its GPUs."""
 
 _FLOW_BITS = 32
 _FLOWS = frozenset("stfbne")
@@ -52,7 +52,7 @@ def rewritten(trace: ChromeTrace, rank: int, host: str, pid: int, base_ns: int) 
     for event in trace.get("traceEvents", ()):
         old = event.get("pid")
         if not isinstance(old, int):
-            continue  # the profiler about itself
+            continue  # the profiler's own events
         new = pids.setdefault(old, rank * _PIDS_PER_RANK + len(pids))
         if event.get("name") in _NAMES and event.get("ph") == "M":
             labels[new] = event.get("args", {}).get("labels") or labels.get(new, "")

@@ -1,5 +1,5 @@
-"""Describes a rank's variables in a few words each, and computes fingerprints by which ranks can be
-compared without moving the data.
+"""Describes a rank's variables in a few words each, and computes fingerprints with which ranks are compared
+without moving the data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_LEAVES = 100_000
 MAX_NEAR = 3
 MAX_HELD = 20
 LARGE_BYTES = 256 << 20
-"""Of what is larger, the overview compares the norm only; `diff` compares all."""
+"""For larger values, the overview compares the norm only; `diff` compares everything."""
 _DIGEST_BYTES = 8
 _GIVEN = frozenset(
     {
@@ -39,11 +39,11 @@ _GIVEN = frozenset(
         "open",
     }
 )
-"""What every rank's namespace has from the start."""
+"""Names that every rank's namespace has from the start."""
 
 
 def not_defined(names: Sequence[str], namespace: Namespace) -> NotDefinedHere:
-    """Return the error for variables that aren't there."""
+    """Return the error for undefined variables."""
     import difflib
 
     held = user_names(namespace)
@@ -52,9 +52,7 @@ def not_defined(names: Sequence[str], namespace: Namespace) -> NotDefinedHere:
 
 
 def user_names(namespace: Namespace) -> list[str]:
-    """Return the names of the user's own variables: no modules, nothing hidden, nothing that was there
-    before.
-    """
+    """Return the names of the user's own variables: no modules, no hidden names, no initial ones."""
     return sorted(
         name
         for name, value in namespace.items()
@@ -63,7 +61,7 @@ def user_names(namespace: Namespace) -> list[str]:
 
 
 def is_a(value: Any, kind: Any) -> bool:
-    """Return `isinstance` without asking the object, which may say anything of its `__class__`, or raise."""
+    """Return `isinstance` without asking the object, whose `__class__` may be anything, or raise."""
     return issubclass(type(value), kind)
 
 
@@ -274,15 +272,14 @@ def leaf_at(value: Any, path: str) -> Any:
     raise KeyError(path)
 
 
-# --- for people who type
+# --- help and completion
 
 
 MAX_MATCHES = 200
 
 
 def complete(namespace: Namespace, text: str) -> list[str]:
-    """Return the names that `text` may go on with: variables, or attributes where it has a dot. Runs no code
-    of the user's.
+    """Return the completions of `text`: variables, or attributes after a dot. Runs no user code.
 
     >>> complete({"model": 1, "mode": 2}, "mod")
     ['mode', 'model']
@@ -325,9 +322,7 @@ def _module_names(value: Any) -> dict[str, Any]:
 
 
 GLANCE_BYTES = 16 << 20
-"""Of what is larger, whoever looks at a name isn't told whether ranks agree: that would take too long for
-a tooltip.
-"""
+"""For larger values, help on a name doesn't compare ranks: that would take too long for a tooltip."""
 GLANCE_ITEMS = 8
 
 
@@ -363,7 +358,7 @@ def look_at(name: str, value: Any) -> VariableRow:
 
 
 def _tried(look: Callable[[], str], otherwise: Callable[[Exception], str] = lambda _error: "") -> str:
-    """Return a text, whatever the user's code does that is run for it."""
+    """Return a text made by user code, whatever that raises."""
     try:
         return look()
     except Exception as error:

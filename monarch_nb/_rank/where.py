@@ -1,4 +1,4 @@
-"""Finds out where user code of this rank stands just now: its line, and the collective that it's in.
+"""Determines where user code of this rank is at present: its line, and its collective.
 
 Found by looking at frames when asked, so it costs nothing when nobody asks. Runs in the reading thread; a
 rank whose interpreter's lock is held doesn't answer, and what its activity page says has to do.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def where(rank: Rank) -> Standing:
-    """Return where what runs stands: the line and the operation of the first thread that has one."""
+    """Return where the running code is: the line and the operation of the first thread that has one."""
     runners = list(rank.actors.actors.values())
     current = rank.worker.current
     frames = [rank.worker.frame(), *(frame for runner in runners for frame in runner.frames())]

@@ -1,5 +1,5 @@
-"""Does the work of a rank's main thread: cells, functions, variables. Signals, CUDA and plots work here as
-users expect.
+"""Executes the work of a rank's main thread: cells, functions, variables. Signals, CUDA and plots work here
+as users expect.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from monarch_nb._runtime.forked import end_if_forked
 from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._shape import Shape, decode_extent
 from monarch_nb._transport import process_context
-from monarch_nb._transport.call import answer
+from monarch_nb._transport.call import answer, answer_failure
 from monarch_nb._transport.context import NO_CALL, CallContext, call_context
 from monarch_nb._transport.failure import class_name, describe, encode_failure, message_of, trace_of
 from monarch_nb._transport.pending import Body
@@ -54,7 +54,7 @@ _UNINTERRUPTIBLE = (Work.RUN, Work.REMAKE_GROUP, Work.START_RENDEZVOUS, Work.SET
 
 
 UNHEARD_S = 0.1
-"""After that long a signal that has reached no user code came too early."""
+"""Time after which a signal that has reached no user code has arrived too early."""
 
 _LABELS: dict[str, bytes] = {Work.RUN: b"cell", Work.EXECUTE: b"function", Work.BIND: b"broadcast"}
 _RUN = Work.RUN.encode()
@@ -68,7 +68,7 @@ class PlainAnswer(NamedTuple):
 
 
 def _cell_answer(end: CellEnd, seconds: float) -> PlainAnswer:
-    """Return how a cell ended, as the controller takes it."""
+    """Return the end of a cell, encoded for the controller."""
     failed = end.status != CellStatus.OK
     plain = not failed and end.value is None
     body = b"" if plain else replace(end, seconds=seconds).as_json()
@@ -91,7 +91,7 @@ def _place_of(error: BaseException) -> str:
 
 
 class Worker:
-    """The main thread's work. `inbox` is filled by the reading thread.
+    """The worker of the main thread. The reading thread fills `inbox`.
 
     SIGINT reaches user code only: the handler raises while a piece of work runs, and does nothing before and
     after. What an interrupt is meant for is the host process' business: it sends one only to a rank on which
@@ -110,13 +110,13 @@ class Worker:
         self._recording: profiling.CellRecording | None = None
         self._interruptible = False
         self._num_hits = 0
-        """Interrupts that have reached the running cell."""
+        """Number of interrupts that have reached the running cell."""
         self._ident = threading.get_ident()
         self.current: Message | None = None
         main_module = sys.modules["__main__"]
         self.namespace: Namespace = main_module.__dict__
         for name in [n for n in self.namespace if not n.startswith("__")]:
-            del self.namespace[name]  # what the program that became this rank had imported
+            del self.namespace[name]  # modules that the program had imported before it became this rank
         signal.signal(signal.SIGINT, self._on_interrupt)
         self._show_unraisable = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
@@ -124,7 +124,7 @@ class Worker:
         self._mender = Mender(rank.pipe, self._on_interrupt)
 
     def _on_interrupt(self, number: int, frame: Any) -> None:
-        """Interrupt the work that runs, or do nothing if nothing runs. (SIG_IGN would be inherited by
+        """Interrupt the running work, or do nothing without any. (SIG_IGN would be inherited by
         subprocesses.)
         """
         if not self._interruptible:
@@ -137,7 +137,7 @@ class Worker:
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
         """Repeat an interrupt that hit a finalizer or a callback: it ends there, and the code that it was
-        meant for goes on.
+        meant for would continue.
         """
         current = self.current
         swallowed = unraisable.exc_type is not None and issubclass(unraisable.exc_type, KeyboardInterrupt)
@@ -153,8 +153,8 @@ class Worker:
         self.rank.transport.reader.call_at(time.monotonic() + UNHEARD_S, again)
 
     def cancel(self, n: int) -> None:
-        """Have a cell end: if it hasn't begun, it won't; if it has, and the signal came too early to be
-        heard, send another.
+        """End a cell: if it hasn't begun, it won't; if it has, and the signal came too early to reach user
+        code, send another.
 
         One that still waits behind other work is answered at once: that work isn't its own, and goes on.
         Called in the reading thread.
@@ -164,7 +164,7 @@ class Worker:
             self._reply(waiting, _cell_answer(describe_cell_error(KeyboardInterrupt()), 0.0), 0)
             return
         self.cancelled.add(n)
-        # The signal may be on its way: a second one would hit what takes note of the first.
+        # The signal may be on its way: a second one would interrupt the code that handles the first.
         self.rank.transport.reader.call_at(time.monotonic() + UNHEARD_S, lambda: self._repeat_interrupt(n))
 
     def _repeat_interrupt(self, n: int) -> None:
@@ -173,7 +173,7 @@ class Worker:
             signal.pthread_kill(self._ident, signal.SIGINT)
 
     def frame(self) -> FrameType | None:
-        """Return where the main thread stands, if it's at work."""
+        """Return the main thread's frame, if it's busy."""
         return sys._current_frames().get(self._ident) if self.current is not None else None
 
     def interrupt(self, src: int, ref: int) -> bool:
@@ -206,7 +206,7 @@ class Worker:
             self._shell.rehearse()
 
     def _raised_between(self, error: BaseException) -> None:
-        """Report that a signal handler of the user's has raised while nothing ran."""
+        """Report that a user's signal handler has raised between two pieces of work."""
         self._say_once(
             f"raised between two cells: {class_name(error)}: {message_of(error)}{_place_of(error)}"
         )
@@ -228,14 +228,14 @@ class Worker:
         end_if_forked()
         if (
             self.inbox.closed
-        ):  # told to end meanwhile: that's what has ended this work, and who waits for it hears of that end
+        ):  # told to end meanwhile: that has ended this work, and its asker is told of the end
             return
         try:
             self._tidy_up(name)
             self._reply(message, body, flags)
         except TransportClosed:
             raise
-        except BaseException as error:  # no room for a large value, or a signal handler that raises
+        except BaseException as error:  # no memory for a large value, or a signal handler that raises
             self._reply(message, self._failed(name, error), wire.ERROR)
         call_context.set(NO_CALL)
         self.rank.transport.settle()
@@ -243,22 +243,22 @@ class Worker:
     def _failed(self, name: str, error: BaseException) -> codec.Encoded | PlainAnswer:
         """Return the answer of work that has raised."""
         self._interruptible = False
-        if name == Work.RUN:  # not the cell: what we do before and after it
+        if name == Work.RUN:  # this isn't the cell, but work before and after it
             return _cell_answer(describe_cell_error(error), 0.0)
         return encode_failure(describe(error, **process_context.whereabouts(), endpoint=name))
 
     def _tidy_up(self, name: str) -> None:
-        """Mend what user code has broken, and say so, in the cell or call that is about to be answered."""
+        """Repair what user code has broken, and report it, in the cell or call that is about to be
+        answered.
+        """
         if self.rank.debugger.in_use:
             self.rank.debugger.done()
         self.activity_slot.end_activity()
-        if name in _LABELS:  # code of the user's
+        if name in _LABELS:  # user code
             self._write_message(self._mender.mend())
 
     def _write_message(self, texts: list[str]) -> None:
-        """Write what there is to say about user code where its output goes, whatever it has put into the
-        place of sys.stderr.
-        """
+        """Write a message about user code to its output, whatever sys.stderr was replaced by."""
         if texts:
             stream = self.rank.pipe.streams["stderr"]
             stream.write("".join(f"{text}\n" for text in texts))
@@ -299,15 +299,9 @@ class Worker:
         else:
             try:
                 answer(transport, message, body, flags)
-            except MemoryError as error:  # no shared memory for it
-                body = encode_failure(
-                    describe(
-                        error, **process_context.whereabouts(), endpoint=message.name.decode(errors="replace")
-                    )
-                )
-                transport.post(
-                    message.src, wire.REPLY, body, flags=wire.ERROR, slot=message.slot, ref=message.ref
-                )
+            except MemoryError as error:
+                where, name = process_context.whereabouts(), message.name.decode(errors="replace")
+                answer_failure(transport, message, describe(error, **where, endpoint=name))
 
     def _fields(self, message: Message) -> Any:
         return Body(self.rank.transport, message).value()
@@ -324,7 +318,7 @@ class Worker:
 
     @handles(Work.BIND)
     def work_bind(self, message: Message) -> None:
-        """Take an array that is being put into memory of this machine, as a variable."""
+        """Define a variable for an array that is being written into this machine's shared memory."""
         from monarch_nb.rdma.broadcast.hosts import ArrayLocation
         from monarch_nb.rdma.broadcast.leader import bind_when_filled
 
@@ -338,11 +332,11 @@ class Worker:
         try:
             if self._shell is None:
                 self._make_shell()
-                start = time.perf_counter()  # that wasn't the cell's time
+                start = time.perf_counter()  # this wasn't the cell's run time
             end = self._run_cell(message.origin, Body(self.rank.transport, message).read(CellWork))
         except (
             BaseException
-        ) as error:  # an interrupt between two lines of ours, or a shell that can't be made
+        ) as error:  # an interrupt between two statements here, or a shell that can't be created
             self._interruptible = False
             self._mender.restore_builtins()
             end = describe_cell_error(error)
@@ -365,19 +359,19 @@ class Worker:
                 self._write_message(self.rank.reloader.before_cell())
                 end, self._last_value = self._shell.run(
                     work.source, work.number, None if recording is None else recording.end_recording
-                )  # the profile is the cell's, not that of printing its value
+                )  # the profile covers the cell, not the display of its value
             self._flush_replaced()
         finally:
             self._interruptible = False
             self.cancelled.discard(n)
             if recording is not None:
                 recording.end_recording()
-        if self._num_hits and end.ename == "CancelledError":  # that's how an event loop is interrupted
+        if self._num_hits and end.ename == "CancelledError":  # event loops are interrupted in this way
             return replace(end, ename="KeyboardInterrupt")
         return end
 
     def _flush_replaced(self) -> None:
-        """Flush what the user has put into the place of our streams; say what it raises, once."""
+        """Flush the user's replacements of the streams; report their errors, once."""
         self._say_once(flush_replaced(self.rank.pipe))
 
     def _say_once(self, text: str) -> None:
@@ -388,7 +382,7 @@ class Worker:
 
     @handles(Work.POST_MORTEM)
     def work_post_mortem(self, message: Message) -> bool:
-        """Stop where the last cell, or the last call of an actor, has raised; False if nothing has."""
+        """Stop at the error of the last cell, or of an actor's last call; False if there is none."""
         found = self.last_error()
         if found is None:
             return False
@@ -397,7 +391,7 @@ class Worker:
         return True
 
     def last_error(self) -> tuple[BaseException, str] | None:
-        """Return the error that was raised last here, and by what, as long as its frames are kept."""
+        """Return the last error here, and its origin, while its frames are kept."""
         found = [
             (a.error_when, a.last_error, a.name)
             for a in list(self.rank.actors.actors.values())
@@ -431,7 +425,7 @@ class Worker:
 
     @handles(Work.REMAKE_GROUP)
     def work_remake_group(self, message: Message) -> None:
-        """Make the default process group anew after an abort, or with others than before."""
+        """Create the default process group again after an abort, or with other ranks."""
         collectives.remake(Body(self.rank.transport, message).read(RemakeGroup), self.rank.rank)
 
     def _make_shell(self) -> None:

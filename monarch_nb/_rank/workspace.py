@@ -1,5 +1,5 @@
-"""Folders of the notebook's that lie elsewhere on this rank's machine: modules are imported from there,
-and it works there.
+"""Folders of the notebook that have another path on this rank's machine: modules are imported from there, and
+it is the working directory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A warm interpreter that forks ranks: torch is imported, CUDA is untouched, nothing has started a thread.
+"""The zygote: a warm interpreter that forks ranks. It has imported torch, hasn't touched CUDA, and has
+started no thread.
 
 It stays single-threaded and free of event loops, or its forks would inherit locks that
 nobody will ever release. A rank is forked twice: the intermediate child ends at once, so the rank is adopted
@@ -39,7 +40,8 @@ from monarch_nb._rank.mending import note_modules
 from monarch_nb._wire.process import set_process_name
 
 PRELOAD_FIRST = ("cloudpickle", "monarch_nb._rank.main", "monarch_nb._reload:install", "torch")
-PRELOAD_IDLE = (  # in pieces: a request waits for the piece that is being loaded, half a second at most
+# imported in parts: a request waits for the part that is being imported, half a second at most
+PRELOAD_IDLE = (
     "monarch_nb._rank.interactive:prepare",
     "torch.distributed",
     "torch.nn.parallel",
@@ -56,11 +58,11 @@ PRELOAD_IDLE = (  # in pieces: a request waits for the piece that is being loade
     "monarch_nb.rdma.paths.verbs.path",
 )
 SHELL = PRELOAD_IDLE[0]
-"""The shell that ranks run cells in."""
+"""Module of the shell that ranks run cells in."""
 _TORCH = "torch"
 MANY_RANKS = 16
-"""For so many the shell is made before they are forked, in any case: each would need as long for its own
-as the start of all is late.
+"""Number of ranks for which the shell is always made before they are forked: made by each of them, it would
+delay the start of all.
 """
 MAX_REQUEST_BYTES = 1 << 16
 
@@ -69,7 +71,7 @@ def main(link_fd: int, sys_path: list[str], directory: str) -> None:
     """Serve the host process at the other end of `link_fd`, whose sockets lie in `directory`, until it
     goes.
     """
-    gc.disable()  # an eighth of what the import of torch takes
+    gc.disable()  # an eighth of the time of torch's import
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_process_name("mnb-zygote")
     sys.path[:] = sys_path
@@ -95,7 +97,7 @@ def what_to_load(how_much: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _preload(name: str) -> None:
     """Import a module, and call a function of it if one is named."""
-    # A missing or broken torch must not keep anybody from a mesh without it; ranks that import it say why.
+    # A missing or broken torch must not prevent a mesh without it; ranks that import torch raise the error.
     with suppress(Exception):
         name, _, function = name.partition(":")
         module = importlib.import_module(name)
@@ -125,7 +127,7 @@ class _Zygote:
         os._exit(0)
 
     def _tell(self, answer: ZygoteAnswer) -> None:
-        with suppress(OSError):  # the host process has died: that is seen when the connection is read
+        with suppress(OSError):  # the host process has died: noticed when the connection is read
             self._link.send(json.dumps(answer).encode())
 
     def _load(self, name: str) -> None:
@@ -165,7 +167,7 @@ class _Zygote:
         if len(ranks) >= MANY_RANKS and SHELL in self._later:
             self._load(SHELL)
         note_modules()
-        gc.freeze()  # else the first collection in a fork touches, and so copies, every page
+        gc.freeze()  # otherwise the first collection in a fork would write to, and so copy, every page
         for i, own in enumerate(ranks):
             pid = self._fork(spec, own, outputs[2 * i], outputs[2 * i + 1], fds)
             self._groups.add(pid)
@@ -229,7 +231,7 @@ class _Zygote:
             status = 0
         except BaseException as error:
             if isinstance(error, SystemExit) and not error.code:
-                status = 0  # told to end before it served, or after
+                status = 0  # told to end before or after it served
             else:
                 import traceback
 

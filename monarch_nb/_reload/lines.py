@@ -1,5 +1,5 @@
-"""Line numbers of functions whose text is as before, but stands elsewhere in the file: tracebacks and
-breakpoints go by them.
+"""Updates line numbers of functions whose text is unchanged but has moved in the file: tracebacks and
+breakpoints depend on them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Notes what each module of the user's was executed from, while it is imported; and finds which of their
-files have changed since.
+"""Records the source from which each of the user's modules was executed, at its import, and finds the modules
+whose files have changed since.
 
 A module is the user's if its file lies in no library: not with Python's own modules, not in site-packages,
 and not in this package.
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     import ast
 
 GRAIN_NS = 2_000_000_000
-"""A file that was read so soon after its last change may have changed again without a change of its times:
-clocks of file systems are coarse.
+"""A file read within this time after its last change may have changed again with equal times: clocks of file
+systems are coarse.
 """
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARY_FOLDERS = {"site-packages", "dist-packages"}
 
 
 class Loaded(msgspec.Struct):
-    """One module of the user's.
+    """A loaded module of the user's.
 
     Attributes:
-        source: what it was executed from; None for an extension module.
-        status: of the file, from before it was read.
-        read_ns: when that was, by the clock of `time.time_ns`.
+        source: the source that was executed; None for an extension module.
+        status: status of the file before it was read.
+        read_ns: time of the read, by the clock of `time.time_ns`.
     """
 
     name: str
@@ -51,9 +51,9 @@ class Loaded(msgspec.Struct):
     status: FileStatus | None
     read_ns: int
     imported: tuple[tuple[str, str, str], ...] | None = None
-    """What it imports by name, once somebody has asked."""
+    """Its imports by name, once they were requested."""
     tree: ast.Module | None = None
-    """What `source` was parsed to, if that was done already: by its last reload."""
+    """The syntax tree of `source`, if it was parsed before, by the last reload."""
 
     @property
     def known_as(self) -> str:
@@ -62,15 +62,15 @@ class Loaded(msgspec.Struct):
 
     @property
     def is_certain(self) -> bool:
-        """Say whether an equal status means an equal file."""
+        """Say whether an equal status implies an equal file."""
         return self.status is not None and max(self.status[3:]) + GRAIN_NS < self.read_ns
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """A loaded module whose file isn't what it was executed from.
+    """A loaded module whose file differs from the executed source.
 
     Attributes:
-        source: what the file holds now; None if it is gone, or can't be read.
+        source: present content of the file; None if it is gone, or can't be read.
     """
 
     loaded: Loaded
@@ -78,7 +78,7 @@ class Changed(msgspec.Struct, frozen=True):
 
     @property
     def is_gone(self) -> bool:
-        """Say whether there's no file any more: what was loaded is all there is."""
+        """Say whether the file no longer exists: the loaded code is all there is."""
         return (
             self.loaded.source is not None and self.source is None and not os.path.lexists(self.loaded.path)
         )
@@ -91,8 +91,8 @@ _create_module = ExtensionFileLoader.create_module
 
 
 def install() -> None:
-    """Take note of modules from now on, and of those that are loaded already: of these it's believed that
-    their files haven't changed yet.
+    """Record modules at their import from now on, and those that are loaded already: their files are assumed
+    to be unchanged.
     """
     if SourceFileLoader.get_code is _noting_get_code:
         return
@@ -103,7 +103,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Take note of nothing any more."""
+    """Stop recording modules."""
     SourceFileLoader.get_code = _get_code  # type: ignore[method-assign]
     ExtensionFileLoader.create_module = _create_module  # type: ignore[method-assign]
     for table in (_modules, _by_path, _unsure):
@@ -136,7 +136,8 @@ def changed_modules(paths: Collection[str] | None = None, *, thoroughly: bool = 
 
 @contextmanager
 def imported_anew() -> Iterator[None]:
-    """Let the block import the user's modules anew, as a program of its own does; then the old ones are back.
+    """Import the user's modules anew within the block, as a program of its own does; then restore the old
+    ones.
 
     Extension modules stay: most can be loaded once only.
     """
@@ -155,12 +156,12 @@ def imported_anew() -> Iterator[None]:
             sys.modules.pop(name, None)
         for name, loaded in before.items():
             _modules[name] = loaded
-            _unsure.add(name)  # its file may have changed meanwhile
+            _unsure.add(name)  # the file may have changed meanwhile
         sys.modules.update(modules)
 
 
 _unsure: set[str] = set()
-"""Modules that are looked at each time: no event tells of them, or none will again."""
+"""Modules that are checked each time, since events about them aren't reliable."""
 _by_path: dict[str, set[str]] = {}
 
 
@@ -176,7 +177,7 @@ def _suspects(thoroughly: bool) -> list[Loaded]:
 
 
 def _note(loaded: Loaded) -> None:
-    """Take note of a module that has been executed, last of all."""
+    """Record a module that has been executed."""
     _modules.pop(loaded.name, None)
     _modules[loaded.name] = loaded
     _look_after(loaded)
@@ -184,24 +185,24 @@ def _note(loaded: Loaded) -> None:
 
 
 def _look_after(loaded: Loaded) -> None:
-    """Watch where a module's file lies, and, if that's a link, what it leads to."""
+    """Watch the directory of a module's file, and, if that's a link, its target's."""
     for path in {loaded.path, os.path.realpath(loaded.path)}:
         _watch.add(os.path.dirname(path))
         _by_path.setdefault(path, set()).add(loaded.name)
 
 
 def is_current(loaded: Loaded, source: bytes | None, tree: ast.Module) -> None:
-    """Take note that a module runs `source` now."""
+    """Record that a module runs `source` now."""
     loaded.source, loaded.imported, loaded.tree = source, None, tree
     _look_after(loaded)
-    loaded.status, loaded.read_ns = None, 0  # to be looked at once more: the file may have changed meanwhile
+    loaded.status, loaded.read_ns = None, 0  # to be checked once more: the file may have changed meanwhile
     _unsure.add(loaded.name)
 
 
 def _look_at(loaded: Loaded, thoroughly: bool) -> Changed | None:
-    """Return how a module's file differs from what the module was executed from; None if it doesn't."""
+    """Return how a module's file differs from the executed source; None if it doesn't."""
     module = sys.modules.get(loaded.name)
-    if module is None:  # taken out by the user
+    if module is None:  # removed from sys.modules by the user
         _modules.pop(loaded.name, None)
         _unsure.discard(loaded.name)
         return None
@@ -229,13 +230,13 @@ def _is_among(path: str, chosen: Iterable[str]) -> bool:
 
 
 def _noting_get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
-    """Return a module's code as Python does, and take note of the source that it is of."""
+    """Return a module's code as Python does, and record its source."""
     path = self.get_filename(fullname)
     if is_library(path):
         return _get_code(self, fullname)
     path = os.path.abspath(path)
     loaded = Loaded(fullname, path, None, None, 0)
-    _look_after(loaded)  # before it is read: what changes from now on is told
+    _look_after(loaded)  # before the file is read: later changes are reported by events
     loaded.read_ns, loaded.status = time.time_ns(), file_status(path)
     loaded.source = source = self.get_data(path)
     code = _get_code(self, fullname) if _has_sure_byte_code(loaded) else self.source_to_code(source, path)
@@ -244,8 +245,8 @@ def _noting_get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
 
 
 def _has_sure_byte_code(loaded: Loaded) -> bool:
-    """Say whether the byte code that lies beside a source is surely of it: Python compares the seconds of
-    mtime only, and the size.
+    """Say whether the byte code beside a source surely belongs to it: Python compares only the seconds of
+    mtime, and the size.
     """
     try:
         cached = os.stat(cache_from_source(loaded.path)).st_mtime_ns

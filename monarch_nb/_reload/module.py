@@ -1,4 +1,4 @@
-"""Reloads modules: what their new statements say takes effect, and nothing has changed if one raises.
+"""Reloads modules: their new statements take effect, and nothing has changed if one raises.
 
 Only statements that weren't there before are executed, in the module's own namespace: a table that was
 filled, a model that was loaded stay. Then functions and classes that were defined anew give their code to the
@@ -38,16 +38,18 @@ from monarch_nb._reload.statements import (
 )
 
 MAX_TABLE = 10_000
-"""Tables with more entries aren't looked through for objects that were registered."""
+"""Tables with more entries aren't searched for registered objects."""
 GUARDS_CODE = (2, 13)
-"""The first version of torch of which that was seen."""
+"""The first version of torch whose guards notice that a function has new code."""
 _NO_SWITCH_S = 10.0
-"""Other threads don't run while objects take on new code: none sees half of a class."""
+"""The interpreter's switch interval while objects take on new code: other threads don't run then, so that
+none sees an inconsistent class.
+"""
 
 
 AFTER: list[Callable[[], Sequence[str]]] = []
-"""Called after each reload that has changed something, by those who keep what they have found in classes;
-return what goes on with old code.
+"""Called after each reload that has changed something, by modules that cache facts about classes; they return
+what continues to run old code.
 """
 
 
@@ -65,7 +67,7 @@ def reload_changed(request: ReloadRequest) -> RankReload:
 
 
 def finish(modules: Sequence[ModuleReload]) -> list[str]:
-    """Renew cached facts about changed classes; return a line about each object that goes on with old
+    """Renew cached facts about changed classes; return a line about each object that continues to run old
     code.
     """
     done = [module for module in modules if module.is_done]
@@ -79,7 +81,7 @@ class _Plan(msgspec.Struct, frozen=True):
     """A module, and the changes to apply to it.
 
     Attributes:
-        codes: of the statements that are to be executed.
+        codes: code of the statements to execute.
         whole: the code of the whole module, if some of it now stands on other lines.
     """
 
@@ -215,7 +217,7 @@ def _reload(plan: _Plan) -> ModuleReload:
 
 
 def _execute(plan: _Plan, namespace: Namespace) -> None:
-    """Run the statements that are new."""
+    """Execute the new statements."""
     namespace["__doc__"] = ast.get_docstring(plan.new, clean=False)
     for code in plan.codes:
         exec(code, namespace)
@@ -228,7 +230,7 @@ def _put_back(namespace: Namespace, before: Namespace) -> None:
 
 
 def _take_on(plan: _Plan, namespace: Namespace, before: Namespace) -> Iterator[Change]:
-    """Give old objects the code of new ones, and bind them again."""
+    """Give old objects the code of new ones, and bind their names to them again."""
     old_nodes, new_nodes = definitions(plan.old.body), definitions(plan.new.body)
     same = Same()
     for name in plan.difference.bound:
@@ -290,11 +292,11 @@ def _imported_by(loaded: Loaded) -> tuple[tuple[str, str, str], ...]:
 
 
 _stand_ins: dict[tuple[str, str], list[weakref.ref[Any]]] = {}
-"""By module and name: functions and classes that were defined by a reload, and whose code an older one has
-taken on. Somebody may hold them (a table, an instance), and they run new code, too.
+"""By module and name: functions and classes defined by a reload whose code was moved to an older object.
+References to them may exist (in a table, an instance), and they run new code, too.
 """
 COLLECT_AT = 32
-"""So many of one name, or twice as many as were held the last time, are looked through for garbage."""
+"""At this number per name, or at twice the number held last time, garbage is removed."""
 _collect_at: dict[tuple[str, str], int] = {}
 
 
@@ -306,13 +308,13 @@ def _patch_stand_ins(plan: _Plan, name: str, old: Any, new: Any, new_node: Defin
         if held is not None and held is not old:
             with suppress(Exception):
                 patch(held, new, new_node, new_node, Same())
-    with suppress(TypeError):  # of no weak references
+    with suppress(TypeError):  # an object without weak references
         known.append(weakref.ref(new))
 
 
 def _forget_collected(key: tuple[str, str], known: list[weakref.ref[Any]]) -> None:
-    """Forget what nobody holds. A class is in a circle with itself: after many edits the collector is asked
-    for, or each edit would patch all that there ever were.
+    """Drop unreferenced objects. A class refers to itself: after many edits the garbage collector is called,
+    or each edit would patch all earlier versions.
     """
     known[:] = [each for each in known if each() is not None]
     if len(known) >= _collect_at.get(key, COLLECT_AT):
@@ -386,7 +388,7 @@ def _traceback_of(error: BaseException) -> str:
         found = found.tb_next
     try:
         return "".join(traceback.format_exception(type(error), error, found))
-    except Exception:  # of its text
+    except Exception:  # raised while its message was made
         return f"{type(error).__name__} (its message can't be shown)\n"
 
 

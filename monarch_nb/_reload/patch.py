@@ -1,5 +1,5 @@
-"""New code for functions and classes that live: the old objects stay, so instances, imports by name, bound
-methods and pickles hold.
+"""Gives new code to living functions and classes: the old objects stay, so that instances, imports by name,
+bound methods and pickles remain valid.
 
 A class gets the attributes of its new definition, and loses those that the definition no longer names. What
 the definition says as before, and isn't a function, stays as it is now: a counter of a class goes on
@@ -33,7 +33,7 @@ _NEVER_SET = frozenset(
     )
 )
 MAX_ADAPTED = 10_000
-"""So many members of a new list or dict are looked at."""
+"""Maximum number of members of a new list or dict that are examined."""
 _SLOT_TYPES = (MemberDescriptorType, GetSetDescriptorType)
 
 
@@ -45,7 +45,7 @@ def is_a(value: Any, kind: type[T] | UnionType | tuple[type, ...]) -> TypeGuard[
 
 
 class CannotPatch(Exception):
-    """An object can't take on new code; the message says why."""
+    """The error of an object that can't take on new code; its text says why."""
 
 
 class Same:
@@ -53,10 +53,10 @@ class Same:
 
     def __init__(self) -> None:
         self._by_id: dict[int, tuple[Any, Any]] = {}
-        """New and old by the new one's id; it's kept alive, so that the id stays its own."""
+        """New and old objects by the new one's id, which is kept alive so that the id stays unique."""
 
     def add(self, new: Any, old: Any) -> None:
-        """From now on `old` stays for `new`."""
+        """Record that `old` stays in place of `new`."""
         self._by_id[id(new)] = (new, old)
 
     def __contains__(self, new: object) -> bool:
@@ -67,8 +67,8 @@ class Same:
         return self._by_id[id(new)][1] if id(new) in self._by_id else new
 
     def adapt(self, value: Any) -> None:
-        """Have something that is new mean the classes that stay: a subclass, an instance, functions, and
-        those in a list or dict.
+        """Make a new object refer to the old classes: a subclass, an instance, functions, and those in a list
+        or dict.
         """
         if type(value) in (list, tuple, set, frozenset):
             members = list(value)
@@ -91,7 +91,7 @@ class Same:
 
 
 def patch(old: Any, new: Any, old_node: ast.AST | None, new_node: ast.AST | None, same: Same) -> None:
-    """Have `old` do what `new` does.
+    """Give `old` the code of `new`.
 
     Args:
         old_node, new_node: of a class, its definitions.
@@ -165,9 +165,7 @@ def _copy_annotations(old: Any, new: Any) -> None:
 
 
 def _patch_cell(old_cell: Any, new_cell: Any, same: Same) -> None:
-    """Give a variable of a closure what the new closure has; functions that a decorator wraps stay the
-    same.
-    """
+    """Give a closure's variable the new closure's value; functions that a decorator wraps stay the same."""
     try:
         new = new_cell.cell_contents
     except ValueError:  # not bound yet

@@ -1,6 +1,4 @@
-"""Types that describe a reload: what was asked for, and what was done, as data that goes from ranks to
-whoever asked.
-"""
+"""Types that describe a reload: the request, and the result, sent from ranks to the asking program."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from pathlib import PurePath
 import msgspec
 
 SYNC_VARIABLE = "MONARCH_NB_SYNC"
-"""The environment variable of a rank that holds its `SyncMode`: those that take its place are given it,
+"""The environment variable of a rank that holds its `SyncMode`: a process that replaces the rank gets it,
 too.
 """
 
@@ -20,11 +18,11 @@ class SyncMode(StrEnum):
     """The action of a rank before a cell when files of modules that the rank has loaded have changed."""
 
     WARN = "warn"
-    """It says so, once for each change."""
+    """The rank reports it, once for each change."""
     WATCH = "watch"
-    """It reloads them; before calls of actors, too."""
+    """The rank reloads them, also before calls of actors."""
     STRICT = "strict"
-    """It refuses to run the cell."""
+    """The rank refuses to run the cell."""
     OFF = "off"
 
     @classmethod
@@ -45,14 +43,14 @@ class ChangeKind(StrEnum):
     NEW = "new"
     GONE = "gone"
     REPLACED = "replaced"
-    """The old object could not take on the new code: whoever holds it goes on with the old code."""
+    """The old object could not take on the new code: references to it continue to run the old code."""
 
 
 class Change(msgspec.Struct, frozen=True):
     """The change of one name of a module.
 
     Attributes:
-        detail: for `REPLACED`, why.
+        detail: the reason, for `REPLACED`.
     """
 
     kind: ChangeKind
@@ -68,7 +66,7 @@ class ModuleReload(msgspec.Struct, frozen=True):
         path: of its file.
         changes: by name; empty if only comments or layout have changed, or nothing has been done.
         trouble: why the new code isn't in use; "" if it is.
-        error: the traceback of what its new statements have raised; then the module is as before.
+        error: traceback of what its new statements raised; the module is then as before.
     """
 
     name: str
@@ -104,7 +102,7 @@ class ReloadRequest(msgspec.Struct, frozen=True):
 
     Attributes:
         paths: files or folders, absolute; None: whatever has changed.
-        is_dry: only say what would be reloaded.
+        is_dry: whether to only report what would be reloaded.
         elsewhere: folders of the notebook's, and where they lie on the rank's machine.
     """
 
@@ -119,7 +117,7 @@ class RankReload(msgspec.Struct, frozen=True):
     Attributes:
         modules: those whose files had changed.
         num_modules: how many modules of the user's it has loaded.
-        notes: what goes on with old code, one line each.
+        notes: what continues to run old code, one line each.
     """
 
     modules: tuple[ModuleReload, ...]

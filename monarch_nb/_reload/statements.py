@@ -26,7 +26,7 @@ class Difference(msgspec.Struct, frozen=True):
     """The difference between a body of statements and what it was before.
 
     Attributes:
-        statements: what is to be executed, in order: what wasn't there before.
+        statements: statements to execute, in order: those that are new.
         bound: names that these bind.
         gone: names that the old body has bound and the new one doesn't.
     """

@@ -1,4 +1,4 @@
-"""Finds out when a file of a loaded module may have changed.
+"""Detects that a file of a loaded module may have changed.
 
 inotify queues an event before the write or the rename returns to the editor, so what is read from it right
 before a cell misses no save. It sees what happens in a directory, not that the directory's path leads
@@ -39,7 +39,7 @@ _MASK = (
     | _IN_MOVE_SELF
 )
 _LOST = _IN_DELETE_SELF | _IN_MOVE_SELF | _IN_UNMOUNT | _IN_Q_OVERFLOW | _IN_IGNORED
-"""After such an event there may be changes that no event tells of."""
+"""Events after which further changes may go unreported."""
 _READ_BYTES = 1 << 16
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 _REMOTE = (
@@ -61,8 +61,8 @@ _REMOTE = (
 )
 
 FileStatus = tuple[int, int, int, int, int]
-"""Device, inode, size in bytes, mtime and ctime in nanoseconds: no write leaves all of them as they are,
-but for the clock's grain.
+"""Device, inode, size in bytes, mtime and ctime in nanoseconds: every write changes one of them, except
+within the clock's resolution.
 """
 
 
@@ -76,23 +76,25 @@ def file_status(path: str) -> FileStatus | None:
 
 
 class Watch:
-    """The directories of files that are looked after. Any thread may add; one at a time asks."""
+    """The watch on directories of loaded modules. Any thread may add directories; one at a time asks for
+    changes.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._fd = -1
         self._directories: dict[int, str] = {}
-        """By inotify's number."""
+        """Directories by inotify's number."""
         self._identities: dict[str, tuple[int, int] | None] = {}
-        """Device and inode of each directory that inotify looks after."""
+        """Device and inode of each directory that inotify watches."""
         self._below: set[str] = set()
-        """Directories that it looks after, and whose identities aren't compared."""
+        """Watched directories whose identities aren't compared."""
         self._blind: set[str] = set()
-        """Directories that it can't look after."""
+        """Directories that can't be watched."""
 
     def add(self, directory: str, *, is_below: bool = False) -> None:
-        """Look after the files of a directory from now on.
+        """Watch a directory from now on.
 
         Args:
             is_below: whether the one above it is looked after, too, so that a rename of it is an event: its
@@ -108,13 +110,11 @@ class Watch:
         return directory in self._blind
 
     def touched(self) -> set[str] | None:
-        """Return the paths about which something has happened since this was asked last; None if there may
-        be others.
-        """
+        """Return the paths with events since the last call; None if there may be others."""
         if self._fd < 0:
             return set()
         with self._lock:
-            if self._pid != os.getpid():  # forked off: events would be taken from the parent
+            if self._pid != os.getpid():  # a forked process: it would take the parent's events
                 self._start_anew()
                 return None
             paths: set[str] | None = set()
@@ -130,7 +130,7 @@ class Watch:
             return paths
 
     def close(self) -> None:
-        """Look after nothing any more."""
+        """End the watch."""
         with self._lock:
             self._forget()
 
@@ -175,7 +175,7 @@ class Watch:
         while True:
             try:
                 data = os.read(self._fd, _READ_BYTES)
-            except OSError:  # nothing is left
+            except OSError:  # no more events
                 return
             at = 0
             while at < len(data):
@@ -198,7 +198,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def _is_remote(directory: str) -> bool:
-    """Say whether another machine may write there, without inotify hearing of it."""
+    """Say whether another machine may write there, without an inotify event here."""
     kind = _file_system_of(os.path.realpath(directory))
     return kind.startswith(_REMOTE)
 

@@ -8,7 +8,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -33,8 +32,9 @@ from monarch_nb._runtime.checkpoints import Checkpoints
 from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._shape import Extent, Shape
 from monarch_nb._transport import process_context
+from monarch_nb._transport.call import answer_failure
 from monarch_nb._transport.data_plane import remote_arguments
-from monarch_nb._transport.failure import describe, encode_failure, without_details
+from monarch_nb._transport.failure import describe, encode_failure
 from monarch_nb._transport.pending import Body
 from monarch_nb._transport.transport import Transport
 from monarch_nb._wire import address, codec
@@ -43,15 +43,17 @@ from monarch_nb._wire.activity_page import ActivityPage
 from monarch_nb._wire.message import Message
 
 AGAIN_S = (0.05, 0.5, 2.0)
-"""When a call that an interrupt hasn't found is looked for again."""
+"""Delays after which a call that an interrupt hasn't found is looked up again."""
 END_S = 10.0
-"""How long whoever stops an actor waits for the message that it's handling, and for its clean-up."""
+"""How long a request to stop an actor waits for its current message and for its clean-up."""
 ORPHAN_S = 10.0
-"""How long a call may be ahead of the message that spawns its actor."""
+"""How long a call may precede the message that spawns its actor."""
 
 
 class ActorHost:
-    """The actors of one process. `on_call` and what it calls run in the reading thread and never block."""
+    """The actors of one process, and the receiver of calls to them. `on_call` and what it calls run in the
+    reading thread and never block.
+    """
 
     def __init__(
         self, transport: Transport, on_work: Callable[[Message], Any] | None = None,
@@ -63,18 +65,19 @@ class ActorHost:
         self.debugger = debugger
         self.actors: dict[int, ActorRunner] = {}
         self.before_call: Callable[[], None] | None = None
-        """Called on an actor's thread before it handles a call; what it raises is the answer."""
+        """Called on an actor's thread before it handles a call; an exception that it raises is the answer."""
         self.checkpoints: dict[int, Checkpoints] = {}
-        """By actor; they survive it."""
+        """Checkpoints by actor, which outlive the actor."""
         self.checkpoint_epochs: dict[int, int] = {}
-        """By actor, also one that is still being constructed: members that save together know the same one;
-        the controller counts."""
+        """Epoch by actor, also of one that is still being constructed: members that save together must agree
+        on it; the controller counts.
+        """
         self._on_work = on_work
         self._early: dict[int, list[Message]] = {}
         self._gone: dict[int, str] = {}
-        """Actors that were stopped here, and why."""
+        """Actors that were stopped here, with the reason."""
         self._leaving: dict[int, ActorRunner] = {}
-        """Those of them that clean up still."""
+        """Those of them that are still cleaning up."""
         transport.on_call = self.on_call
         self.handlers = Handlers(self)
         transport.event_handlers.append(self.handlers)
@@ -83,12 +86,12 @@ class ActorHost:
             calls.SNAPSHOT: self._snapshot,
             calls.SUPERVISE: self._supervise,
         }
-        """Take calls to this process itself that bring or answer with values of the user's; return the
-        waiter to wake.
+        """Handlers of calls to this process itself that carry the user's values; they return the waiter to
+        wake.
         """
 
     def on_call(self, message: Message) -> Any:
-        """Take a CALL message; return the waiter to wake."""
+        """Handle a CALL message; return the waiter to wake."""
         if message.name == calls.SPAWN:
             return self._spawn(message)
         if message.name == calls.RESPAWN:
@@ -101,14 +104,14 @@ class ActorHost:
         if message.target in self._gone:
             self._no_such_actor(message)
             return None
-        # From a third party: its call may overtake the message that spawns the actor.
+        # From a third process: its call may overtake the message that spawns the actor.
         self._early.setdefault(message.target, []).append(message)
         self.transport.reader.call_at(time.monotonic() + ORPHAN_S, lambda: self._give_up(message.target))
         return None
 
     def on_guest_call(self, message: Message) -> Any:
-        """Take a CALL from a mesh that this process is a guest of: something there has failed that an
-        actor here owns. The actor waits in the reader of this process' own mesh, so it's woken here.
+        """Handle a CALL from a mesh that this process is a guest of: an object there that an actor here owns
+        has failed. The actor waits in the reader of this process' own mesh, so it's woken here.
         """
         runner = self.actors.get(message.target)
         if message.name == calls.SUPERVISE and runner is not None:
@@ -119,18 +122,18 @@ class ActorHost:
 
     @handles(MeshNamed)
     def on_mesh_named(self, event: MeshNamed, sender: Sender) -> None:
-        """Note the mesh's new name."""
+        """Record the mesh's new name."""
         if self.transport.mesh is not None:
             self.transport.mesh = self.transport.mesh._replace(name=event.name)
 
     @handles(CheckpointEpoch)
     def on_checkpoint_epoch(self, event: CheckpointEpoch, sender: Sender) -> None:
-        """Note the epoch that the members of an actor must agree on to save together."""
+        """Record the epoch that the members of an actor must agree on to save together."""
         self.checkpoint_epochs[event.actor_id] = event.epoch
 
     @handles(Reshaped)
     def on_reshaped(self, event: Reshaped, sender: Sender) -> None:
-        """Tell actors that are on all of the mesh its new sizes, and whom they have beside them now."""
+        """Tell actors that are on the whole mesh its new sizes, and their new neighbours."""
         shape = Shape.full(Extent(event.labels, event.sizes))
         for actor_id, procs in event.actors.items():
             runner = self.actors.get(actor_id)
@@ -148,9 +151,10 @@ class ActorHost:
             if handler is not None:
                 self._handle(handler, message)
                 return None
-        except Exception as error:  # the reading thread must live, whatever it was asked
+        except Exception as error:  # the reading thread must survive any request
             traceback.print_exc()
-            self._reply_error(message, describe(error, **process_context.whereabouts(), endpoint=name))
+            failure = describe(error, **process_context.whereabouts(), endpoint=name)
+            answer_failure(self.transport, message, failure, marks_output=False)
             return None
         if self._on_work is not None:
             return self._on_work(message)
@@ -160,8 +164,8 @@ class ActorHost:
     # --- spawning and stopping
 
     def _spawn(self, message: Message, before: ActorRunner | None = None) -> Any:
-        """Make an actor, and give it the calls that have overtaken this message; return the waiter to wake:
-        its thread may wait for mail already.
+        """Create an actor, and deliver the calls that have overtaken this message; return the waiter to wake:
+        the actor's thread may wait for messages already.
         """
         if message.target in self.actors:
             return None
@@ -172,7 +176,7 @@ class ActorHost:
         return awake
 
     def _respawn(self, message: Message) -> Any:
-        """Make an actor again that has failed, or whose process is new; return the waiter to wake."""
+        """Create a failed actor again, or one whose process is new; return the waiter to wake."""
         before = self.actors.pop(message.target, None)
         if before is not None:
             before.stop()
@@ -198,16 +202,7 @@ class ActorHost:
             host=where.get("host", ""),
             pid=where.get("pid", 0),
         )
-        self._reply_error(message, failure)
-
-    def _reply_error(self, message: Message, failure: Failure) -> None:
-        for each in (failure, without_details(failure)):
-            with suppress(MemoryError):  # no shared memory for a long traceback
-                self.transport.post(
-                    message.src, wire.REPLY, encode_failure(each), flags=wire.ERROR, slot=message.slot,
-                    ref=message.ref,
-                )  # fmt: skip
-                return
+        answer_failure(self.transport, message, failure, marks_output=False)
 
     def _reply(self, message: Message, value: object) -> None:
         if message.ref:
@@ -239,7 +234,7 @@ class ActorHost:
         return LATER
 
     def end_actor(self, actor_id: int, reason: BaseException | None) -> ActorRunner | None:
-        """Let an actor end after what it is doing; return it, if it hasn't ended yet."""
+        """End an actor after its current message; return it, if it hasn't ended yet."""
         runner = self.actors.pop(actor_id, None)
         if runner is None:
             self._gone.setdefault(actor_id, "it was stopped")
@@ -261,15 +256,15 @@ class ActorHost:
         remote_arguments().join()
         self.transport.services[message.name](message)
 
-    # --- answers that never wait
+    # --- requests that are answered at once
 
     @handles(Ping)
     def do_ping(self, request: Ping, sender: Sender) -> None:
-        """Answer: this thread lives."""
+        """Answer, to show that this thread is alive."""
 
     @handles(ThreadStacks)
     def do_thread_stacks(self, request: ThreadStacks, sender: Sender) -> dict[str, str]:
-        """Return where each thread stands."""
+        """Return the stack of each thread."""
         return {**thread_stacks(), **self._awaiting_stacks()}
 
     def _awaiting_stacks(self) -> dict[str, str]:
@@ -300,12 +295,12 @@ class ActorHost:
 
     @handles(InterruptCall)
     def do_interrupt_call(self, request: InterruptCall, sender: Sender) -> None:
-        """Interrupt what the sender has called, if it still runs; what waits is taken out and answered."""
+        """Interrupt the sender's call, if it still runs; one that waits is removed and answered."""
         self._interrupt(sender.proc, request.ref, AGAIN_S)
 
     def _interrupt(self, src: int, ref: int, again_s: Sequence[float]) -> None:
         """Interrupt a call; if it neither runs nor waits, look again after some seconds: its thread may have
-        taken it from the inbox just now, and not have begun.
+        just taken it from the inbox.
         """
         if self._interrupt_running(src, ref) or self._withdraw(src, ref):
             return
@@ -314,14 +309,14 @@ class ActorHost:
             self.transport.reader.call_at(time.monotonic() + again_s[0], again)
 
     def _withdraw(self, src: int, ref: int) -> bool:
-        """Take out a call that waits, and answer it; False if it isn't there."""
+        """Remove a waiting call, and answer it; False if it isn't there."""
         for inbox in self._inboxes():
             waiting = inbox.remove(src, ref)
             if waiting is not None:
                 failure = describe(
                     KeyboardInterrupt("interrupted before it had begun"), **process_context.whereabouts()
                 )
-                self._reply_error(waiting, failure)
+                answer_failure(self.transport, waiting, failure, marks_output=False)
                 return True
         return False
 
@@ -330,7 +325,7 @@ class ActorHost:
         return any(runner.interrupt(src, ref) for runner in list(self.actors.values()))
 
     def _inboxes(self) -> list[Inbox[Message]]:
-        """Return where calls wait to be handled."""
+        """Return the inboxes with waiting calls."""
         return [runner.inbox for runner in list(self.actors.values())]
 
     # --- failure
@@ -338,17 +333,17 @@ class ActorHost:
     def report_failure(self, owner: tuple[int, int], actor_id: int, failure: Failure) -> None:
         """Tell the owner of an actor that it has failed: an actor is asked, a client is told."""
         proc, owner_actor = owner
-        event = ActorFailed(actor_id, replace(failure, proc=self.transport.me))
-        data = encode(event)
+        body = encode_failure(
+            failure, lambda each: ActorFailed(actor_id, replace(each, proc=self.transport.me))
+        )
         if address.is_client(proc) and not owner_actor:
             frame = wire.pack(
-                wire.EVENT, src=self.transport.me, dst=proc, name=event.wire_name.encode(), payload=data
-            )
+                wire.EVENT, src=self.transport.me, dst=proc, name=ActorFailed.wire_name.encode(),
+                payload=body.payload,
+            )  # fmt: skip
             self.transport.send(proc, frame)
         else:
-            self.transport.post(
-                proc, wire.CALL, codec.Encoded(data), target=owner_actor, name=calls.SUPERVISE
-            )
+            self.transport.post(proc, wire.CALL, body, target=owner_actor, name=calls.SUPERVISE)
 
     def _supervise(self, message: Message) -> None:
         """Print the failure of something that a cell of this rank owns, to stderr."""

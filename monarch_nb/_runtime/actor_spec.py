@@ -17,8 +17,6 @@ ActorSpec = TypedDict(
         "mesh": Any,
     },
 )
-"""The user's class and arguments, so that it's pickled: by cloudpickle, which is why it's a plain dict.
-
-`creator`: proc and actor (0: none) that own the new actors; `creator_instance`, `proc_mesh`, `mesh`: handles
-that they find in their context.
+"""The user's class and arguments, pickled by cloudpickle, for which it is a plain dict. `creator`: proc and
+actor (0: none) that own the new actors; `creator_instance`, `proc_mesh`, `mesh`: handles for their context.
 """

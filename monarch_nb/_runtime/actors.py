@@ -36,9 +36,9 @@ from monarch_nb._runtime.kept import keep
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import decode_extent
 from monarch_nb._transport import process_context
-from monarch_nb._transport.call import answer
+from monarch_nb._transport.call import answer, answer_failure
 from monarch_nb._transport.context import CallContext, call_context
-from monarch_nb._transport.failure import describe, encode_failure, without_details
+from monarch_nb._transport.failure import describe
 from monarch_nb._transport.pending import Body
 from monarch_nb._transport.port import Port
 from monarch_nb._transport.process_context import CallPlace
@@ -53,19 +53,19 @@ if TYPE_CHECKING:
 
 
 CHILDREN_S = 10.0
-"""How long an actor that ends waits for what it owns to end first."""
+"""How long an ending actor waits for its own actors to end first."""
 PREDECESSOR_S = 10.0
-"""How long an actor that is made anew waits for the one before it to leave."""
+"""How long a re-created actor waits for its predecessor to end."""
 
 
 class CallDebugger(Protocol):
-    """The debugger of a process, as those who run calls use it."""
+    """The interface to a process' debugger for code that runs calls."""
 
     in_use: bool
     on_error: bool
 
     def arm(self) -> None:
-        """Stop at what was set from outside meanwhile."""
+        """Arm the calling thread for new breakpoints."""
 
     def done(self) -> None:
         """End stepping in the calling thread, whose cell or call has ended."""
@@ -78,13 +78,13 @@ class CallDebugger(Protocol):
 
 
 class FailureNotice(NamedTuple):
-    """A failure that an actor hears of.
+    """The notice to an actor of a failure.
 
     Attributes:
-        failure: what has failed.
-        hook: this actor's `__supervise__`, if it's to be asked.
-        next: whom to tell if that doesn't handle it: proc and actor (0: none).
-        actor_id: what has failed, as they know it.
+        failure: the failure.
+        hook: this actor's `__supervise__`, if it shall be asked.
+        next: who is told if the hook doesn't handle it: proc and actor (0: none).
+        actor_id: id of the failed actor, as the owner knows it.
     """
 
     failure: Failure
@@ -116,42 +116,42 @@ class ActorRunner:
         self.creator: tuple[int, int] = (spawn.src, 0)
         self.name = ""
         self.created_by: Any = None
-        """Who has spawned it, in words (`actor.ownership.CreatorInstance`)."""
+        """The actor's creator (`actor.ownership.CreatorInstance`)."""
         self.proc_mesh: Any = None
         self.inbox: Inbox[Message] = Inbox()
         self.instance: Any = None
         self.failure: Failure | None = None
         self.mesh: Any = None
         self.cls: type | None = None
-        """Its class, once that has come; another one after a reload."""
+        """The actor's class, once it has arrived; a reload may replace it."""
         self.activity_slot = host.page.acquire_slot()
         self.label = b""
-        """What was called last."""
+        """Name of the endpoint called last."""
         self._num_running = 0
         self.last_error: BaseException | None = None
-        """What the last call has raised: its frames are kept for the debugger, until the next call."""
+        """The error of the last call: its frames are kept for the debugger until the next call."""
         self.error_when = 0.0
         self.checkpoints: Checkpoints | None = None
         self._resume: Resume | None = None
-        """The checkpoint that it shall go on from."""
+        """The checkpoint that it is restored from."""
         self._before = before
-        """Who had this place: gone before we begin."""
+        """The predecessor at this place, which ends before this actor begins."""
         self._spawn: Message | None = spawn
         self._methods: dict[bytes, Method] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended_with: BaseException | None = None
         self._aborted: ActorAborted | None = None
         self._children: list[Any] = []
-        """Meshes that this actor has spawned: they end when it does."""
+        """Meshes that this actor has spawned, which end with it."""
         self.spawned_for: dict[int, tuple[int, int]] = {}
-        """Who else owns actors that this one has spawned: proc and actor (0: none), by actor id."""
+        """Other owners of actors that this one has spawned: proc and actor (0: none), by actor id."""
         self._when_ended: list[Callable[[], None]] | None = []
-        """Called when it has cleaned up; None afterwards."""
+        """Called after its clean-up; None afterwards."""
         self._supervising: asyncio.Lock | None = None
-        # A message may be in the reading thread's hands: keep the body, which holds its buffers.
+        # The reading thread may be handling a message: keep the body, which owns its buffers.
         self._body = Body(host.transport, spawn)
         self.current: Message | None = None
-        """The call that user code is handling just now, on this actor's own thread."""
+        """The call that user code handles at present, on this actor's own thread."""
         self._ident = 0
         self._was_interrupted = False
         self._interrupting = threading.Lock()
@@ -223,7 +223,7 @@ class ActorRunner:
         return found
 
     def _set_up_checkpoints(self, size: int, slot: int) -> None:
-        """Have the new instance saved; let it go on from what was saved before."""
+        """Have the new instance saved; restore it from the checkpoint, if there is one."""
         instance = self.instance
         if not hasattr(type(instance), "checkpoint_state"):
             return
@@ -275,7 +275,7 @@ class ActorRunner:
             if message is not None:
                 if (
                     message.name == calls.SUPERVISE
-                ):  # it doesn't wait for the endpoint that runs: that may wait for what has failed
+                ):  # this doesn't wait for the running endpoint: that may wait for the failed actor
                     _call_soon(loop, lambda: self._supervise_soon(message))
                     return
                 self.inbox.add(message)
@@ -296,10 +296,10 @@ class ActorRunner:
         for task in self._tasks:
             task.cancel()
 
-    # --- what it owns
+    # --- owned meshes
 
     def owns(self, mesh: Any) -> None:
-        """Take note that this actor has spawned something."""
+        """Record that this actor has spawned a mesh."""
         self._children.append(mesh)
 
     def disowns(self, mesh: Any) -> None:
@@ -311,14 +311,14 @@ class ActorRunner:
         """End the children of this actor, the newest first; yield the futures of their ends."""
         while self._children:
             child = self._children.pop()
-            with suppress(Exception):  # it may be gone, with its process or its mesh
+            with suppress(Exception):  # the child may be gone, with its process or its mesh
                 future = child.stop(f"its owner {self.name!r} has ended")
-                future.drop()  # nobody needs to be told what couldn't be stopped
+                future.drop()  # nobody is told of a child that couldn't be stopped
                 yield future
 
     def _end_children(self) -> None:
-        """End what this actor owns, one after the other: actors clean up before the processes go that they
-        are on.
+        """End the meshes that this actor owns, one after the other: actors clean up before their processes
+        exit.
         """
         deadline = time.monotonic() + CHILDREN_S
         for future in self._stop_children():
@@ -355,8 +355,8 @@ class ActorRunner:
             self._fail(self._aborted, None, "")
 
     def frames(self) -> list[FrameType]:
-        """Return where user code stands here, innermost first: its thread's frame, or those of each call
-        that awaits.
+        """Return the frames of user code here, innermost first: of its thread, or of each call that
+        awaits.
         """
         tasks = list(self.tasks().values())
         if tasks:
@@ -374,7 +374,7 @@ class ActorRunner:
         return dict(self._task_of)
 
     def renew_methods(self) -> None:
-        """Look methods up again: the class has been changed. Called in another thread."""
+        """Look methods up again, since the class was changed. Called in another thread."""
         self._methods = {}
 
     def reload(self, cls: type) -> None:
@@ -461,23 +461,24 @@ class ActorRunner:
                 return False
             if self._ident:
                 _raise_in_thread(self._ident, KeyboardInterrupt)
-                self.host.transport.reader.interrupt_waiters()  # it may be parked until an answer comes
+                # the thread may be parked until an answer comes
+                self.host.transport.reader.interrupt_waiters()
                 for transport in process_context.guest_transports:
                     with suppress(TransportClosed):
                         transport.reader.interrupt_waiters()
-                        transport.poke()  # or wait in C for one of another mesh
+                        transport.poke()  # or it may wait in C for an answer of another mesh
             return True
 
     def _handles(self, src: int, ref: int) -> bool:
-        """Say whether this actor is at a call."""
+        """Say whether this actor handles a call."""
         current = self.current
         return (src, ref) in self._task_of or (
             current is not None and (current.src, current.ref) == (src, ref)
         )
 
     def _left(self) -> None:
-        """Note that user code has been left: no interrupt may come any more, and one that was on its way is
-        called back.
+        """Record that user code has been left: no interrupt may come any more, and one on its way is
+        withdrawn.
         """
         self.current = None
         debugger = self.host.debugger
@@ -536,7 +537,7 @@ class ActorRunner:
         self._answer_call(message, method, result)
 
     async def _interruptible(self, message: Message, result: Any) -> Any:
-        """Await the result of an endpoint; being interrupted counts as a KeyboardInterrupt of it, not of
+        """Await the result of an endpoint; an interrupt counts as a KeyboardInterrupt of the endpoint, not of
         its actor.
         """
         task = asyncio.current_task()
@@ -553,15 +554,13 @@ class ActorRunner:
             del self._task_of[key]
 
     def _answer_call(self, message: Message, method: Method, result: object) -> None:
-        """Answer a call in any case: what can't be sent is its failure."""
+        """Answer a call in any case: a result that can't be sent is a failure of the call."""
         end_if_forked()
         try:
             self._finish_call(message, method, result)
         except TransportClosed:
             raise
-        except (
-            BaseException
-        ) as error:  # no room for a large value, or a result whose way into bytes raises anything
+        except BaseException as error:  # no memory for a large value, or a result whose pickling raises
             self._raised(error, message)
 
     def _finish_call(self, message: Message, method: Method, result: object) -> None:
@@ -598,18 +597,18 @@ class ActorRunner:
             return
         try:
             answer(transport, message, body, 0, transport.releases_for(src))
-        except MemoryError as error:  # no shared memory for it
+        except MemoryError as error:  # no shared memory left
             self._raised(error, message)
 
     # --- checkpoints
 
     def _count(self, message: Message, *, failed: bool = False) -> None:
-        """Count a call that is over, and save the state if it's time."""
+        """Count a completed call, and save the state if it's due."""
         if self.checkpoints is None or message.name in _UNCOUNTED:
             return
         try:
             self.checkpoints.after_call(self.instance, failed=failed)
-        except Exception as error:  # its state can't be had: that's the actor's failure, not the call's
+        except Exception as error:  # its state can't be taken: that's the actor's failure, not the call's
             self._fail(error, None, "state_dict")
 
     def _save(self, message: Message) -> None:
@@ -617,7 +616,7 @@ class ActorRunner:
         try:
             path = self.checkpoints.save_now(self.instance) if self.checkpoints is not None else ""
         except Exception as error:
-            self._reply_failure(message, describe(error, **self._where("state_dict")))
+            answer_failure(self.host.transport, message, describe(error, **self._where("state_dict")))
         else:
             self._answer(message, path)
 
@@ -640,7 +639,7 @@ class ActorRunner:
             self.host.report_failure(above, actor_id, failure)
 
     def _received_failure(self, message: Message) -> FailureNotice:
-        """Return the failure that a message brings, and who is to be asked about it."""
+        """Return the failure in a message, and who is asked about it."""
         failed: ActorFailed = Body(self.host.transport, message).read(ActorFailed)
         asked_for_it = self.spawned_for.get(failed.actor_id)
         if asked_for_it is not None:
@@ -685,7 +684,7 @@ class ActorRunner:
         if not answers or answers_itself or not isinstance(error, Exception | KeyboardInterrupt):
             self._fail(error, message if answers else None, endpoint)
         else:
-            self._reply_failure(message, describe(error, **self._where(endpoint)))
+            answer_failure(self.host.transport, message, describe(error, **self._where(endpoint)))
             self._count(message, failed=True)
         self.host.transport.settle()
 
@@ -700,14 +699,8 @@ class ActorRunner:
             self.host.debugger.post_mortem(error, StopReason.EXCEPTION, self.name)
         except TransportClosed:
             raise
-        except BaseException:  # the caller is to be answered all the same
+        except BaseException:  # the caller must be answered nevertheless
             traceback.print_exc()
-
-    def _reply_failure(self, message: Message, failure: Failure) -> None:
-        try:
-            answer(self.host.transport, message, encode_failure(failure), wire.ERROR)
-        except MemoryError:  # no shared memory for a long traceback
-            answer(self.host.transport, message, encode_failure(without_details(failure)), wire.ERROR)
 
     def _fail(self, error: BaseException, asked: Message | None, endpoint: str) -> None:
         """Mark the actor as failed: it takes no more work, and what it owns is stopped; tell whoever asked
@@ -716,8 +709,10 @@ class ActorRunner:
         self.failure = describe(error, **self._where(endpoint), actor_id=self.actor_id)
         self._ended_with = error
         if asked is not None and asked.ref:
-            self._reply_failure(
-                asked, self.failure if endpoint == "__init__" else replace(self.failure, dead=True)
+            answer_failure(
+                self.host.transport,
+                asked,
+                self.failure if endpoint == "__init__" else replace(self.failure, dead=True),
             )
         self.host.report_failure(self.creator, self.actor_id, self.failure)
         for _stopping in self._stop_children():
@@ -726,7 +721,7 @@ class ActorRunner:
     def _refuse(self, message: Message) -> None:
         assert self.failure is not None
         if message.ref and not message.flags & wire.KEEP:
-            self._reply_failure(message, replace(self.failure, dead=True))
+            answer_failure(self.host.transport, message, replace(self.failure, dead=True))
 
 
 _UNCOUNTED = (b"checkpoint", b"num_calls")
@@ -748,7 +743,7 @@ def has_async(cls: type) -> bool:
 
 
 def _raise_in_thread(ident: int, error: type[BaseException] | None) -> None:
-    """Have a thread raise `error` at its next bytecode; None takes back what it hasn't raised yet."""
+    """Raise `error` in a thread at its next bytecode; None withdraws an error that wasn't raised yet."""
     target = None if error is None else ctypes.py_object(error)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), target)
 

@@ -33,7 +33,7 @@ KINDS = tuple(CheckpointKind)
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that could not be completed; the last good one is still there."""
+    """The error of a checkpoint that could not be completed; the last good one still exists."""
 
 
 class Checkpoints:
@@ -67,10 +67,10 @@ class Checkpoints:
         self._saving_before: threading.Thread | None = None
         self._error: BaseException | None = None
         self._asked = False
-        """Whether somebody waits for a save, and will be told how it ended."""
+        """Whether a caller waits for a save, and will be told how it ended."""
 
     def move(self, slot: int, size: int) -> None:
-        """Note the actor's slot and number of members, after the mesh has got other sizes."""
+        """Record the actor's slot and number of members, after the mesh was resized."""
         self._slot, self._size = slot, size
 
     def is_at(self, slot: int, size: int) -> bool:
@@ -80,22 +80,24 @@ class Checkpoints:
     # --- the actor's thread
 
     def after_call(self, instance: Any, *, failed: bool) -> None:
-        """Count a call; save, if it's time. One that failed may have left some ranks a step behind others:
-        that's no state to go on from.
+        """Count a call; save, if it's due. A failed call may have left some ranks a step behind others: that
+        isn't a state to restore.
         """
         self.num_calls += 1
         if self.every and self.num_calls % self.every == 0 and not failed:
             self.take_snapshot(instance)
 
     def prepare(self, instance: Any) -> None:
-        """Keep what a new actor begins with, and make the memory for copies ready: its first use is slow."""
+        """Keep the initial state of a new actor, and allocate the memory for copies, whose first use is
+        slow.
+        """
         for buffers in self._buffers:
             take_snapshot(instance.state_dict(), self.num_calls, buffers)
         self.take_snapshot(instance)
 
     def take_snapshot(self, instance: Any) -> None:
         """Copy the state, and have the copy written; waits only if the save before the last one isn't
-        through: its memory is needed.
+        complete, since its memory is needed.
         """
         before, self._saving = self._saving, None
         if self._saving_before is not None:
@@ -113,18 +115,18 @@ class Checkpoints:
         self._saving.start()
 
     def _keep_snapshot(self, snapshot: Snapshot) -> None:
-        """Keep a copy in memory, and the one before it; later ones were taken back."""
+        """Keep a copy in memory, and the one before it; later ones are dropped."""
         self._buffers.reverse()
         self._snapshots = [*[s for s in self._snapshots if s.version < snapshot.version][-1:], snapshot]
 
     def wait(self) -> None:
-        """Wait until what is being written is on disk, or has failed."""
+        """Wait until the pending save is on disk, or has failed."""
         if self._saving is not None:
             self._saving.join()
         self._saving = self._saving_before = None
 
     def save_now(self, instance: Any) -> str:
-        """Save the state of now and wait until it's on disk; return the directory.
+        """Save the present state and wait until it's on disk; return the directory.
 
         Raises:
             CheckpointError: if another rank didn't save the same, or nothing could be written.
@@ -133,7 +135,7 @@ class Checkpoints:
         try:
             self.take_snapshot(
                 instance
-            )  # even if this version is there: on ranks that are new it may not be, and all save together
+            )  # even if this version exists: on new ranks it may not, and all save together
             self.wait()
         finally:
             self._asked = False
@@ -146,8 +148,8 @@ class Checkpoints:
     # --- writing, in a thread of its own
 
     def _save(self, snapshot: Snapshot, before: threading.Thread | None, epoch: int) -> None:
-        """Write a copy; `epoch` is that of when it was taken: a thread that comes late doesn't save with
-        those who have gone back since.
+        """Write a copy; `epoch` is the one in which it was taken: a late thread must not save together with
+        restored members.
         """
         if before is not None:
             before.join()  # one after the other, on all ranks alike
@@ -157,13 +159,14 @@ class Checkpoints:
             path = exchange(CheckpointPhase.BEGIN, None)[0]
             save(snapshot, self._prefix, path, self._slot, exchange)
             self.last_path = exchange(CheckpointPhase.DONE, None)[0]
-        except Exception as error:  # kept for who asks; training goes on
+        except Exception as error:  # kept for the waiting caller; training continues
             self._error = error
             self._tell_failure(error, path, snapshot.version, epoch)
 
     def _tell_failure(self, error: Exception, path: str, version: int, epoch: int) -> None:
-        """Tell the controller that this rank doesn't save any more: the others needn't wait. Returns when
-        what is there of this checkpoint has gone."""
+        """Tell the controller that this rank has given up saving, so that the others needn't wait. Returns
+        once this checkpoint's files are removed.
+        """
         own = "" if isinstance(error, CheckpointError) else _why(error, path)
         if own:
             self._error = CheckpointError(own)
@@ -185,7 +188,7 @@ class Checkpoints:
         return f"rank{self._slot}" if self.kind == CheckpointKind.OWN else "all"
 
     def _exchange(self, epoch: int, version: int, phase: str, value: Any) -> list[Any]:
-        """Give a value to all members by way of the controller; return theirs."""
+        """Exchange a value with all members through the controller; return theirs."""
         member = CheckpointGather(
             actor_id=self._actor_id,
             version=version,
@@ -207,7 +210,7 @@ class Checkpoints:
             [found.path] if phase in tuple(CheckpointPhase) else [codec.from_bytes(v) for v in found.values]
         )
 
-    # --- going back
+    # --- restoring
 
     def versions(self) -> list[int]:
         """Return the versions that are kept in memory."""
@@ -218,7 +221,7 @@ class Checkpoints:
         return next((s for s in self._snapshots if s.version == version), None)
 
     def restore(self, instance: Any, version: int, resume: Resume) -> None:
-        """Have a new instance go on from a version: from memory here, from a peer's, or from disk.
+        """Restore a new instance to a version: from memory here, from a peer's memory, or from disk.
 
         Raises:
             CheckpointError: if it can't be had.
@@ -234,7 +237,7 @@ class Checkpoints:
         snapshot = self.find(version)
         if (
             snapshot is not None and self.kind != CheckpointKind.SHARDED
-        ):  # shards in memory belong to a process group that is gone
+        ):  # shards in memory belong to a process group that no longer exists
             return snapshot.version, _fresh(snapshot)
         if resume.peer:
             return version, _fresh(self._ask_peer(resume.peer, version))
@@ -258,9 +261,7 @@ class Checkpoints:
 
 
 def _why(error: BaseException, path: str) -> str:
-    """Return the error that has kept us from writing: the disk's, where it's that; torch wraps what the
-    system says.
-    """
+    """Return the error that prevents writing: the disk's, if that is the cause; torch wraps system errors."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__
@@ -273,5 +274,5 @@ def _why(error: BaseException, path: str) -> str:
 
 
 def _fresh(snapshot: Snapshot) -> Any:
-    """Return the state with tensors of its own: the copy stays as it is, whatever is done to them."""
+    """Return the state with tensors of its own, so that the copy stays unchanged."""
     return rebuild(snapshot.skeleton, {path: tensor.clone() for path, tensor in snapshot.tensors.items()})

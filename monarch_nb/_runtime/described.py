@@ -1,4 +1,4 @@
-"""Failures as processes have described them, made into those that people see."""
+"""Turns the failures that processes have described into the form that users see."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def failures_of(pending: Pending) -> list[tuple[int, Failure]]:
 
 
 def rank_of(slot: int, failure: Failure) -> int:
-    """Return the rank that a single answer came from: its position says nothing."""
+    """Return the rank that a single answer came from, which its position doesn't tell."""
     if failure.end is not None:
         return failure.end.rank
     return slot if failure.rank is None else failure.rank
@@ -41,14 +41,14 @@ def _of_body(body: Body) -> Failure:
 
 
 def of_end(end: RankExit | None) -> Failure:
-    """Return the failure that the end of a process is; None: nothing is known of it."""
+    """Return the failure for the end of a process; None: the end isn't known."""
     if end is None:
         return Failure("MeshError", "the connection was closed", dead=True)
     return Failure("lost", describe_end(end), dead=True, end=end)
 
 
 def rank_failures(failures: Sequence[tuple[int, Failure]]) -> list[RankFailure]:
-    """Return equal failures once, with their ranks, the first in time first and marked."""
+    """Merge equal failures, with their ranks, the first in time first and marked."""
     found: dict[Any, tuple[list[int], Failure]] = {}
     for rank, failure in failures:
         key = (failure.type, failure.message, failure.traceback)
@@ -60,7 +60,7 @@ def rank_failures(failures: Sequence[tuple[int, Failure]]) -> list[RankFailure]:
 
 
 def rank_failure(ranks: tuple[int, ...], failure: Failure, *, first: bool) -> RankFailure:
-    """Return a failure that a rank has described."""
+    """Convert a failure that a rank has described."""
     return RankFailure(
         ranks=ranks,
         type=failure.type,

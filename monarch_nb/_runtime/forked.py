@@ -1,5 +1,5 @@
-"""A process that user code has forked off ends where it comes back from that code: else it would answer in
-the rank's place, and take its messages.
+"""Ends a process that user code has forked, when it returns from that code: otherwise it would answer in the
+rank's place, and take its messages.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from monarch_nb._transport.failure import traceback_of
 
 _is_child = False
 _masks: dict[int, set[int]] = {}
-"""Which signals were blocked, for each thread that forks right now."""
+"""The blocked signals of each thread that is forking."""
 
 
 def install(on_terminate: Callable[..., None], in_child: Callable[[], None]) -> None:
-    """From now on know of each child that is one, and call `in_child` there, first of all.
+    """Call `in_child` first in each forked child from now on.
 
     `on_terminate`, the rank's handler of SIGTERM, isn't the child's: who ends a child, a Pool say, means the
     child. A signal that comes before the child has the default handler would be lost, for Python drops what
@@ -44,14 +44,16 @@ def _become_child(on_terminate: Callable[..., None], in_child: Callable[[], None
     global _is_child
     _is_child = True
     in_child()
-    if signal.getsignal(signal.SIGTERM) is on_terminate:  # else it's the user's
-        with suppress(ValueError):  # forked by a thread that isn't the main one there
+    if signal.getsignal(signal.SIGTERM) is on_terminate:  # otherwise the handler is the user's
+        with suppress(ValueError):  # the fork was made by a thread other than the main one
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _unblock()
 
 
 def end_if_forked(error: BaseException | None = None) -> None:
-    """End this process if it's a child of the rank: as Python ends one, by what it has raised."""
+    """End this process if it's a forked child of the rank, as Python ends a process that has raised this
+    error.
+    """
     if not _is_child:
         return
     status = 0

@@ -1,4 +1,4 @@
-"""The mail of one thread: an actor's, or the main thread's."""
+"""The inbox of one thread: an actor's, or the main thread's."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Inbox(Generic[Item]):
         self.due: float | None = None
         self.add = self._queue.append
         self.hook: Callable[[Item | None], None] | None = None
-        """Called with each message, which it is to `add`, and with None when there's something else to
-        see: for owners that run an event loop.
+        """Called with each message, to `add` it, and with None on other events: for owners that run an event
+        loop.
         """
 
     @property
     def ready(self) -> bool:
-        """Whether there's mail, or never will be."""
+        """Whether a message is there, or the inbox is closed."""
         return bool(self._queue) or self.closed
 
     def expire(self) -> None:
@@ -75,15 +75,13 @@ class Inbox(Generic[Item]):
         return self.withdraw(lambda message: message.src == src and message.ref == ref)
 
     def withdraw(self, is_meant: Callable[[Item], bool]) -> Item | None:
-        """Take out the first message that is meant and hasn't been taken yet. Called by the reading
-        thread.
-        """
+        """Remove the first waiting message that matches. Called by the reading thread."""
         for message in list(self._queue):
             if is_meant(message):
                 try:
                     self._queue.remove(message)
                 except ValueError:
-                    return None  # the owner was faster
+                    return None  # the owner took it first
                 return message
         return None
 
@@ -96,19 +94,19 @@ class Inbox(Generic[Item]):
         return list(self._queue)
 
     def close(self, transport: Transport) -> None:
-        """Let the owner's `take_message` return None after what is there."""
+        """Close the inbox: `take_message` returns None after the remaining messages."""
         self.closed = True
         self.rouse(transport)
 
     def rouse(self, transport: Transport) -> None:
-        """Have the owner, who waits in the reader of `transport`, look at what there is. Called by any thread
-        but the one that reads there.
+        """Wake the owner, who waits in the reader of `transport`. Called by any thread but the one that reads
+        there.
         """
         if self.hook is not None:
             self.hook(None)
         else:
             transport.reader.notify(self)
-            transport.poke()  # the owner may be the one who reads the socket
+            transport.poke()  # the owner may itself be the thread that reads the socket
 
     def __len__(self) -> int:
         return len(self._queue)

@@ -1,4 +1,4 @@
-"""Keeps in this process the results of endpoints that were called with `rref`."""
+"""Keeps the results of endpoints called with `rref` in this process."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _kept: dict[int, Any] = {}
 
 
 def keep(key: int, value: Any) -> None:
-    """Leave a result here."""
+    """Keep a result in this process."""
     _kept[key] = value
 
 
 def find(key: int) -> Any:
-    """Return a result that was kept here.
+    """Find a result kept in this process.
 
     Raises:
         LookupError: if there's nothing: the endpoint has raised.

@@ -1,4 +1,5 @@
-"""Puts an actor's name into what it logs: `[actor=<root>.<module.Trainer trainer{'gpus': 3/8}>] loss is nan`.
+"""Adds an actor's name to its log messages: `[actor=<root>.<module.Trainer trainer{'gpus': 3/8}>] loss is
+nan`.
 
 By the record factory, so that a record has the name once, whichever handlers and formatters there are.
 """
@@ -17,15 +18,15 @@ _is_wanted: Callable[[], bool] = bool
 
 
 def name_actors_by(name_of: Callable[[Any], str], is_wanted: Callable[[], bool]) -> None:
-    """Say what an actor is called in records, and whether they're to have its name: the programming model
-    knows.
+    """Set the functions that return an actor's name in log records, and whether to add it: the programming
+    model provides them.
     """
     global _name_of, _is_wanted
     _name_of, _is_wanted = name_of, is_wanted
 
 
 def install() -> None:
-    """Let records that are made in an actor's messages have its name. Does nothing the second time."""
+    """Add actors' names to log records from now on. Does nothing the second time."""
     global _installed
     if _installed:
         return

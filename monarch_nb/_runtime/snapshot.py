@@ -1,4 +1,4 @@
-"""A state dict as tensors by path, and the rest as a skeleton: what is copied, saved and put back.
+"""A state dict as tensors by path, and a skeleton of the rest, which can be copied, saved and restored.
 
 torch.distributed.checkpoint makes strings of a dictionary's keys, and optimizers count their parameters by
 ints; so the structure is kept apart from the tensors, and comes back as it was.
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import torch
 
 SKELETON = "<skeleton>"
-"""Key of what isn't a tensor."""
+"""Key of the part that isn't tensors."""
 
 
 class TensorAt(NamedTuple):
-    """Stands for a tensor in a skeleton."""
+    """A placeholder for a tensor in a skeleton."""
 
     path: str
 
@@ -39,8 +39,8 @@ class Snapshot(NamedTuple):
 
 
 def take_snapshot(state: Any, version: int, buffers: dict[str, torch.Tensor]) -> Snapshot:
-    """Copy a state dict; tensors of equal shape and type in `buffers` are written over, which is fast, and
-    new ones are put there.
+    """Copy a state dict; tensors of equal shape and type in `buffers` are overwritten, which is fast, and new
+    ones are added.
     """
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _split(state, "", tensors)
@@ -114,7 +114,7 @@ Exchange = Callable[[str, Any], list[Any]]
 
 
 def save(snapshot: Snapshot, prefix: str, path: str, slot: int, exchange: Exchange) -> None:
-    """Write a snapshot, together with the other members: each its part, the first one the index.
+    """Write a snapshot, together with the other members: each writes its part, the first one the index.
 
     The plans go through `exchange` instead of a process group, which might hang when somebody dies.
 
@@ -150,7 +150,7 @@ def _make_durable(path: str) -> None:
 
 
 def load(path: str, prefix: str, template: Any) -> tuple[int, Any] | None:
-    """Return version and state of what was saved under a prefix; None if nothing was.
+    """Load version and state of a checkpoint with a prefix; None if there is none.
 
     Args:
         template: a state dict whose DTensors say which shards are wanted here; they're filled in place. All

@@ -1,4 +1,4 @@
-"""Describes failures that nobody waited for, and calls the hook for those that reach the root.
+"""Describes failures that no caller waited for, and calls the hook for those that reach the root.
 
 In a client, a failure never interrupts the program: the mesh is marked, the next use of it raises, and
 `unhandled_fault_hook` is called with the failure; the default writes it to stderr.
@@ -19,11 +19,11 @@ from monarch_nb.exceptions import RankFailure, SupervisionError, describe_end, f
 
 
 class MeshFailure(SupervisionError):
-    """Something of a mesh has failed: an actor, or a whole process.
+    """A failure in a mesh, of an actor or of a whole process, as `__supervise__` receives it.
 
     Attributes:
         mesh: name of the actor or proc mesh.
-        failures: what happened, on which ranks.
+        failures: the failures, with their ranks.
         stopped: whether it was stopped on purpose.
     """
 
@@ -41,7 +41,7 @@ class MeshFailure(SupervisionError):
 
     @classmethod
     def from_failures(cls, failures: Sequence[Failure]) -> MeshFailure:
-        """Return the failure of one actor mesh, of the failures that ranks have described, in the order of
+        """Return the failure of one actor mesh, from the failures that ranks have described, in the order of
         time.
         """
         found = rank_failures([(rank_of(0, failure), failure) for failure in failures])
@@ -51,7 +51,7 @@ class MeshFailure(SupervisionError):
 
     @classmethod
     def from_ends(cls, ends: Sequence[RankExit]) -> MeshFailure:
-        """Return the failure that the ends of some processes of one mesh are."""
+        """Return the failure for the ends of some processes of one mesh."""
         found = [
             RankFailure(
                 ranks=(end.rank,), type="lost", message=describe_end(end), end=end.plain(),
@@ -158,7 +158,9 @@ _find_hook = _default_hook
 
 
 def find_fault_hook_by(find: Callable[[], FaultHook]) -> None:
-    """Say how to find the hook in force: `monarch_nb.actor`, whose attribute programs assign, says it."""
+    """Set the function that finds the present hook: an attribute of `monarch_nb.actor`, which programs
+    assign.
+    """
     global _find_hook
     _find_hook = find
 

@@ -1,4 +1,4 @@
-"""The Jupyter server extension: meshes of this user over REST and one WebSocket, on Jupyter's own port.
+"""The Jupyter server extension: this user's meshes over REST and one WebSocket, on Jupyter's own port.
 
     browser -- handlers, stream -- meshes -- links -- controllers
 

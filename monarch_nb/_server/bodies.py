@@ -1,4 +1,4 @@
-"""Reads and checks what comes in requests: each reader says in a sentence what was expected."""
+"""Reads and checks the bodies of requests: each reader says in a sentence what was expected."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from monarch_nb._server.messages import (
 from monarch_nb._units import parse_duration
 
 Body = Mapping[str, Any]
-"""What has come as JSON: it may hold anything."""
+"""A JSON body, which may contain anything."""
 JOBS: tuple[Job, ...] = get_args(Job)
 PROCESS_GROUPS: tuple[ProcessGroup, ...] = get_args(ProcessGroup)
 MAX_SIZE = 4096
 
 
 class BadBody(ValueError):
-    """A request that can't be understood; the text goes to whoever asked."""
+    """The error of a request that can't be understood; its text goes to the client."""
 
 
 def read_start(body: Body) -> StartRequest:

@@ -23,7 +23,7 @@ from monarch_nb._client.dashboard import HOST, Place, place_file
 from monarch_nb.exceptions import MeshUsageError
 
 WS_PING_MS = 30_000
-"""After how long without an answer a page counts as gone; tornado asks as often."""
+"""Time without an answer after which a page counts as gone; also tornado's ping interval."""
 
 
 def serve(port: int, on_ready: Callable[[Place], None]) -> None:

@@ -1,5 +1,5 @@
-"""The debugger over REST and the stream: who stands where, and lines to them. A line runs code on ranks,
-so it takes the right to write.
+"""The debugger over REST and the stream: the stopped threads, and lines sent to them. A line runs code on
+ranks, so it requires the right to write.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_LINE = 100_000
 
 
 class DebugHandler(MeshHandler):
-    """The handler for stops at breakpoints and for commands to them."""
+    """The handler of requests about stops at breakpoints, and of debugger commands."""
 
     commands = ("debug",)
 
@@ -68,7 +68,7 @@ def read_ids(body: Body) -> list[int] | None:
 
 
 class DebugWatch(Watch):
-    """A watch on the stops at breakpoints, as they change."""
+    """A browser's watch on the stops at breakpoints."""
 
     def __init__(self, meshes: Meshes, send: Send, mesh: str) -> None:
         super().__init__(meshes, send)

@@ -1,5 +1,5 @@
-"""REST: each handler reads what it's given, calls one function, and answers. See
-`labextension/src/protocol.ts` for what goes to and fro.
+"""The REST handlers: each reads its request, calls one function, and answers. `labextension/src/protocol.ts`
+describes the messages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 RESOURCE = "monarch_nb"
-"""What an authoriser is asked about: "read" for GET and the stream, "write" for what changes something."""
+"""The resource in requests to an authoriser: "read" for GET and the stream, "write" for changes."""
 MAX_LINES = 5000
 MAX_BODY_BYTES = 1 << 20
 
@@ -38,7 +38,7 @@ class MeshHandler(APIHandler):
 
     auth_resource = RESOURCE
     commands: tuple[str, ...] = ()
-    """Which of the table's it answers for."""
+    """Commands of the table that this handler answers."""
 
     @property
     def meshes(self) -> Meshes:
@@ -90,7 +90,7 @@ class MeshHandler(APIHandler):
     def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
         """Log an exception, unless the request was at fault."""
         if not isinstance(value, MeshError | ValueError | RecursionError | HTTPError):
-            # Not by tornado's own means: it logs the request with its address, in which a token may be.
+            # Not by tornado's method: it logs the request with its address, which may contain a token.
             self.log.error(
                 "Uncaught exception in %s %s",
                 self.request.method,
@@ -103,7 +103,7 @@ def _explain(error: BaseException | None, status: int) -> tuple[int, str]:
     """Return status and sentence for an error."""
     if isinstance(error, BadBody | MeshUsageError | RankSetError):
         return 400, str(error)
-    if isinstance(error, RecursionError):  # nothing of ours goes deep
+    if isinstance(error, RecursionError):  # this package's objects aren't nested deeply
         return 400, "the body's JSON is nested too deep"
     if isinstance(error, MeshNotFound):
         return 404, str(error)

@@ -1,4 +1,4 @@
-"""Tell kernels which interrupts are meant.
+"""Tells kernels which interrupts are meant for their cells.
 
 A kernel that is shut down is interrupted first, and can't tell such an interrupt from the stop button's
 (`monarch_nb._client.kernel`). The server can: of an interrupt that somebody has asked for it tells in an
@@ -18,7 +18,7 @@ SCHEMA = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
 
 
 class InterruptWitness:
-    """Listens to the server's events about kernels until `close`."""
+    """The observer of the server's events about kernels, until `close`."""
 
     def __init__(self, app: ServerApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""The connection to one mesh's controller, as somebody who only looks on: it doesn't keep the mesh alive."""
+"""The connection to one mesh's controller as an observer: it doesn't keep the mesh alive."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 WHO = "panel"
-"""What the journal calls who acts through the server."""
+"""Name in the journal of users who act through the server."""
 LINGER_S = 5.0
-"""How long a connection is kept that nobody uses: a page that is loaded again comes back sooner."""
+"""How long an unused connection is kept: a reloaded page returns sooner."""
 
 
 class Link:
-    """Connects to one mesh's controller. Owned by the event loop's thread; what may block runs in the pool.
+    """The connection to one mesh's controller. Owned by the event loop's thread; what may block runs in the
+    pool.
 
     Args:
         connection: what the mesh's connection file says.
@@ -160,5 +161,5 @@ def how_ended(mesh: Mesh) -> str:
 def _disconnect(mesh: Mesh) -> None:
     from monarch_nb.actor.handle import session_of
 
-    with suppress(MeshError):  # it may have been stopped through this very connection
+    with suppress(MeshError):  # the mesh may have been stopped through this connection
         session_of(mesh).close()

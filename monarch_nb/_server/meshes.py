@@ -21,8 +21,8 @@ _log = logging.getLogger("monarch_nb")
 
 
 class Meshes:
-    """Keeps the meshes of this user. Owned by the event loop's thread. Connections are made when they're
-    needed, and closed soon after.
+    """The list of this user's meshes, with connections to them. Owned by the event loop's thread. Connections
+    are made when they're needed, and closed soon after.
     """
 
     def __init__(self) -> None:

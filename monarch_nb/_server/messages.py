@@ -18,7 +18,7 @@ from monarch_nb.status.delta import HeadChange
 
 
 class _Message(msgspec.Struct, frozen=True, tag_field="type", kw_only=True):
-    """A message of the server."""
+    """The base of messages of the server."""
 
 
 class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
@@ -55,13 +55,13 @@ class Delta(WatchMessage, frozen=True, kw_only=True, tag="delta"):
 
 
 class Stops(WatchMessage, frozen=True, kw_only=True, tag="debug"):
-    """All who stand in the debugger, whenever that changes."""
+    """The threads stopped in the debugger, sent whenever they change."""
 
     stops: list[Stop]
 
 
 class Log(WatchMessage, frozen=True, kw_only=True, tag="log"):
-    """Lines that have come, and where they end."""
+    """New lines of a log, and the position of their end."""
 
     lines: list[LogLine]
     after: int
@@ -74,7 +74,7 @@ class Gone(WatchMessage, frozen=True, kw_only=True, tag="gone"):
 
 
 class Failed(WatchMessage, frozen=True, kw_only=True, tag="error"):
-    """The watch couldn't begin; it's over."""
+    """The message that a watch couldn't begin."""
 
     message: str
 
@@ -82,7 +82,7 @@ class Failed(WatchMessage, frozen=True, kw_only=True, tag="error"):
 ServerMessage = Hello | Meshes | Status | Delta | Stops | Log | Gone | Failed
 
 
-# --- what a page says
+# --- messages of a page
 
 
 class PageMessage(msgspec.Struct, frozen=True, tag_field="op", kw_only=True):
@@ -105,7 +105,7 @@ class WatchStatus(PageMessage, frozen=True, kw_only=True, tag="watch"):
 
 
 class WatchDebug(PageMessage, frozen=True, kw_only=True, tag="watch"):
-    """Watch who stands in the debugger."""
+    """Watch the stops in the debugger."""
 
     what: Literal["debug"] = "debug"
     mesh: str
@@ -128,7 +128,7 @@ class Unwatch(PageMessage, frozen=True, kw_only=True, tag="unwatch"):
 
 
 class Taken(PageMessage, frozen=True, kw_only=True, tag="taken"):
-    """The last message of a watch was taken in: the next one may come."""
+    """Confirm that the last message of a watch was processed: the next one may be sent."""
 
 
 WatchRequest = WatchMeshes | WatchStatus | WatchDebug | WatchLogs

@@ -1,5 +1,5 @@
-"""Shows meshes on Jupyter's own `/metrics`, for Prometheus. Controllers are asked when Prometheus asks, never
-before.
+"""Exports meshes on Jupyter's own `/metrics`, for Prometheus. Controllers are asked only when Prometheus
+asks.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from monarch_nb.exceptions import MeshError
 from monarch_nb.status import STATES
 
 SCRAPE_S = 2.0
-"""How long one scrape may take in all; meshes that haven't answered by then are left out."""
+"""Time limit for one scrape; meshes that haven't answered by then are left out."""
 
 
 class MeshCollector(Collector):
-    """Asks the controllers of this user's meshes how they are."""
+    """The Prometheus collector, which asks the controllers of this user's meshes for their state."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool

@@ -1,4 +1,4 @@
-"""A mesh's state as this server last heard of it, for any number of readers, each at its own speed."""
+"""A copy of a mesh's latest state in this server, for any number of readers, each at its own speed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from monarch_nb.status import FullStatus, MeshStatus, MeshSummary, StatusChange,
 
 
 class Mirror:
-    """Keeps the last state of a mesh. Owned by the event loop's thread."""
+    """The last known state of a mesh. Owned by the event loop's thread."""
 
     def __init__(self) -> None:
         self.rows = Versioned(())
         self.gone = ""
-        """Why there's nothing more to come."""
+        """Why the mirror ended; empty while it is updated."""
         self._listeners: list[Callable[[], None]] = []
 
     @property

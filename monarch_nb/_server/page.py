@@ -1,4 +1,4 @@
-"""The panel as a page of its own: `monarch_nb/dashboard`, below a Jupyter server or the one of `monarch-nb
+"""The panel as a web page: `monarch_nb/dashboard`, on a Jupyter server or the server of `monarch-nb
 dashboard`.
 
 The page and its script are the same for both; what it shows comes by the same REST and WebSocket as
@@ -52,7 +52,9 @@ class DashboardHandler(_PageHandler):
     @authenticated
     @authorized
     async def get(self) -> None:
-        """Return it; one that was opened with a token goes on without it, by its cookie."""
+        """Return the page; a request with a token is redirected to the page without it, which then uses a
+        cookie.
+        """
         if self.get_argument("token", ""):
             mesh = self.get_argument("mesh", "")
             self.redirect(self.request.path + (f"?{_query(mesh)}" if mesh else ""))
@@ -88,5 +90,5 @@ def _content(name: str) -> bytes:
 
 
 def routes() -> list[tuple[str, type[Any]]]:
-    """Return addresses and who answers there, below the server's base URL."""
+    """Return the addresses and their handlers, below the server's base URL."""
     return [(PATH, DashboardHandler), (r"/monarch_nb/static/([\w.-]+)", StaticHandler)]

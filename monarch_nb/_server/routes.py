@@ -1,4 +1,4 @@
-"""The table of addresses and the handlers that answer there."""
+"""The table of addresses and their handlers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAME = r"([A-Za-z_][A-Za-z0-9_-]*)"
 
 
 def routes() -> list[tuple[str, type[Any]]]:
-    """Return addresses and who answers there, below the server's base URL."""
+    """Return the addresses and their handlers, below the server's base URL."""
     one = rf"/monarch_nb/api/meshes/{NAME}"
     return [
         (r"/monarch_nb/api/version", VersionHandler),

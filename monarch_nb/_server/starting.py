@@ -1,5 +1,5 @@
-"""Starts a mesh: in a process of its own, by the command line, so that it's what a terminal would start;
-the server stays as it is.
+"""Starts a mesh in a separate process, by the command line, exactly as a terminal would; the server's state
+stays unchanged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Serves the one WebSocket: sends a page what it watches, as it changes.
+"""Serves the WebSocket: sends a page the changes of what it watches.
 
 For each watch at most one message is under way: the next one is sent when the browser has said `taken`. Until
 then changes are put together (state, list) or stay where they are, in the journal (logs). So a slow browser
@@ -49,15 +49,15 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.log_page import LogTail
 
 FOLLOW_S = 0.25
-"""How often the journal is looked at for a log that is followed."""
+"""Interval at which a followed log is read from the journal."""
 LIST_S = 0.1
-"""How often the list of meshes is sent at most."""
+"""Minimum interval between two lists of meshes."""
 MAX_WATCHES = 200
 MAX_MESSAGE_BYTES = 1 << 16
 
 
 class ListWatch(Watch):
-    """The list of meshes."""
+    """A browser's watch on the list of meshes."""
 
     _list: MeshList | None = None
     _sent: list[MeshSummary] | None = None
@@ -90,7 +90,7 @@ class ListWatch(Watch):
 
 
 class StatusWatch(Watch):
-    """A mesh's state."""
+    """A browser's watch on a mesh's state."""
 
     def __init__(self, meshes: Meshes, send: Send, mesh: str) -> None:
         super().__init__(meshes, send)
@@ -134,7 +134,7 @@ class StatusWatch(Watch):
 
 
 class LogsWatch(Watch):
-    """A watch on what ranks print from now on, or from a position."""
+    """A watch on the output of ranks, from now on or from a position."""
 
     def __init__(self, meshes: Meshes, send: Send, asked: WatchLogs) -> None:
         super().__init__(meshes, send)
@@ -166,7 +166,7 @@ class LogsWatch(Watch):
             except MeshError as error:
                 self.send_last(Gone(reason=link.mirror.gone or str(error)))
                 return
-            except Exception as error:  # a position that no journal has, say: who watches is told
+            except Exception as error:  # for example a position that no journal has: the watcher is told
                 self.send_last(Failed(message=could_not(error)))
                 return
             await asyncio.sleep(FOLLOW_S if not self._lines else 0.02)
@@ -201,7 +201,7 @@ class LogsWatch(Watch):
 
 
 class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
-    """A browser's connection."""
+    """The WebSocket handler of a browser's connection."""
 
     auth_resource = "monarch_nb"
 
@@ -279,7 +279,7 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             await watch.begin_watch()
         except (MeshError, ValueError, LookupError) as error:
             watch.send_last(Failed(message=str(error)))
-        except Exception as error:  # who asks waits for an answer, whatever comes of it
+        except Exception as error:  # the asker waits for an answer, whatever fails
             self.log.warning("monarch_nb could not watch %r", watch, exc_info=error)
             watch.send_last(Failed(message=could_not(error)))
 

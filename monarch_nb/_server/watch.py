@@ -1,4 +1,4 @@
-"""Something that one browser watches: at most one message of it is under way."""
+"""A browser's watch on one object: at most one message of it is under way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Send = Callable[[WatchMessage], None]
 
 
 class Watch(ABC):
-    """A watch of one browser's. Owned by the event loop's thread."""
+    """The base of watches of a browser. Owned by the event loop's thread."""
 
     def __init__(self, meshes: Meshes, send: Send) -> None:
         self._meshes = meshes

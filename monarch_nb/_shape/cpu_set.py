@@ -1,4 +1,4 @@
-"""Sets of CPUs, or of NUMA nodes, as `taskset` and `numactl` take them."""
+"""Sets of CPUs, or of NUMA nodes, in the syntax of `taskset` and `numactl`."""
 
 from __future__ import annotations
 

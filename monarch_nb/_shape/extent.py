@@ -101,7 +101,7 @@ def _check(labels: tuple[str, ...], sizes: tuple[int, ...]) -> None:
 
 
 class Point(Mapping[str, int]):
-    """One place of an extent: its rank, and its coordinate in each dimension.
+    """A place in an extent: its rank, and its coordinate in each dimension.
 
     >>> Extent(["hosts", "gpus"], [2, 4]).point(6)["gpus"]
     2

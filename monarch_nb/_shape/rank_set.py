@@ -21,10 +21,10 @@ from monarch_nb._tracebacks import ShowsItself
 
 
 class RankSetError(ShowsItself, ValueError):
-    """A set of ranks that can't be read or doesn't fit the mesh."""
+    """The error of a rank set that can't be parsed or doesn't fit the mesh."""
 
 
-_SPACE = re.compile(r"\s*([-,:=()])\s*")  # between two numbers a space stays, and is an error
+_SPACE = re.compile(r"\s*([-,:=()])\s*")  # a space between two numbers stays, and is an error
 _RANGE = re.compile(r"(\d+)-(\d+)$")
 _INT = re.compile(r"-?\d+$")
 _SLICE = re.compile(r"(-?\d+)?:(-?\d+)?(?::(-?\d+)?)?$")
@@ -83,7 +83,7 @@ def pick_ranks(ranks: str | Iterable[int], grid: Extent | Shape) -> tuple[int, .
 
 
 class _Wrong(Exception):
-    """The error of a set of ranks; the message says what is wrong."""
+    """The error of a part of a rank set; its text says what is wrong."""
 
 
 def _example(extent: Extent) -> str:

@@ -1,5 +1,5 @@
-"""Brings the files of the workspace and the environment of the notebook to every host; returns a receipt of
-what was done.
+"""Copies the workspace's files and the notebook's environment to every host; returns a receipt of what was
+done.
 
 ignore       which files of a folder are a workspace's
 workspace    a folder of this machine: what its files hold now

@@ -1,5 +1,5 @@
-"""The workspaces of this program on the hosts of one mesh: what each host has, and whether that's what the
-files hold now.
+"""The workspaces of this program on the hosts of one mesh: which version each host has, and whether it is
+current.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from monarch_nb.exceptions import MeshUsageError
 
 _MAX_THREADS = 8
 _NUM_TRIES = 5
-"""So often a workspace is looked at anew whose files change while they're sent."""
+"""How often a workspace is scanned again when its files change while they are sent."""
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -42,7 +42,7 @@ class SyncOptions:
         include, exclude: patterns as in a .gitignore; they hold for later syncs, too.
         is_dry: only say what would be sent.
         same_path: make a link at the notebook's path on each host.
-        force: however large the workspace is.
+        force: whether to send a workspace of any size.
     """
 
     include: tuple[str, ...] = ()
@@ -56,8 +56,8 @@ class Copy(msgspec.Struct):
     """A workspace on one host.
 
     Attributes:
-        scan: what it has all of, as far as is known.
-        generation: which host process at that place was asked: another one may run on another machine.
+        scan: the last scan that it has completely, as far as is known.
+        generation: which host process at that place was asked; the next one may run on another machine.
     """
 
     folder: str
@@ -68,19 +68,19 @@ class Copy(msgspec.Struct):
 
 
 class Followed:
-    """One workspace, and its copies by host. Used by one thread at a time."""
+    """One workspace, with its copies by host. Used by one thread at a time."""
 
     def __init__(self, session: Session, workspace: Workspace) -> None:
         self._session = session
         self.workspace = workspace
         self.copies: dict[int, Copy] = {}
         self._options = SyncOptions()
-        """As it was brought last."""
+        """Options of the last sync."""
         self._reported = ""
-        """Id of the scan of which it was said that hosts don't have it."""
+        """Id of the scan that was reported as missing on hosts."""
 
     def bring(self, hosts: Sequence[int], options: SyncOptions) -> WorkspaceReceipt:
-        """Have hosts have all files; see what each of them has first.
+        """Send all files to hosts; ask first what each of them has.
 
         Raises:
             MeshUsageError: if the workspace can't be meant.
@@ -107,7 +107,7 @@ class Followed:
         return self._receipt(dict(sorted((found | brought).items())), scan, start, options.is_dry)
 
     def bring_to_newcomers(self, generations: Mapping[int, int]) -> WorkspaceReceipt | None:
-        """Have hosts have all files that have come since the others were given them; None if none have.
+        """Send all files to hosts that have joined since the last sync; None if there are none.
 
         Args:
             generations: of the hosts that are to have them, by index.
@@ -117,11 +117,11 @@ class Followed:
         return self.bring(new, self._options) if new else None
 
     def forget(self, hosts: Collection[int]) -> None:
-        """Don't follow hosts that have left."""
+        """Drop hosts that have left."""
         self.copies = {index: copy for index, copy in self.copies.items() if index not in hosts}
 
     def bring_changes(self) -> WorkspaceReceipt | None:
-        """Have hosts have what has changed since; None if nothing has."""
+        """Send the changes since the last sync to hosts; None if there are none."""
         start = time.monotonic()
         if not self.is_stale():
             return None
@@ -129,7 +129,7 @@ class Followed:
         return self._receipt(found, scan, start, False)
 
     def is_stale(self) -> bool:
-        """Say whether a host may lack something; costs microseconds if nothing has happened."""
+        """Say whether a host may lack a file; costs microseconds if nothing has changed."""
         apart = self._apart()
         if not apart:
             return False
@@ -137,7 +137,7 @@ class Followed:
         return any(copy.scan is None or copy.scan.id != now.id for copy in apart.values())
 
     def what_is_new(self) -> str:
-        """Return in words which files hosts don't have as they are."""
+        """Describe the files that hosts lack or have in another version."""
         paths = self._changed_paths()
         names = ", ".join(paths[:3]) + (f" and {len(paths) - 3:,} more" if len(paths) > 3 else "")
         return (
@@ -146,7 +146,7 @@ class Followed:
         )
 
     def is_unreported(self) -> bool:
-        """Say whether it's the first time that this is asked for the files as they are."""
+        """Say whether this is the first call for the present files."""
         now = self.workspace.current().id
         is_new, self._reported = now != self._reported, now
         return is_new
@@ -176,7 +176,7 @@ class Followed:
     def _unmoved(
         self, look: Callable[[], Scan], do: Callable[[Scan], dict[int, HostWorkspace]]
     ) -> tuple[Scan, dict[int, HostWorkspace]]:
-        """Do something with all files as they are; look at them anew if they change meanwhile."""
+        """Run a function on a scan of all files; scan again if they change meanwhile."""
         for _ in range(_NUM_TRIES):
             scan = look()
             try:
@@ -194,7 +194,7 @@ class Followed:
         return HostRequests(self._session, index, self.workspace)
 
     def greet(self, hosts: Sequence[int]) -> tuple[dict[int, Hello], dict[int, str]]:
-        """Return the hosts' records of the workspace, and why some couldn't be asked."""
+        """Return the hosts' records of the workspace, and the errors of hosts that couldn't be asked."""
         where = Whereabouts(self.workspace.folder, self.workspace.name, files_id())
         hellos, troubles = self._ask_all(hosts, where)
         others = [index for index, hello in hellos.items() if not hello.is_shared]
@@ -297,7 +297,7 @@ class Followed:
 
 
 class Workspaces:
-    """All workspaces of this program that hosts of one mesh have."""
+    """All workspaces of this program that hosts of one mesh have copies of."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -306,7 +306,7 @@ class Workspaces:
     def bring(
         self, hosts: Sequence[int], paths: Sequence[str], options: SyncOptions
     ) -> tuple[WorkspaceReceipt, ...]:
-        """Have hosts have the workspace, and others that were named.
+        """Send the workspace to hosts, with further workspaces that were named.
 
         Args:
             hosts: indices, without the controller's.
@@ -327,7 +327,7 @@ class Workspaces:
         return tuple(receipts)
 
     def bring_to_newcomers(self, generations: Mapping[int, int]) -> tuple[WorkspaceReceipt, ...]:
-        """Have hosts have what the others were given, that have come since.
+        """Send the workspaces that other hosts have to hosts that have joined since.
 
         Args:
             generations: of the hosts that are to have it, by index; without the controller's.
@@ -341,16 +341,16 @@ class Workspaces:
         return tuple(receipt for receipt in receipts if receipt is not None)
 
     def forget(self, hosts: Collection[int]) -> None:
-        """Don't follow hosts that have left."""
+        """Drop hosts that have left."""
         for each in self._followed.values():
             each.forget(hosts)
 
     def pairs(self, index: int) -> Pairs:
-        """Return where folders of this program's lie on a host."""
+        """Return the paths of this program's folders on a host."""
         return tuple(pair for followed in self._followed.values() for pair in followed.pairs(index))
 
     def stale(self) -> list[Followed]:
-        """Return the workspaces of which some host may lack something."""
+        """Return the workspaces of which a host may lack a part."""
         return [followed for followed in self._followed.values() if followed.is_stale()]
 
     def is_shared_by_all(self) -> bool:
@@ -359,7 +359,7 @@ class Workspaces:
         return bool(copies) and all(copy.is_shared for copy in copies)
 
     def is_elsewhere(self, path: str) -> bool:
-        """Say whether a path of this machine's lies somewhere else on some host."""
+        """Say whether a path of this machine has another location on some host."""
         return not self.is_shared_by_all() and any(
             each.workspace.has(path) for each in self._followed.values()
         )
@@ -372,7 +372,7 @@ class Workspaces:
         return [self._follow(folder, options) for folder in dict.fromkeys(folders)]
 
     def _folder_of(self, path: str) -> str:
-        """Return the workspace that a path lies in, or becomes."""
+        """Return the workspace that contains a path; a new one if there is none."""
         real = os.path.realpath(path)
         known = next(
             (each.workspace.folder for each in self._followed.values() if each.workspace.has(real)), None
@@ -390,14 +390,14 @@ class Workspaces:
         return Followed(self._session, Workspace(folder, options.include, options.exclude))
 
     def _tell_controller(self, hosts: Sequence[int]) -> None:
-        """Let ranks know that are started from now on."""
+        """Tell the controller the paths of folders on hosts, for ranks that are started from now on."""
         pairs = {index: self.pairs(index) for index in hosts if self.pairs(index)}
         if pairs:
             self._session.request(SetElsewhere(pairs))
 
 
 def generations_of(session: Session) -> dict[int, int]:
-    """Return which process is at each host's place, by index: another one if the first was lost."""
+    """Return the generation of each host's process, by index: it changes when a lost one is replaced."""
     return {row.index: row.generation for row in session.request(Status()).hosts}
 
 
@@ -415,15 +415,15 @@ def known_workspaces(session: Session) -> Workspaces | None:
 
 
 def copies_behind(session: Session, path: str, hosts: Sequence[int]) -> tuple[str, list[int]]:
-    """Return the workspace that a path lies in, and which hosts have a copy of it that isn't what it holds
-    now. Hosts that have none, or see the files themselves, aren't among them.
+    """Return the workspace that contains a path, and the hosts with an outdated copy of it. Hosts without a
+    copy, or with the files themselves, aren't among them.
     """
     followed = Followed(session, Workspace(root_of(path)))
     hellos, _ = followed.greet(hosts)
     copied = {index: hello for index, hello in hellos.items() if hello.manifest and not hello.is_shared}
     try:
         now = followed.workspace.scan().id if copied else ""
-    except MeshUsageError:  # it can't be meant: too large
+    except MeshUsageError:  # too large to be intended
         return followed.workspace.folder, []
     finally:
         followed.workspace.close()
@@ -432,7 +432,9 @@ def copies_behind(session: Session, path: str, hosts: Sequence[int]) -> tuple[st
 
 @contextmanager
 def _token(folder: str) -> Iterator[tuple[str, str]]:
-    """Leave a random number in a folder for a moment: who reads it there has the same files."""
+    """Write a random number into a folder for a moment: a process that can read it there sees the same
+    files.
+    """
     name, holds = f"{MARK}{secrets.token_hex(8)}", secrets.token_hex(16)
     path = os.path.join(folder, name)
     try:

@@ -1,5 +1,5 @@
-"""Suggests commands when a rank lacks what is here: a module of the workspace, or a file at the notebook's
-path.
+"""Suggests commands when a rank lacks a file of this machine: a module of the workspace, or a file at the
+notebook's path.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NO_FILE = re.compile(r"No such file or directory: '(/[^']*)'")
 
 
 def install() -> None:
-    """Have errors of ranks say it."""
+    """Install the advice about failures."""
     if advice not in exceptions.ADVISERS:
         exceptions.ADVISERS.append(advice)
 
@@ -51,8 +51,8 @@ def advice(failures: Sequence[RankFailure]) -> str:
 
 
 def _of_package(failure: RankFailure) -> str:
-    """Return advice about a package that is here and not there; a value that can't be unpickled for want of
-    one names it, too.
+    """Return advice about a package that is installed here and missing on the rank; the error of a value that
+    can't be unpickled for that reason names it, too.
     """
     found = _NO_MODULE.search(failure.message)
     file = _place_of(found[1]) if found is not None else ""
@@ -62,7 +62,9 @@ def _of_package(failure: RankFailure) -> str:
 
 
 def _of_name(failure: RankFailure) -> str:
-    """Return advice about a package whose version there lacks a name that it has here."""
+    """Return advice about a package whose version on the rank lacks a name that this program's version
+    has.
+    """
     found = _NO_NAME.search(failure.message) or _NO_ATTRIBUTE.search(failure.message)
     module = sys.modules.get(found["module"]) if found is not None else None
     file = getattr(module, "__file__", None) or ""
@@ -95,7 +97,7 @@ def _may_see_other_files() -> bool:
 
 
 def _has_other_hosts(session: Session) -> bool:
-    with suppress(MeshError):  # it has just ended
+    with suppress(MeshError):  # the mesh has just ended
         return len(session.request(Status()).hosts) > 1
     return False
 

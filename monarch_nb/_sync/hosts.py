@@ -1,4 +1,6 @@
-"""A workspace on its way to one host: what is lacking there is asked, sent in pieces, and put in place."""
+"""Sends a workspace to one host: asks for the missing contents, sends them in pieces, and has them put in
+place.
+"""
 
 from __future__ import annotations
 
@@ -37,29 +39,29 @@ from monarch_nb.exceptions import MeshError, RequestFailed
 T = TypeVar("T")
 
 PIECE_BYTES = 512 << 10
-"""A message stays below the size at which its content would go by shared memory, which a host process
-doesn't read.
+"""Size below which the content of a message doesn't go by shared memory, which a host process doesn't
+read.
 """
 SMALL_BYTES = 64 << 10
-"""Files up to this size travel together."""
+"""Smaller files are sent together."""
 _MAX_TOGETHER = 2000
-"""So many of them: a host answers others between two messages."""
+"""Maximum number of these in a message: a host answers other requests between two messages."""
 _WINDOW = 32
-"""Pieces under way to one host: what more is sent would only wait there."""
+"""Maximum number of pieces under way to one host: more would only wait there."""
 SILENT_S = 60.0
 _LOOK_S = 1.0
 
 
 class HostTrouble(MeshError):
-    """A host couldn't be asked, or couldn't do it; the text says why."""
+    """The error of a host that couldn't be asked, or couldn't carry out a request; its text says why."""
 
 
 class FileMoved(Exception):
-    """A file has changed while it was sent."""
+    """The error of a file that has changed while it was sent."""
 
 
 class HostRequests:
-    """Questions to one host process about one workspace."""
+    """The requests to one host process about one workspace."""
 
     def __init__(self, session: Session, index: int, workspace: Workspace) -> None:
         self.index = index
@@ -72,11 +74,11 @@ class HostRequests:
         return self._workspace.name
 
     def ask(self, request: Request[T]) -> Reply[T]:
-        """Ask; the answer is read by `read`."""
+        """Send a request; `read` returns its answer."""
         return self._session.transport.request(address.host_proc(self.index), request)
 
     def read(self, reply: Reply[T]) -> T:
-        """Wait for an answer, as long as the host lives.
+        """Wait for an answer while the host lives.
 
         Raises:
             HostTrouble: if it's lost, doesn't answer, or says that it can't be done.
@@ -90,7 +92,7 @@ class HostRequests:
             raise HostTrouble(str(error)) from None
 
     def get(self, request: Request[T]) -> T:
-        """Ask, and wait for the answer."""
+        """Send a request, and wait for the answer."""
         return self.read(self.ask(request))
 
     def _check_host(self, limit: float) -> None:
@@ -115,7 +117,7 @@ def greet(requests: HostRequests, where: Whereabouts) -> Hello:
 def bring(
     requests: HostRequests, workspace: Workspace, scan: Scan, hello: Hello, *, is_dry: bool
 ) -> HostWorkspace:
-    """Have a host have all that a workspace has.
+    """Send everything to a host that it lacks of a workspace.
 
     Raises:
         HostTrouble: if it can't be.
@@ -153,7 +155,7 @@ def _check_room(hello: Hello, num_bytes: int) -> None:
 
 
 class _Sending:
-    """Contents on their way to a host: some pieces at a time, also of one file after the other."""
+    """The sending of contents to a host: a window of pieces at a time, also across files."""
 
     def __init__(self, requests: HostRequests) -> None:
         self._requests = requests
@@ -176,18 +178,18 @@ class _Sending:
         self.wait(_WINDOW)
 
     def send_all(self, contents: Sequence[bytes]) -> None:
-        """Send small contents together."""
+        """Send small contents in one message."""
         self._under_way.append(self._requests.ask(TakeContents(self._requests.name, tuple(contents))))
         self.wait(_WINDOW)
 
     def wait(self, num: int = 0) -> None:
-        """Wait until no more than some pieces are under way."""
+        """Wait until at most a given number of pieces are under way."""
         while len(self._under_way) > num:
             self._requests.read(self._under_way.popleft())
 
 
 def _batches(files: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Give files in lists of which each is a message."""
+    """Group files into batches of one message each."""
     batch: list[Entry] = []
     num_bytes = 0
     for entry in files:

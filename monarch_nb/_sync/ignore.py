@@ -1,5 +1,5 @@
-"""Selects the files of a folder that belong to a workspace: what git knows and doesn't ignore, and what
-`.meshignore` says; never secrets, environments, or big files.
+"""Selects the files of a folder that belong to a workspace: those that git knows and doesn't ignore, and
+those that `.meshignore` names; never secrets, environments, or big files.
 
 Without git, `.gitignore` files are followed by `pathspec`. What is left out is told.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MESHIGNORE = ".meshignore"
 MARK = ".monarch_nb-"
-"""How names begin of files that lie in a workspace for a moment."""
+"""Prefix of names of temporary files in a workspace."""
 MAX_FILES = 200_000
 BIG_BYTES = 100 << 20
 _GIT_S = 60.0
@@ -45,7 +45,7 @@ _NEVER = frozenset(
         ".DS_Store",
     }
 )
-"""Names that don't go along, whatever is in them, and of which nothing is said."""
+"""Names that are never sent, nor reported as left out."""
 _SECRETS = (
     ".env",
     ".env.*",
@@ -72,7 +72,7 @@ class LeftOut(msgspec.Struct, frozen=True):
     """A file or folder that isn't sent.
 
     Attributes:
-        path: below the workspace's folder; of a folder, with a slash at its end.
+        path: path below the workspace's folder; of a folder, with a trailing slash.
         reason: ".gitignore", "secret", "2.1 GB" ...
     """
 
@@ -84,8 +84,8 @@ class Choice(msgspec.Struct, frozen=True):
     """The user's choice of files to include and exclude, as lines of a .gitignore.
 
     Attributes:
-        include: goes along although it's ignored, secret or big.
-        exclude: doesn't.
+        include: patterns of files that are sent although they are ignored, secret or big.
+        exclude: patterns of files that aren't sent.
     """
 
     include: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ class Listing(msgspec.Struct, frozen=True):
 
     Attributes:
         paths: below its folder, sorted.
-        left_out: what doesn't go along; of an ignored folder, the folder.
+        left_out: files that aren't sent; for an ignored folder, the folder.
     """
 
     paths: tuple[str, ...]
@@ -117,7 +117,7 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 def list_files(folder: str, choice: Choice, imported: Collection[str] = ()) -> Listing:
-    """Return which files of a folder go along.
+    """Return the files of a folder that are sent, and those left out.
 
     Args:
         imported: paths below the folder of modules that this program has loaded: they go along although
@@ -148,7 +148,7 @@ def list_files(folder: str, choice: Choice, imported: Collection[str] = ()) -> L
 
 
 def _reason(folder: str, path: str, exclude: GitIgnoreSpec) -> str:
-    """Return why a file doesn't go along; "" if it does."""
+    """Return why a file isn't sent; "" if it is."""
     if exclude.match_file(path):
         return f"{MESHIGNORE} or --exclude"
     if _spec(_SECRETS).match_file(path):
@@ -162,7 +162,7 @@ def _reason(folder: str, path: str, exclude: GitIgnoreSpec) -> str:
 
 @cache
 def _spec(patterns: tuple[str, ...]) -> GitIgnoreSpec:
-    """Return patterns compiled. Their library is loaded when it's needed: most programs sync nothing."""
+    """Return compiled patterns. Their library is loaded when it's needed: most programs sync nothing."""
     from pathspec import GitIgnoreSpec
 
     try:
@@ -174,8 +174,8 @@ def _spec(patterns: tuple[str, ...]) -> GitIgnoreSpec:
 
 
 def is_never(path: str) -> bool:
-    """Say whether something never goes along, and isn't told of: caches, what version control keeps, our
-    own marks.
+    """Say whether a path is never sent, nor reported: caches, files of version control, temporary files of a
+    sync.
     """
     parts = path.split("/")
     return not _NEVER.isdisjoint(parts) or path.endswith((".pyc", ".pyo")) or parts[-1].startswith(MARK)
@@ -187,7 +187,7 @@ def _is_below(path: str, folders: Collection[str]) -> bool:
 
 
 def _environments(folder: str, paths: Sequence[str]) -> set[str]:
-    """Return the folders among them that hold an environment: it's synced otherwise, or not at all."""
+    """Return the folders that contain an environment: it's synced in another way, or not at all."""
     marks = ("pyvenv.cfg", "conda-meta/history")
     found = {path.removesuffix(mark) for path in paths for mark in marks if path.endswith(f"/{mark}")}
     if found or any(path in marks for path in paths):
@@ -195,11 +195,11 @@ def _environments(folder: str, paths: Sequence[str]) -> set[str]:
     return found
 
 
-# --- where names come from
+# --- sources of names
 
 
 def _candidates(folder: str, with_ignored: bool) -> tuple[list[str], list[str]]:
-    """Return the files that aren't ignored, and what is ignored: whole folders, or, if they may be wanted,
+    """Return the files that aren't ignored, and the ignored ones: whole folders, or, if they may be wanted,
     each file in them.
     """
     if find_repository(folder) is not None:
@@ -215,7 +215,7 @@ def _candidates(folder: str, with_ignored: bool) -> tuple[list[str], list[str]]:
 
 
 def too_many(folder: str) -> MeshUsageError:
-    """Return the error for a folder that can't be meant."""
+    """Return the error for a folder that is too large to be intended."""
     return MeshUsageError(
         f"sync: {folder} has over {MAX_FILES:,} files. Say which folder is your workspace: %mesh sync "
         "PATH; or leave some out: --exclude GLOB"
@@ -311,7 +311,7 @@ def is_ignored(path: str, rules: Rules) -> bool:
 
 
 def _matches_itself(pattern: GitIgnoreSpecPattern, path: str) -> bool:
-    """Say whether a pattern means this path. `pathspec` matches what lies in a folder that a pattern means,
+    """Say whether a pattern matches this path itself. `pathspec` matches the content of a matching folder,
     too: git does so only if the folder is ignored in the end.
     """
     if (found := pattern.match_file(path)) is None:
@@ -319,7 +319,7 @@ def _matches_itself(pattern: GitIgnoreSpecPattern, path: str) -> bool:
     text = str(pattern.pattern).rstrip().lstrip("!/")
     is_everything = set(text.rstrip("/").split("/")) == {"**"}
     is_whole = not is_everything and found.match.end() == len(path)
-    if text.endswith("**"):  # what lies in a folder, not the folder
+    if text.endswith("**"):  # a pattern for the content of a folder, not for the folder itself
         return not is_whole
     if text.endswith("**/"):
         return not is_whole and path.endswith("/")

@@ -12,28 +12,29 @@ from monarch_nb._shape import format_ranks
 
 
 class Part(Protocol):
-    """One thing that a sync has brought to hosts: the workspace, an environment. A frozen dataclass."""
+    """One kind of thing that a sync sends to hosts: the workspace, an environment. A frozen dataclass."""
 
     @property
     def is_done(self) -> bool:
-        """Say whether all hosts have it."""
+        """Say whether all hosts have this part."""
 
     def lines(self) -> list[str]:
-        """Return the report in lines, one for each kind; hosts that did alike are one."""
+        """Return the report as lines, one for each kind; hosts with equal results are merged."""
 
 
 @dataclass(frozen=True)
 class SyncReceipt:
-    """The receipt of a `sync`: on hosts part by part, and rank by rank; its text has equal ranks once.
+    """The receipt of a `sync`: what was sent to hosts, part by part, and what each rank reloaded. Its text
+    merges equal ranks.
 
     Attributes:
-        ranks: by rank, what it has reloaded.
+        ranks: what was reloaded, by rank.
         program: what this program has reloaded of its own modules.
-        busy: ranks that hadn't answered when the time was up: they reload as soon as what they run has ended.
-        lost: by rank, why it couldn't be asked.
+        busy: ranks that hadn't answered at the time limit: they reload as soon as what they run has ended.
+        lost: by rank, why the rank couldn't be asked.
         seconds: how long it has taken.
         is_dry: whether nothing was done.
-        parts: what was brought to hosts.
+        parts: what was sent to hosts.
     """
 
     ranks: Mapping[int, RankReload]
@@ -46,13 +47,15 @@ class SyncReceipt:
 
     @property
     def is_done(self) -> bool:
-        """Say whether all hosts have all parts, and all ranks, and this program, run what the files hold."""
+        """Say whether all hosts have all parts, and whether all ranks and this program run the files' present
+        code.
+        """
         if self.busy or self.lost or self.is_dry or not all(part.is_done for part in self.parts):
             return False
         return all(m.is_done for each in (self.program, *self.ranks.values()) for m in each.modules)
 
     def lines(self) -> list[str]:
-        """Return the receipt in lines, one for each kind, with the hosts or ranks in front."""
+        """Return the receipt as lines, one for each kind, labelled with the hosts or ranks."""
         return [line for part in self.parts for line in part.lines()] + (self._reloaded() or self._nothing())
 
     def _reloaded(self) -> list[str]:
@@ -81,7 +84,7 @@ class SyncReceipt:
         ]
 
     def errors(self) -> str:
-        """Return the tracebacks of modules that could not be reloaded, equal ones once."""
+        """Return the tracebacks of modules that could not be reloaded, equal ones merged."""
         everybody = [*self.ranks.values(), self.program]
         found = dict.fromkeys(m.error.rstrip() for each in everybody for m in each.modules if m.error)
         return "\n\n".join(found)
@@ -97,7 +100,7 @@ class SyncReceipt:
 
 
 _LIKE_OUTPUT = "margin:0;font-size:var(--jp-code-font-size,13px);line-height:var(--jp-code-line-height,1.31)"
-"""JupyterLab writes `pre` in its HTML outputs larger than what cells print."""
+"""Style that makes JupyterLab's `pre` in HTML outputs as small as printed output."""
 
 
 def _lines_of(each: RankReload) -> list[str]:

@@ -25,8 +25,8 @@ class HostWorkspace:
         outcome: what was put in place; in a dry run, what would be.
         num_files: contents that were sent, or would be.
         sent_bytes: their bytes.
-        trouble: why it wasn't done.
-        link: with --same-path, why there's no link at the notebook's path; "" if there is one.
+        trouble: why it failed; "" if it didn't.
+        link: with --same-path, why there is no link at the notebook's path; "" if there is one.
     """
 
     hostname: str
@@ -44,7 +44,7 @@ class HostWorkspace:
         return not self.trouble and not self.outcome.refused
 
     def lines(self, *, is_dry: bool) -> list[str]:
-        """Return what was done, in lines that are equal for hosts that did alike."""
+        """Return the result as lines, which are equal for hosts with equal results."""
         if self.is_shared:
             return ["shared: nothing sent"]
         if self.trouble:
@@ -75,9 +75,9 @@ class WorkspaceReceipt:
         folder: the notebook's.
         hosts: by index of the host.
         num_files, num_bytes: of the workspace.
-        left_out: what doesn't go along, and why.
+        left_out: files that aren't sent, with reasons.
         not_covered: folders on the notebook's path that are in no workspace.
-        seconds: how long it took until all hosts had it.
+        seconds: duration until all hosts had it.
         is_dry: whether nothing was done.
     """
 
@@ -107,7 +107,7 @@ class WorkspaceReceipt:
         return [line for line in self.host_lines() if ".theirs" in line]
 
     def lines(self) -> list[str]:
-        """Return what has been done, a line for each kind; hosts that did alike are one."""
+        """Return the result as lines, one for each kind; hosts with equal results are merged."""
         if all(host.is_shared for host in self.hosts.values()):
             return [
                 (

@@ -1,4 +1,4 @@
-"""The notebook's workspace: a folder, what of it goes along, and what its files hold."""
+"""The notebook's workspace: a folder, the selection of its files, and their contents."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from monarch_nb._workspace.staging import hash_file
 from monarch_nb.exceptions import MeshUsageError
 
 ASKED_BYTES = 1 << 30
-"""More than that isn't sent unless it's asked for."""
+"""Larger workspaces are sent only on request."""
 
 
 class Scan(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class Scan(msgspec.Struct, frozen=True):
     Attributes:
         manifest: its files.
         id: of the manifest.
-        left_out: what doesn't go along, and why.
+        left_out: files that aren't sent, with reasons.
     """
 
     manifest: Manifest
@@ -54,7 +54,7 @@ class Scan(msgspec.Struct, frozen=True):
 
 
 class Workspace:
-    """A folder of this machine that hosts are to have. Used by one thread at a time.
+    """A folder of this machine that is copied to hosts. Used by one thread at a time.
 
     Args:
         folder: its path.
@@ -67,15 +67,15 @@ class Workspace:
         self.name = _name_of(self.folder)
         self.last: Scan | None = None
         self._known: dict[str, tuple[FileStatus, str]] = {}
-        """By path, a file's status and what it held."""
+        """Status and content of each file in the last scan, by path."""
         self._watch: Watch | None = None
         self._folders: set[str] = set()
-        """Those that are watched, below the workspace's."""
+        """Watched folders below the workspace's."""
         self._touched: set[str] | None = set()
-        """Paths about which something has happened since the last scan; None if there may be others."""
+        """Paths with events since the last scan; None if there may be others."""
 
     def scan(self, *, force: bool = False) -> Scan:
-        """Look at all files; those that haven't changed aren't read again.
+        """Scan all files; unchanged ones aren't read again.
 
         Args:
             force: however large it is.
@@ -88,7 +88,8 @@ class Workspace:
         listing = self._list()
         if self.last is None and not force:
             self._check_size(listing.paths)
-        while self._watch_all(listing):  # what came into new folders before they were watched is seen now
+        # files that came into new folders before those were watched are found now
+        while self._watch_all(listing):
             listing = self._list()
         known, self._known = self._known, {}
         manifest, left_out = self._entries(listing.paths, known)
@@ -100,8 +101,8 @@ class Workspace:
         return path == self.folder or path.startswith(f"{self.folder.rstrip('/')}/")
 
     def pairs(self, there: str) -> tuple[tuple[str, str], ...]:
-        """Return all paths by which this program knows folders of the workspace, and where these lie in a
-        copy of it.
+        """Return all paths by which this program refers to folders of the workspace, with their locations in
+        a copy of it.
         """
         found = {self.folder: there}
         for path in map(os.path.abspath, filter(None, [*sys.path, os.environ.get("PWD", "")])):
@@ -111,8 +112,8 @@ class Workspace:
         return tuple(found.items())
 
     def current(self) -> Scan:
-        """Return a scan of the workspace as it is now; looks only at files that were touched. Costs some
-        microseconds if none was.
+        """Return a scan of the workspace's present state, reading only files with events. Costs some
+        microseconds if there are none.
 
         Raises:
             MeshUsageError: as `scan` does.
@@ -129,7 +130,7 @@ class Workspace:
         return self.last
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """End the watch."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
@@ -158,9 +159,7 @@ class Workspace:
             )
 
     def _look_at_events(self) -> set[str] | None:
-        """Return the paths below the workspace's folder about which something has happened; None if all
-        must be looked at.
-        """
+        """Return the paths below the workspace's folder with events; None if all files must be checked."""
         found = None if self._watch is None else self._watch.touched()
         if found is None or self._touched is None:
             self._touched = None
@@ -169,9 +168,7 @@ class Workspace:
         return self._touched
 
     def _counts(self, path: str) -> bool:
-        """Say whether something that has happened may matter: not to a file that came and went, nor to
-        byte code.
-        """
+        """Say whether an event matters: not that of a file that was created and removed, nor of byte code."""
         if path.rstrip("/") in self._folders or is_never(path):
             return False
         assert self.last is not None
@@ -183,7 +180,7 @@ class Workspace:
         return known is not None and not known.is_link and os.path.isfile(os.path.join(self.folder, path))
 
     def _update(self, paths: Iterable[str]) -> None:
-        """Look at some files anew that are known."""
+        """Update the scan for some known files."""
         assert self.last is not None
         entries, _ = self._entries(paths, self._known)
         manifest = {**self.last.manifest, **entries}
@@ -191,8 +188,8 @@ class Workspace:
             self.last = Scan(manifest, manifest_id(manifest), self.last.left_out)
 
     def _watch_all(self, listing: Listing) -> bool:
-        """Have the kernel note what happens from now on, before files are read; say whether there were
-        folders to add.
+        """Have the kernel report events from now on, before files are read; say whether folders were
+        added.
         """
         watch = self._watch = self._watch or Watch()
         watch.touched()
@@ -253,7 +250,7 @@ class Workspace:
         content = before[1] if before is not None and before[0] == status else _hash(whole)
         if (
             max(found.st_mtime_ns, found.st_ctime_ns) + GRAIN_NS < now
-        ):  # else it may change again without a change of its times
+        ):  # otherwise the file may change again with equal times
             self._known[path] = status, content
         kind = Kind.EXECUTABLE if found.st_mode & stat.S_IXUSR else Kind.FILE
         return Entry(path, kind, content, found.st_size, found.st_mtime_ns)
@@ -282,7 +279,7 @@ def _folders_in(root: str, folder: str) -> list[str]:
 
 
 def _real_path(file: str, folders: dict[str, str]) -> str:
-    """Return where a file really lies; `folders`: of folders, where they do, as far as is known."""
+    """Return the real path of a file; `folders`: known real paths of folders."""
     if os.path.islink(file):
         return os.path.realpath(file)
     folder, name = os.path.split(file)
@@ -300,15 +297,15 @@ def _hash(path: str) -> str:
 
 
 def root_of(path: str) -> str:
-    """Return the folder that is the workspace for somebody who works at `path`: its repository, else the
-    folder itself.
+    """Return the workspace's folder for a working directory: its repository, otherwise the directory
+    itself.
     """
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     return find_repository(folder) or os.path.realpath(folder)
 
 
 def _name_of(folder: str) -> str:
-    """Return a name for copies of a folder: readable, and of no other folder of any machine."""
+    """Return a readable name for copies of a folder, unique among all folders and machines."""
     machine = ""
     with suppress(OSError), open("/etc/machine-id", encoding="ascii") as file:
         machine = file.read().strip()
@@ -318,8 +315,8 @@ def _name_of(folder: str) -> str:
 
 
 def not_covered(workspaces: Sequence[Workspace]) -> tuple[str, ...]:
-    """Return folders of the user's on this program's path that no workspace has: ranks elsewhere don't
-    find modules in them.
+    """Return folders on this program's module path that are in no workspace: ranks on other hosts don't find
+    their modules.
     """
     folders = dict.fromkeys(os.path.realpath(path) for path in sys.path if path and os.path.isdir(path))
     own = {

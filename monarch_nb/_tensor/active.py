@@ -1,5 +1,5 @@
-"""Tensors that are made where a mesh is active: `with procs.activate(): torch.rand(3, 4)`. Each rank has a
-value of its own.
+"""Tensors created while a mesh is active: `with procs.activate(): torch.rand(3, 4)`. Each rank has a value of
+its own.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from monarch_nb.exceptions import MeshUsageError
 
 _NOT_USERS = ("torch.", "pickle.", "cloudpickle.", "contextlib.")
 _OF_THE_RANKS = ("device", "pin_memory", "layout")
-"""What a rank decides, or there's only one of."""
+"""Keyword arguments that a rank decides, or that have only one value."""
 
 
 def active_grid() -> Grid:
-    """Return the grid of the mesh in use, for tensors of the stream in use.
+    """Return the grid of the active mesh, for tensors of the active stream.
 
     Raises:
         MeshUsageError: if there's none.
@@ -50,9 +50,9 @@ def makes_tensors() -> TorchFunctionMode:
 
 
 class MakesTensors(TorchFunctionMode):  # type: ignore[misc]
-    """Within it, tensors that the user's code makes, or a layer of torch.nn, are of the active mesh. What
-    this package, optimisers and torch itself need stays in this process.
-    """
+    """The dispatch mode of an active mesh: tensors created by the user's code, or by a layer of torch.nn,
+    belong to that mesh. Tensors that this package, optimisers and torch itself create stay in this
+    process."""
 
     def __torch_function__(
         self,
@@ -87,12 +87,12 @@ def _made(func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any], 
         found = func(*args, **named)
     if isinstance(found, Tensor) or not isinstance(found, torch.Tensor):
         return found
-    made = grid.engine.put(found, grid, None)  # of numbers that are here
+    made = grid.engine.put(found, grid, None)  # made of values in this process
     return made.requires_grad_(found.requires_grad)
 
 
 class _OnTheRanks(TorchDispatchMode):  # type: ignore[misc]
-    """Sends operations that take no tensors to the ranks."""
+    """The dispatch mode that sends operations without tensor arguments to the ranks."""
 
     def __init__(self, grid: Grid) -> None:
         super().__init__()

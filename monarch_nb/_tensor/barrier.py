@@ -1,5 +1,5 @@
-"""Settles failures: ranks that can't go on report, and wait until it's known whether all have failed at the
-same command.
+"""Handles failures: ranks that can't continue report, and wait until it's known whether all have failed at
+the same command.
 
 If all have, they are together still, and go on with the next one. If only some did, the others may wait for
 them in a collective, for good: they are stopped, meet anew, and go on behind the last command that anyone has
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from monarch_nb._tensor.controller import Engine
 
 GRACE_S = 0.25
-"""So long the other ranks have to fail at the same command, too."""
+"""How long the other ranks have to fail at the same command."""
 AGAIN_S = 0.5
-"""So often those that don't stop are told again: one may have entered another collective meanwhile."""
+"""Interval at which ranks that don't stop are told again: one may have entered another collective
+meanwhile.
+"""
 MEET_S = 30.0
 STARTED_ANEW = (
     "a rank was lost, and started anew since; tensors that were on the mesh are lost with it: make them again"
@@ -30,7 +32,7 @@ STARTED_ANEW = (
 
 
 class Barrier:
-    """Failures of one engine."""
+    """The failure handling of one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -51,7 +53,9 @@ class Barrier:
         )
 
     def release(self) -> None:
-        """Void what is being decided, because a rank was lost; ranks that wait for a decision begin anew."""
+        """Cancel the pending decision, because a rank was lost; ranks that wait for a decision start
+        again.
+        """
         with self._changed:
             self._is_void = True
             self._changed.notify_all()
@@ -67,7 +71,7 @@ class Barrier:
         self._receiver.recv().add_done_callback(self._reported)
 
     def _reported(self, future: Any) -> None:
-        """Take in the report of a rank, and begin to decide. Called where messages are read: nothing here
+        """Handle the report of a rank, and begin to decide. Called where messages are read: nothing here
         waits.
         """
         try:
@@ -75,7 +79,7 @@ class Barrier:
         except (MeshError, RuntimeError):  # the mesh has ended
             return
         self._listen()
-        if report.epoch != self._engine.epoch:  # of before a loss
+        if report.epoch != self._engine.epoch:  # from before a loss
             return
         with self._changed:
             self._reports[report.rank] = report
@@ -104,7 +108,7 @@ class Barrier:
             self._go_on()
             return
         self._halt()
-        self._engine.worker.stand.broadcast()  # for those that have nothing to do
+        self._engine.worker.stand.broadcast()  # for ranks that have nothing to do
         while not self._all_within(AGAIN_S):
             if self._is_void:
                 return

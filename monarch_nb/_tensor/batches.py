@@ -1,4 +1,4 @@
-"""Batches out of what data comes from: arrays, tables, queries, iterators. Memory is shared, not copied."""
+"""Makes batches from a data source: arrays, tables, queries, iterators. Memory is shared, not copied."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _arrow(batch: Any) -> Any:
 
 def _array(array: Any) -> torch.Tensor:
     try:
-        with warnings.catch_warnings():  # of memory that can't be written: nobody does
+        with warnings.catch_warnings():  # the memory is read-only: nobody writes to it
             warnings.simplefilter("ignore", UserWarning)
             return torch.as_tensor(array)
     except (TypeError, ValueError) as error:

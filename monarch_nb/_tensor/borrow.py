@@ -1,4 +1,4 @@
-"""Streams: names for work that goes its own way, and the borrowing of tensors between them.
+"""Streams, which name independent sequences of work, and the borrowing of tensors between them.
 
 A tensor belongs to the stream that made it; an operation takes tensors of one stream. Another stream borrows
 one, to read it or to change it; until the borrow is dropped, its owner can't change it, or can't use it at
@@ -26,11 +26,11 @@ _numbers = itertools.count(1)
 
 
 class Stream:
-    """Work of one order.
+    """A named stream of operations, executed in order.
 
     Args:
-        name: what errors call it.
-        default: whether it's the one that tensors belong to where none is active.
+        name: name in errors.
+        default: whether tensors belong to it where no stream is active.
 
     Example:
         >>> loading = monarch_nb.Stream("loading")           # doctest: +SKIP
@@ -47,7 +47,7 @@ class Stream:
 
     @contextmanager
     def activate(self) -> Iterator[Self]:
-        """Let tensors that are made in a `with` block belong to it."""
+        """Make tensors that are created in a `with` block belong to this stream."""
         token = _active.set(self)
         try:
             yield self
@@ -55,7 +55,7 @@ class Stream:
             _active.reset(token)
 
     def borrow(self, tensor: Tensor, mutable: bool = False) -> tuple[Tensor, Borrow]:
-        """Let this stream use a tensor of another one.
+        """Borrow a tensor of another stream for this one.
 
         Args:
             mutable: it may be changed; then its owner can't use it meanwhile.
@@ -74,7 +74,7 @@ class Stream:
 
 
 class Borrow:
-    """A tensor that another stream uses, until `drop()`, or the end of a `with` block."""
+    """A tensor that another stream uses until `drop()`, or until the end of a `with` block."""
 
     def __init__(self, owner: Tensor, made: Tensor) -> None:
         self._owner, self._made = owner, made
@@ -82,7 +82,7 @@ class Borrow:
 
     @classmethod
     def of(cls, tensor: Tensor, stream: Stream, mutable: bool) -> tuple[Tensor, Borrow]:
-        """Make one; see `Stream.borrow`."""
+        """Make a borrow; see `Stream.borrow`."""
         meta = tensor.mesh_meta
         if tensor.dropped:
             raise WrongTensor("DROPPED: this tensor was dropped: nothing is left to borrow")

@@ -1,4 +1,4 @@
-"""One mesh's engine: what is done to its tensors becomes commands, and what ranks report becomes errors.
+"""The controller of one mesh's tensors: it turns operations into commands, and reports of ranks into errors.
 
 An operation that was done before with tensors of the same kind costs a look-up and some words. One that is
 new is propagated (see `propagation`), and its plan is told to the ranks.
@@ -58,14 +58,16 @@ START_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class _Adopted:
-    """A plain tensor that was sent, and as what: good as long as it's unchanged."""
+    """The record of a plain tensor that was sent, and its form then: valid as long as the tensor is
+    unchanged.
+    """
 
     plain: weakref.ref[torch.Tensor]
     version: int
     made: Tensor
 
     def is_of(self, plain: torch.Tensor, grid: Grid) -> bool:
-        """Say whether that's what this tensor is now."""
+        """Say whether the record describes the tensor's present state."""
         is_same = version_of(plain) == self.version and self.plain() is plain
         return is_same and self.made.mesh_meta.grid is grid
 
@@ -81,8 +83,8 @@ class Operation:
 
     Attributes:
         func: the operator.
-        args, kwargs: what it's called with.
-        tensors, scalars: what stands in them, in order.
+        args, kwargs: its arguments.
+        tensors, scalars: tensors and scalars among them, in order.
     """
 
     func: Any
@@ -99,11 +101,11 @@ class Operation:
 
 
 class Engine:
-    """Tensors of one mesh of processes.
+    """The controller of the tensors of one mesh of processes.
 
     Args:
-        procs: where values live. Their actors are spawned at once.
-        find_grid: returns the grid of a mesh, also of another engine's.
+        procs: processes that hold the values. Their actors are spawned at once.
+        find_grid: returns the grid of a mesh, which may be another engine's.
     """
 
     def __init__(self, procs: Any, find_grid: Callable[[Any], Grid]) -> None:
@@ -126,7 +128,7 @@ class Engine:
     # --- life
 
     def _begin_anew(self) -> None:
-        """Begin with nothing known, here and on the ranks."""
+        """Reset the state, here and on the ranks."""
         self.slots = Slots()
         self.places = Places()
         self._grids: dict[Any, Grid] = {}
@@ -155,7 +157,7 @@ class Engine:
 
     @property
     def worker(self) -> Any:
-        """The actors that do the commands."""
+        """The actors that execute the commands."""
         return self._worker
 
     @property
@@ -164,17 +166,17 @@ class Engine:
         return self._epoch
 
     def next_epoch(self) -> int:
-        """Return the number of process groups that are made anew."""
+        """Return the number for newly created process groups."""
         self._epoch += 1
         return self._epoch
 
     def lose(self, error: SupervisionError) -> None:
-        """Note that a rank has died: the stream is closed, and values that were there are gone."""
+        """Record that a rank has died: the stream is closed, and values there are lost."""
         self._lost = error
         self.stream.close()
 
     def restart(self) -> None:
-        """Begin anew after a heal: ranks are all there again, values aren't."""
+        """Restart after a heal: all ranks exist again, their values don't."""
         self.stream.close()
         forget(self)
         self.next_epoch()
@@ -183,7 +185,7 @@ class Engine:
         self._begin_anew()
 
     def close(self) -> None:
-        """Send nothing any more."""
+        """Stop sending."""
         self.is_closed = True
         self.stream.close()
         forget(self)
@@ -213,7 +215,7 @@ class Engine:
     # --- operations
 
     def dispatch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
-        """Do an operation on tensors of this mesh."""
+        """Execute an operation on tensors of this mesh."""
         tensors: list[Any] = []
         scalars: list[float] = []
         number = id(func)  # an operator's own hash is computed in Python
@@ -249,7 +251,7 @@ class Engine:
     def _gather(
         self, value: Any, tensors: list[Any], scalars: list[float], key: list[Any], travels: bool
     ) -> bool:
-        """Take an argument apart; say whether a plain tensor is in it."""
+        """Decompose an argument; return whether it contains a plain tensor."""
         kind = type(value)
         if kind is Tensor:
             tensors.append(value)
@@ -301,7 +303,7 @@ class Engine:
             return Tensor(output, Handle(self.slots, seq, output.num_bytes))
         return None if output is None else tensors[output]
 
-    # --- operations that are new
+    # --- new operations
 
     def _new(self, op: Operation, key: tuple[Any, ...]) -> Any:
         self._check_alive()
@@ -324,7 +326,7 @@ class Engine:
         return self._command(plan, op.tensors, op.scalars)
 
     def _reshape_in_place(self, op: Operation) -> Tensor:
-        """Put the view that, say, squeeze makes in the place of the tensor that squeeze_ is called on."""
+        """Replace the tensor that, say, squeeze_ is called on by the view that squeeze makes."""
         view = _VIEWS.get(op.func)
         if view is None:
             raise MeshUsageError(
@@ -338,13 +340,13 @@ class Engine:
         return changed
 
     def _outcome(self, op: Operation) -> Outcome:
-        """Find out what the result is like."""
+        """Predict the result's metadata."""
         if op.meta.placements is None:
             return self._propagation.per_rank(op.func, op.args, op.kwargs, op.meta.grid)
         return self._propagation.over_grid(op.func, op.args, op.kwargs, op.meta)
 
     def _plan(self, op: Operation, outcome: Outcome) -> Plan:
-        """Make a plan, and have the ranks know it."""
+        """Make a plan, and send it to the ranks."""
         func, meta = op.func, op.meta
         where = positions(func, op.args, op.kwargs, is_tensor)
         writes = tuple(n for name in written_names(func) for n in where.get(name, ()))
@@ -367,11 +369,11 @@ class Engine:
         return plan
 
     def _members(self, grid: Grid) -> tuple[int, ...]:
-        """Return the ranks that do what is done over a grid; () for all."""
+        """Return the ranks that execute operations over a grid; () for all."""
         return () if len(grid.ranks) == self.num_ranks else grid.ranks
 
     def create(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Grid) -> Tensor:
-        """Do an operation that takes no tensors: each rank has its result as a value of its own."""
+        """Execute an operation without tensor arguments: each rank has its result as a value of its own."""
         self._check_alive()
         key = (func, grid, str(args), str(kwargs))
         plan = self._own_plans.get(key)
@@ -387,7 +389,9 @@ class Engine:
         return made
 
     def _ask(self, op: Operation) -> Any:
-        """Do an operation whose shapes depend on numbers: the ranks do it, and say what came out."""
+        """Execute an operation whose shapes depend on values: the ranks execute it, and describe the
+        result.
+        """
         grid = op.meta.grid
         num = 1 if _is_single(op.func) else len(schema_of(op.func).returns)
         unknown = intern((), (), torch.float32, grid, grid.replicated)
@@ -444,7 +448,7 @@ class Engine:
                     "torch.cat(...), or y = view.clone(); y.add_(...)"
                 )
 
-    # --- plain tensors among them
+    # --- plain tensors among the arguments
 
     def _adopt_in(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the arguments with plain tensors laid out on the mesh: such a tensor has one value, so
@@ -474,7 +478,7 @@ class Engine:
         return pytree.tree_map(adopted, tuple(args)), pytree.tree_map(adopted, dict(kwargs))
 
     def adopt(self, plain: torch.Tensor, grid: Grid, placements: Placements) -> Tensor:
-        """Return a plain tensor as one of the mesh. It's sent once, as long as it's unchanged."""
+        """Return a plain tensor as one of the mesh. It's sent once, while it's unchanged."""
         known = self._adopted.get(id(plain))
         if known is not None and known.is_of(plain, grid):
             return known.made
@@ -484,7 +488,7 @@ class Engine:
         self._adopted[number] = _Adopted(forgets, version_of(plain), made)
         return made
 
-    # --- values that go and come
+    # --- values sent and fetched
 
     def put(self, plain: Any, grid: Grid, placements: Placements | None, *, maps: bool = False) -> Tensor:
         """Send a plain tensor to the ranks; each keeps its part.
@@ -498,7 +502,7 @@ class Engine:
         first = next(p for p in plain if p is not None) if isinstance(plain, list) else plain
         meta = intern(first.shape, contiguous(first.shape), first.dtype, grid, placements)
         is_large = maps or isinstance(plain, list) or first.numel() * first.element_size() > _LARGE
-        with self.stream.lock:  # a small one is sent later, when it may have changed: its copy is
+        with self.stream.lock:  # a small one is sent later, when it may have changed: so a copy is sent
             self.stream.add_parcel(
                 [p if p is None else p.detach() for p in plain]
                 if isinstance(plain, list)
@@ -511,7 +515,7 @@ class Engine:
         return made
 
     def own(self, op: str, args: tuple[Any, ...], tensors: Sequence[Tensor], meta: Meta) -> Any:
-        """Do one of the executor's own operations. `args` is the template of its arguments."""
+        """Execute one of the executor's own operations. `args` is the template of its arguments."""
         is_known = _is_hashable(args)
         kinds = tuple(map(type, pytree.tree_leaves(args))) if op == "own.call" else ()  # 1, 1.0 and True
         key = (op, args if is_known else id(args), kinds, tuple(t.mesh_meta for t in tensors), meta)
@@ -608,11 +612,11 @@ class Engine:
         return asked.then(lambda answers: self.values_of(list(answers.values())))
 
     def synchronize(self) -> None:
-        """Wait until the ranks have done everything."""
+        """Wait until the ranks have executed all commands."""
         self.stream.flush()
         self._worker.reached.call().get()
 
-    # --- what is said once
+    # --- warnings given once
 
     def _tell_of_whole(self, func: Any, tensors: Sequence[Tensor], reason: str) -> None:
         name = str(func)
@@ -629,7 +633,7 @@ class Engine:
 
 
 def check_access(what: Any, metas: Sequence[Meta], written: Sequence[Meta]) -> None:
-    """Raise if tensors are on different streams, or are borrowed so that this can't be done with them.
+    """Raise if tensors are on different streams, or are borrowed so that the operation isn't permitted.
 
     Args:
         written: those that are changed.
@@ -658,14 +662,14 @@ def check_access(what: Any, metas: Sequence[Meta], written: Sequence[Meta]) -> N
 
 
 _travels: dict[int, bool] = {}
-"""Whether floats travel beside commands, by id of the operator."""
+"""Whether floats are sent beside commands, by id of the operator."""
 _operators: list[Any] = []
-"""Those whose ids are known: they live as long as this program."""
+"""Operators whose ids are known, kept alive as long as this program."""
 _LARGE = 1 << 20
 
 
 _OF_ALL_RANKS = frozenset({"own.put", "own.move"})
-"""Operations of which ranks outside of the result's grid do a part, too."""
+"""Operations in which ranks outside of the result's grid take part, too."""
 _NOWHERE = (None, 0, "")
 _NO_VALUE: Any = object()
 _aten = torch.ops.aten
@@ -678,7 +682,7 @@ _VIEWS = {
     _aten.transpose_.default: _aten.transpose.int,
     _aten.unsqueeze_.default: _aten.unsqueeze.default,
 }
-"""For operations that change a tensor's shape in place: those that make a view of that shape."""
+"""For operations that change a tensor's shape in place: the operations that make a view of that shape."""
 _TAKEN_APART = frozenset(
     {
         _aten.mse_loss.default,
@@ -693,7 +697,7 @@ _TAKEN_APART = frozenset(
         _aten.soft_margin_loss_backward.default,
     }
 )
-"""Torch has no sharding rule for these, but for what they're made of."""
+"""Operations that torch has no sharding rule for, but has for their decompositions."""
 _FIX_MESH = "move one of them: monarch_nb.distribute(x.full(), mesh, ...)"
 
 
@@ -705,8 +709,8 @@ def _is_single(func: Any) -> bool:
 def _shape_of_result(
     func: Any, parts: tuple[Meta | None, ...], where: Mapping[str, tuple[int, ...]]
 ) -> tuple[tuple[Any, ...], Callable[[list[Any]], Any] | None]:
-    """Return the parts of a result, inputs that are returned by their position; and what makes the result
-    of them.
+    """Return the parts of a result, with returned inputs by their position; and the function that assembles
+    the result.
     """
     returns = schema_of(func).returns
     if not returns:
@@ -741,7 +745,9 @@ def _parcel(plain: torch.Tensor, is_large: bool) -> torch.Tensor:
 
 
 def _like(plain: torch.Tensor, partners: Sequence[Tensor]) -> Placements:
-    """Return the layout for a plain tensor: that of a partner of the same shape, else whole on every rank."""
+    """Return the layout for a plain tensor: that of another argument of the same shape, otherwise whole on
+    every rank.
+    """
     whole = partners[0].mesh_meta.grid.replicated
     like = next((p.placements for p in partners if p.shape == plain.shape and plain.dim()), None) or whole
     return tuple(each if each.is_shard() else whole[0] for each in like)

@@ -15,7 +15,7 @@ from monarch_nb.exceptions import ShardingError, WrongTensor
 
 
 def distribute(tensor: torch.Tensor, mesh: Any, sharding_spec: Sequence[Any] | None = None) -> Tensor:
-    """Lay a tensor out over a mesh: each rank gets its part. The result is one tensor still.
+    """Distribute a tensor over a mesh: each rank gets its part. The result is still one tensor.
 
     Args:
         tensor: a plain tensor of any shape; or one of this mesh already, which is laid out anew.
@@ -50,7 +50,7 @@ def distribute(tensor: torch.Tensor, mesh: Any, sharding_spec: Sequence[Any] | N
 
 
 def redistribute(tensor: Tensor, sharding_spec: Sequence[Any]) -> Tensor:
-    """Return the same tensor, laid out otherwise. Gradients flow through.
+    """Return the same tensor in another layout. Gradients flow through.
 
     Raises:
         ShardingError: of a tensor of which each rank has its own.
@@ -66,7 +66,7 @@ def redistribute(tensor: Tensor, sharding_spec: Sequence[Any]) -> Tensor:
 
 
 class _Redistribute(torch.autograd.Function):  # type: ignore[misc]
-    """The gradient comes back in the layout that the input had."""
+    """The autograd function of a layout change: the gradient gets the input's layout."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, placements: Any) -> Any:
@@ -85,7 +85,8 @@ class _Redistribute(torch.autograd.Function):  # type: ignore[misc]
 
 def moved_to(tensor: Tensor, grid: Grid, placements: Placements) -> Tensor | None:
     """Return a tensor over another grid of the same ranks, where each has its part already or gets it from
-    the others; None if it can't be so: other ranks, a history, rows that can't be split evenly.
+    the others; None if that isn't possible: other ranks, an autograd history, rows that can't be split
+    evenly.
 
     Args:
         placements: split along dimension 0 over all axes, or whole on every rank.

@@ -1,6 +1,4 @@
-"""A tensor of a mesh as a notebook shows it: which part lies at each point of the grid. Nothing is asked of
-the ranks here.
-"""
+"""Draws a tensor of a mesh in a notebook: the part at each point of the grid. It asks the ranks nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from collections.abc import Sequence
 from monarch_nb._tensor.metadata import Meta
 
 MOST_CELLS = 256
-"""A grid of more points isn't drawn."""
+"""Maximum number of points of a grid that is drawn."""
 
 
 def parts(meta: Meta) -> list[str]:

@@ -1,4 +1,4 @@
-"""Holds the engine of each mesh: made when its first tensor is, gone with the mesh."""
+"""Keeps the engine of each mesh, which is created with the mesh's first tensor, and dropped with the mesh."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Puts the reports of ranks together: which operation failed, on which ranks, and in which line of the
-user's.
-"""
+"""Combines the reports of ranks about a failure: the operation, the ranks, and the user's line."""
 
 from __future__ import annotations
 
@@ -23,14 +21,14 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A command that failed.
+    """The failure of a command.
 
     Attributes:
         seq: its number.
-        reports: of the ranks on which it did.
-        num_ranks: of how many.
-        place: where in the user's code it was made.
-        is_partial: other ranks were stopped because of it, and what was made since is lost.
+        reports: reports of the ranks on which it failed.
+        num_ranks: number of ranks of the engine.
+        place: place in the user's code that made the command.
+        is_partial: whether other ranks were stopped because of it, so that later results are lost.
     """
 
     seq: int

@@ -1,4 +1,6 @@
-"""Batches to the ranks, ahead of their use: what a loop over a DataLoader is, for tensors of a mesh."""
+"""Sends batches to the ranks ahead of their use: the counterpart of a loop over a DataLoader, for tensors of
+a mesh.
+"""
 
 from __future__ import annotations
 
@@ -66,20 +68,22 @@ def feed(
             raise MeshUsageError(f"{name} is a whole number, at least {least}; not {value!r}")
     is_model = isinstance(mesh, torch.nn.Module)
     grid = grid_of(mesh.__dict__.get("forward") if is_model else mesh)
-    if placements is None:  # ranks of a model of parallelize all have rows
+    if placements is None:  # all ranks of a parallelized module get rows
         placements = [grid.names if is_model else grid.names[data_axis(grid)]]
     return _Feed(grid, batches_of(source, batch_size), type(source).__name__, placements, prefetch)
 
 
 class _Feed:
-    """The batches that are on their way."""
+    """The batches that are on their way to the ranks."""
 
     def __init__(self, grid: Grid, batches: Iterator[Any], name: str, spec: Any, prefetch: int) -> None:
         self._grid, self._batches, self._name, self._spec = grid, batches, name, spec
         self._prefetch = prefetch
         self._ready: deque[Any] = deque()
         self._marks: deque[Any] = deque()
-        """For each batch that was handed out, a question to ranks: have you done all that came before?"""
+        """For each batch that was handed out, a request that ranks answer when they have executed all
+        commands before it.
+        """
         self._num_read = 0
         self._end: BaseException | None = None
 
@@ -97,7 +101,7 @@ class _Feed:
         return self._ready.popleft()
 
     def _read(self) -> None:
-        """Send one more batch. What the source raises comes behind the batches before."""
+        """Send one more batch. An error of the source is raised after the batches before it."""
         try:
             self._ready.append(self._sent(next(self._batches)))
             self._num_read += 1
@@ -128,7 +132,7 @@ class _Feed:
             return placements_of(spec[key], plain.shape, self._grid)
         return placements_of(spec[: plain.dim()], plain.shape, self._grid)
 
-    # --- no further ahead than that
+    # --- the limit of batches ahead
 
     def _mark(self) -> None:
         engine = self._grid.engine

@@ -1,4 +1,4 @@
-"""Computes gradients one at a time, and takes functions that define their own gradient."""
+"""Computes gradients one at a time, and supports functions that define their own gradient."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def _gradients(roots: Any, wanted: Any, grad_roots: Any) -> Iterator[torch.Tenso
 
 
 def grad_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function say itself what its gradient is: it returns its result, a tensor or several, and a
-    function that takes their gradients and returns those of the tensors among its arguments, in order.
+    """Let a function define its own gradient: it returns its result, a tensor or several, and a function that
+    takes their gradients and returns those of the tensors among its arguments, in order.
 
     Example:
         >>> @monarch_nb.grad_function                        # doctest: +SKIP

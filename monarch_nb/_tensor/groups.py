@@ -1,4 +1,4 @@
-"""The place of ranks in a mesh: coordinates along an axis as tensors, and process groups."""
+"""Coordinates of ranks along the axes of a mesh, as tensors, and process groups along axes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from monarch_nb.exceptions import MeshUsageError
 
 
 class RemoteProcessGroup:
-    """The process groups of a mesh along some axes. As an argument of a function on the ranks it's there the
-    `torch.distributed.ProcessGroup` of that rank.
+    """The process groups of a mesh along some axes. As an argument of a function on the ranks it becomes the
+    rank's `torch.distributed.ProcessGroup`.
 
     Attributes:
         dims: the axes.
-        hole: what stands for it in a command.
+        hole: the placeholder for it in a command.
     """
 
     def __init__(self, grid: Grid, dims: Sequence[str]) -> None:

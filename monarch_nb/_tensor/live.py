@@ -1,4 +1,4 @@
-"""Lists the values of this program that take memory on the ranks, and where they were made."""
+"""Lists this program's values that take memory on the ranks, and the places where they were made."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Descriptions of tensors on the controller: shape, type, and how they lie on the ranks. Each exists once, so
-that comparing is `is`.
+"""Descriptions of tensors on the controller: shape, type, and layout on the ranks. Each exists once, so that
+they are compared by `is`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Placements = tuple[Any, ...]
 _numbers = itertools.count()
 MAIN_STREAM = "main"
 FREE, READ_ONLY, LENT, TAKEN = "free", "read-only", "lent", "taken"
-"""What may be done with tensors: anything; reading, of a borrow; reading, while another stream has borrowed
-it; nothing, while another stream has borrowed it to change it.
+"""Permitted use of tensors: any; reading, for a borrow; reading, while another stream has borrowed it; none,
+while another stream has borrowed it to change it.
 """
 
 
@@ -30,14 +30,14 @@ class Grid:
     """The axes over which tensors of one engine are laid out.
 
     Attributes:
-        engine: whose ranks these are.
+        engine: engine whose ranks these are.
         shape, names: of the axes.
-        ranks: which rank of the engine stands at each point, the last axis fastest.
-        number: what plans call it.
+        ranks: rank of the engine at each point, the last axis fastest.
+        number: number by which plans refer to it.
         device_mesh: torch's description of it; it has no process groups here.
         stream: name of the `Stream` that its tensors are on.
-        access: what may be done with its tensors: `FREE`, `READ_ONLY`, `LENT` or `TAKEN`.
-        base: the grid of the same axes for tensors of the main stream with which anything may be done.
+        access: permitted use of its tensors: `FREE`, `READ_ONLY`, `LENT` or `TAKEN`.
+        base: the grid of the same axes for tensors of the main stream with free access.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class Meta:
 
     Attributes:
         size, stride, offset, dtype: as torch's.
-        grid: over which it lies.
+        grid: grid that it is laid out over.
         placements: one for each axis of the grid; None: each rank has a value of its own.
-        is_copy: a view that is none, for it had to be laid out anew: what is written into it isn't seen in
-            its base.
+        is_copy: whether a view is really a copy, because it had to be laid out anew: writes into it don't
+            reach its base.
         num_bytes: of the whole tensor.
-        make: makes a tensor of this kind, without its place; None until one was made.
+        make: makes a tensor of this kind, without its place; None until the first one was made.
     """
 
     __slots__ = (

@@ -1,5 +1,5 @@
-"""Modules whose parameters are tensors of a mesh. Autograd and optimiser run on the controller; each
-operation is done by all ranks on their parts.
+"""Modules whose parameters are tensors of a mesh. Autograd and optimiser run on the controller; all ranks
+execute each operation on their parts.
 
 Exact: what it computes is what one process would compute, whatever the layout. A loop that was written for
 one device doesn't change.
@@ -122,7 +122,7 @@ def _split(grid: Grid, axis: int) -> Placements:
 
 
 class _Hook:
-    """Hooks stay with their mesh: copies of the module share them, and they're not saved."""
+    """A hook of a module that stays with its mesh: copies of the module share it, and it isn't saved."""
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self
@@ -141,7 +141,7 @@ def _nothing() -> _Nothing:
 
 
 class _Gradient(_Hook):
-    """Lays a gradient out as its parameter: summed over the ranks, once."""
+    """The autograd function that lays a gradient out as its parameter: summed over the ranks, once."""
 
     def __init__(self, parameter: Any) -> None:
         self._parameter = weakref.ref(parameter)
@@ -154,7 +154,7 @@ class _Gradient(_Hook):
 
 
 class _Inputs(_Hook):
-    """Splits plain inputs over the data axis."""
+    """The hook that splits plain inputs over the data axis."""
 
     def __init__(self, grid: Grid, axis: int) -> None:
         self._grid = grid
@@ -189,7 +189,7 @@ def adopt(value: torch.Tensor, grid: Grid, placements: Placements) -> Tensor:
 
 
 class _Adopt(torch.autograd.Function):  # type: ignore[misc]
-    """The gradient of a plain input is plain."""
+    """The autograd function that makes the gradient of a plain input plain."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, grid: Grid, placements: Placements) -> Any:
@@ -203,7 +203,7 @@ class _Adopt(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Layer(_Hook):
-    """Notes which layer's forward runs: failures name it."""
+    """The hook that records which layer's forward runs, to name the layer in failures."""
 
     def __init__(self, grid: Grid, path: str, layer: nn.Module) -> None:
         self._engine = grid.engine

@@ -1,4 +1,4 @@
-"""Brings values of tensors here, and makes tensors of which each rank has its own value."""
+"""Fetches values of tensors to this process, and makes tensors of which each rank has its own value."""
 
 from __future__ import annotations
 

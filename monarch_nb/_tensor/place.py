@@ -1,4 +1,6 @@
-"""Records where in the user's code a command was made: kept for each, looked up when something fails."""
+"""Records the place in the user's code where each command was made, to be looked up when the command
+fails.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from monarch_nb._frames.owner import Owner, owner_of_file
 
 KEPT = 65_536
 _is_users: dict[int, tuple[bool, CodeType]] = {}
-"""By id of the code, which lives as long as this: its own hash is that of all its contents."""
+"""By id of the code, which is kept alive here: a code object's own hash covers all its contents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class Place:
     """A line of the user's, and the layer whose forward made the command.
 
     Attributes:
-        code, line: of the innermost frame of the user's; code is None if there is none.
+        code, line: place of the innermost frame of the user's; code is None if there is none.
         module: path of the layer, as in `model.blocks.3`, or "".
     """
 

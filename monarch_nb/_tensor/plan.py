@@ -1,5 +1,5 @@
-"""Plans of operations, without their tensors: the key under which each is known, and the template that ranks
-fill in.
+"""Plans of operations, without their tensors: the key that identifies each, and the template that ranks fill
+in.
 
 Equal keys mean equal results but for data. Floats of pointwise operations aren't in the key: optimisers
 change them with every step.
@@ -24,13 +24,13 @@ Template = tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]
 
 @dataclass(slots=True)
 class Plan:
-    """The plan of an operation, for when it's called again.
+    """The plan of an operation, kept for later calls.
 
     Attributes:
-        number: what ranks know it by.
-        op: its name.
+        number: number by which ranks know it.
+        op: name of the operation.
         outputs: parts of the result, flat.
-        rebuild: makes the result of those parts; None if there is exactly one, and it's new.
+        rebuild: assembles the result from these parts; None if there is exactly one, and it is new.
         writes: inputs that are changed in place.
         is_random: a seed goes with each command.
     """
@@ -48,7 +48,7 @@ HIDDEN_WRITES = {
     torch.ops.aten.native_batch_norm.default: _STATISTICS,
     torch.ops.aten.batch_norm_update_stats.default: _STATISTICS,
 }
-"""Arguments that an operation changes though its schema doesn't say so."""
+"""Arguments that an operation changes though its schema doesn't declare it."""
 _travels: dict[Any, bool] = {}
 
 
@@ -62,8 +62,8 @@ def floats_travel(func: Any) -> bool:
 
 
 class TemplateMaker:
-    """Makes the template of a call: `Hole` for each tensor, `ScalarHole` for each float that travels, in
-    the order of `gather`.
+    """The maker of the template of a call: `Hole` for each tensor, `ScalarHole` for each float sent with the
+    command, in the order of `gather`.
     """
 
     def __init__(self, is_tensor: Callable[[Any], bool], travels: bool) -> None:

@@ -25,7 +25,7 @@ _WHOLE = frozenset({
     aten.as_strided.default, aten.argmin.default, aten.argmax.default, aten.convolution.default,
     aten.convolution_backward.default, *HIDDEN_WRITES,
 })  # fmt: skip
-"""DTensor does these outside of its rules, convolutions with the default process group."""
+"""Operations that DTensor handles outside of its rules; convolutions with the default process group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class Outcome:
     """The predicted result of an operation.
 
     Attributes:
-        parts: a Meta for each tensor of the flat result, None for parts that aren't there.
-        is_whole: no layout could be found in which ranks can do it on their shards.
-        reason: why not.
-        is_unknown: only the ranks can tell shapes.
-        moves: which inputs have to be laid out anew for it, in words; "" if ranks do it on what they have.
+        parts: a Meta for each tensor of the flat result, None for missing parts.
+        is_whole: whether no layout was found in which ranks can compute it on their shards.
+        reason: the reason for that.
+        is_unknown: whether only the ranks can determine shapes.
+        moves: inputs that must be laid out anew for it, in words; "" if none.
     """
 
     parts: tuple[Meta | None, ...]
@@ -48,7 +48,7 @@ class Outcome:
 
 
 class Propagation:
-    """Rules of one engine."""
+    """The propagation rules of one engine."""
 
     def __init__(self, is_tensor: Callable[[Any], bool]) -> None:
         self._is_tensor = is_tensor

@@ -1,5 +1,5 @@
-"""Random numbers of the ranks: each has a generator of its own, which draws the values that it has of its
-own. (One tensor over the mesh doesn't use it: that depends on `torch.manual_seed` of this program only.)
+"""Random numbers of the ranks: each rank has a generator of its own, from which it draws its own values. (A
+tensor laid out over the mesh doesn't use it: that depends on `torch.manual_seed` of this program only.)
 
 All functions are of the active mesh.
 

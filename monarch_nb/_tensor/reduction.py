@@ -1,4 +1,4 @@
-"""Values that each rank has of its own, reduced along axes of the mesh or brought to another mesh.
+"""Reduces values that each rank has of its own along axes of the mesh, or moves them to another mesh.
 
 Nothing here knows the tensor's class: it has these functions as methods.
 """
@@ -148,12 +148,12 @@ def _size_of_result(tensor: Tensor, sizes: Sequence[int], reduction: str, scatte
 
 @dataclass(frozen=True, slots=True)
 class MeshSliceTensor:
-    """A tensor's values on a part of its mesh. `slice_mesh` makes it.
+    """The values of a tensor on a part of its mesh. `slice_mesh` makes it.
 
     Attributes:
-        tensor: whose.
-        ranks: which have them, the last axis fastest.
-        sizes: of the axes that are left.
+        tensor: the tensor.
+        ranks: ranks of the part, the last axis fastest.
+        sizes: sizes of the remaining axes.
     """
 
     tensor: Tensor
@@ -254,7 +254,7 @@ def _brought(tensor: Tensor, sources: tuple[int, ...], grid: Grid) -> Tensor:
     """Return a tensor of which each rank of a grid has the value of its source."""
     engine, meta = tensor.engine, tensor.mesh_meta
     made = intern(meta.size, contiguous(meta.size), meta.dtype, grid, None)
-    if grid.engine is not engine:  # other processes: by way of this program
+    if grid.engine is not engine:  # other processes: through this program
         values = engine.fetch(tensor, "each")
         by_rank: list[Any] = [None] * grid.engine.num_ranks
         for rank, source in zip(grid.ranks, sources, strict=True):

@@ -1,4 +1,4 @@
-"""Functions of the user's on ranks, with tensors of the mesh as arguments and results."""
+"""Calls functions of the user's on ranks, with tensors of the mesh as arguments and results."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _result(answers: Sequence[Any], made: Tensor, grid: Grid) -> Any:
         return _parts(pytree.tree_unflatten(leaves, structure), made, grid)
     try:
         agree = all(bool(answer == answers[0]) for answer in answers)
-    except Exception:  # of a class of the user's: compared by nobody
+    except Exception:  # an object of a user's class, which isn't compared
         agree = False
     return answers[0] if agree else list(answers)
 
@@ -213,10 +213,10 @@ def call_on_shard_and_fetch(
 
 
 class ByPath:
-    """A function that ranks find by its module and name.
+    """A function that ranks look up by its module and name.
 
     Args:
-        path: as in `package.module.name`.
+        path: path as in `package.module.name`.
     """
 
     def __init__(self, path: str) -> None:

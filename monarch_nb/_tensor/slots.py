@@ -1,4 +1,4 @@
-"""Places in the ranks' tables. A slot is given back when nothing on the controller refers to it any more."""
+"""The slots of the ranks' tables. A slot is freed when no object on the controller refers to it any more."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from monarch_nb.exceptions import WrongTensor
 
 MANY = 32
 MANY_BYTES = 1 << 20
-"""Before so many slots, or bytes, are free on the ranks they're told."""
+"""The ranks are told of free slots once there are `MANY`, or they hold this many bytes."""
 
 
 class Slots:
-    """The table of one engine, as the controller knows it.
+    """The controller's view of one engine's table of values.
 
     Attributes:
-        top: how long it is.
-        dropped: slots that aren't used any more, of which ranks weren't told yet.
-        num_bytes: what these have at least.
+        top: length of the table.
+        dropped: slots that are free, but whose ranks haven't been told yet.
+        num_bytes: minimum size of the values in these.
     """
 
     __slots__ = ("_free", "dropped", "num_bytes", "top")
@@ -27,15 +27,15 @@ class Slots:
         self.top = 0
 
     def acquire(self) -> int:
-        """Return a slot that nobody uses."""
+        """Return an unused slot."""
         if self._free:
             return self._free.pop()
         self.top += 1
         return self.top - 1
 
     def drop(self, slot: int, num_bytes: int = 0) -> None:
-        """Note that a slot isn't used any more. Any thread may call it, also the garbage collector in the
-        middle of anything: what isn't counted then is told with the next message.
+        """Record that a slot is no longer used. Any thread may call it, also the garbage collector at any
+        moment: a drop that isn't counted then is sent with the next message.
         """
         self.dropped.append(slot)
         self.num_bytes += num_bytes
@@ -47,7 +47,7 @@ class Slots:
         return len(self.dropped) >= MANY or self.num_bytes > MANY_BYTES
 
     def collect(self) -> list[int]:
-        """Return the slots that were dropped since the last time; they may be taken again."""
+        """Return the slots dropped since the last call; they may be reused."""
         self.num_bytes = 0
         num = len(self.dropped)
         found = self.dropped[:num]
@@ -62,8 +62,8 @@ class Slots:
 
 
 class Handle:
-    """Keeps a slot. An object of its own: a tensor with a `__del__` would be brought back to life by
-    autograd.
+    """The owner of a slot, which keeps the slot in use. It is an object of its own: autograd would resurrect
+    a tensor that has a `__del__`.
     """
 
     __slots__ = ("num_bytes", "seq", "slot", "slots")
@@ -80,19 +80,19 @@ class Handle:
         slots.num_bytes += self.num_bytes
 
     def release(self) -> None:
-        """Give the slot back now: whoever uses it afterwards gets an error."""
+        """Free the slot now: later uses raise an error."""
         self.slots.drop(self.slot, self.num_bytes)
         self.__class__ = DroppedHandle
 
 
 class DroppedHandle(Handle):
-    """A handle whose slot was given back by its owner."""
+    """A handle whose owner has given the slot back."""
 
     __slots__ = ()
 
     @property
     def slot(self) -> int:  # type: ignore[override]
-        """Nothing is there any more.
+        """Raise an error: the slot was freed.
 
         Raises:
             WrongTensor: always.

@@ -1,5 +1,5 @@
-"""The commands of one engine on their way to the ranks: when they're sent, and how far the controller may
-be ahead.
+"""Sends the commands of one engine to the ranks: it decides when they are sent, and how far the controller
+may run ahead.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from monarch_nb._tensor.slots import Slots
 
 MAX_WORDS = 4096
 ACK_EVERY = 16
-"""Each so many messages the ranks are asked to answer."""
+"""Number of messages between two that the ranks are asked to acknowledge."""
 MAX_ACKS = 4
-"""So many of those may be under way."""
+"""Maximum number of acknowledgements under way."""
 LATEST_S = 0.002
-"""So long after the first unsent command all are sent."""
+"""Maximum delay of an unsent command."""
 
 
 class Stream:
-    """Collects commands, and sends them.
+    """The sender of an engine's commands, which collects them into batches.
 
     Args:
-        worker: the actors that do them.
+        worker: the actors that execute the commands.
         slots: the ranks' tables.
     """
 
@@ -38,7 +38,7 @@ class Stream:
         self.lock = threading.RLock()
         self.words: array.array[int] = array.array("I")
         self.count = 0
-        """How many commands there were."""
+        """Number of commands so far."""
         self._first = 0
         self._grids: list[GridDefinition] = []
         self._definitions: list[Definition] = []
@@ -46,12 +46,12 @@ class Stream:
         self._acks: deque[Any] = deque()
         self.num_messages = self.num_bytes = 0
         self.num_held = 0
-        """So many blocks want that nothing is sent before they end."""
+        """Number of open blocks in which nothing is sent before their end."""
         self._clock = _Clock(self)
 
     def define(self, what: Definition | GridDefinition) -> None:
-        """Have the ranks know a plan or a grid with the next message."""
-        with self.lock:  # the clock's thread may be sending what there was until now
+        """Send a plan or a grid to the ranks with the next message."""
+        with self.lock:  # the clock's thread may be sending the commands so far
             if isinstance(what, Definition):
                 self._definitions.append(what)
             else:
@@ -74,7 +74,7 @@ class Stream:
         return self.count - 1
 
     def add_parcel(self, value: Any) -> None:
-        """Let a plain value go with the next command."""
+        """Add a plain value to the next command."""
         self._parcels.append(value)
 
     def drop(self) -> bool:
@@ -86,7 +86,7 @@ class Stream:
         return bool(slots)
 
     def flush(self) -> None:
-        """Send what there is."""
+        """Send the collected commands."""
         with self.lock:
             if not self.words and not self._grids and not self._definitions:
                 return
@@ -125,14 +125,14 @@ class Stream:
             self._acks.popleft().get()
 
     def close(self) -> None:
-        """Send nothing any more."""
+        """Stop sending."""
         self._clock.close()
         for ack in self._acks:
             ack.drop()
 
 
 class _Clock:
-    """Sends what was left behind by a cell that has ended: nothing is under way for longer than some
+    """The thread that sends the commands a cell has left unsent when it ended: none waits longer than some
     milliseconds.
     """
 
@@ -154,7 +154,7 @@ class _Clock:
             try:
                 if not self._stream.num_held:
                     self._stream.flush()
-            except Exception:  # whoever uses the engine next is told: the mesh is dead
+            except Exception:  # the next user of the engine gets the error: the mesh is dead
                 return
 
     def close(self) -> None:

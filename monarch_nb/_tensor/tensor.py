@@ -1,5 +1,5 @@
-"""A tensor of the mesh, as the controller has it: shape and type, and where its values are. What is done
-to it goes to its engine.
+"""A tensor of the mesh on the controller: its shape and type, and the place of its values. Operations on it
+are passed to its engine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from monarch_nb._tensor.slots import Handle
 
 SHOWN_NUMBERS = 1000
-"""A tensor of at most so many numbers shows them."""
+"""Maximum number of elements of a tensor whose values are displayed."""
 _DATA = torch.Tensor.data
 
 
@@ -36,7 +36,7 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
 
     Attributes:
         mesh_meta: its shape and layout.
-        mesh_handle: the place of its values in the ranks' tables.
+        mesh_handle: the slot of its values in the ranks' tables.
 
     Example:
         >>> dt = monarch_nb.distribute(torch.randn(8, 6), mesh, ["data_parallel", None])  # doctest: +SKIP
@@ -73,7 +73,7 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         engine = first.mesh_meta.grid.engine if type(first) is cls else engine_in(args, kwargs)
         return engine.dispatch(func, args, kwargs)
 
-    # --- where it is
+    # --- placement
 
     @property
     def engine(self) -> Engine:
@@ -145,8 +145,8 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         return reduction_of.to_mesh(self, mesh, stream)
 
     def drop(self) -> None:
-        """Give back its memory on the ranks now, not when nothing refers to it any more. Whatever uses it
-        afterwards, a backward too, gets an error that says DROPPED.
+        """Free its memory on the ranks now, rather than when no reference is left. Later uses, including a
+        backward, raise an error that says DROPPED.
         """
         self.mesh_handle.release()
 
@@ -155,7 +155,7 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         """Whether the tensor's memory was given back."""
         return isinstance(self.mesh_handle, DroppedHandle)
 
-    # --- values that come here
+    # --- values fetched to this process
 
     def full(self) -> torch.Tensor:
         """Return the whole tensor as a plain one on this machine, after all that was done to it.
@@ -204,7 +204,7 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
     def __format__(self, spec: str) -> str:
         return format(self.item() if self.dim() == 0 else repr(self), spec)
 
-    # --- what must not fall through to torch
+    # --- methods that must not reach torch
 
     def _data(self) -> Tensor:
         return Tensor(self.mesh_meta, self.mesh_handle)

@@ -1,4 +1,6 @@
-"""The engine's two actors on each rank: one does the commands, the other one is there when that one hangs."""
+"""The engine's two actors on each rank: one executes the commands, the other one answers while the first one
+hangs.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ from monarch_nb.actor import Actor, Port, current_rank, endpoint
 
 
 class TensorWorker(Actor):
-    """Does the commands of a stream, in order.
+    """The actor on each rank that executes the commands of a stream, in order.
 
     Args:
         name: of the engine.
-        port: where a rank that can't go on reports.
+        port: port for reports of a rank that can't continue.
     """
 
     def __init__(self, name: str, port: Port[Report]) -> None:
@@ -24,7 +26,7 @@ class TensorWorker(Actor):
 
     @endpoint
     def run(self, batch: Batch) -> None:
-        """Do commands."""
+        """Execute commands."""
         self._executor.run(batch)
 
     @endpoint
@@ -34,7 +36,7 @@ class TensorWorker(Actor):
 
     @endpoint
     def start(self, epoch: int, address: tuple[str, int]) -> None:
-        """Begin, with nothing known."""
+        """Start with an empty table."""
         self._executor.start(epoch, address)
 
     @endpoint
@@ -44,11 +46,11 @@ class TensorWorker(Actor):
 
     @endpoint
     def reached(self) -> None:
-        """Answer when all commands before are done."""
+        """Answer when all commands before are executed."""
 
 
 class TensorControl(Actor):
-    """Reaches the worker of the same rank while that is in a command."""
+    """The actor on each rank that reaches the rank's worker while that executes a command."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -72,7 +74,7 @@ class TensorControl(Actor):
 
     @endpoint
     def decide(self, decision: Decision) -> None:
-        """Tell the worker, which waits for it, how to go on."""
+        """Send the waiting worker the decision."""
         executors[self._name].decisions.put(decision)
 
 

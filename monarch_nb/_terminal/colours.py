@@ -1,5 +1,5 @@
-"""No colours into pipes and files, nor anywhere if NO_COLOR is set (https://no-color.org): whatever ranks
-and tracebacks bring along.
+"""Removes colours in pipes and files, and everywhere if NO_COLOR is set (https://no-color.org), including
+those in output and tracebacks of ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 class Colourless:
-    """A text stream without colours; to what isn't a terminal, without any escape sequence."""
+    """A text stream without colours; if it isn't a terminal, without any escape sequences."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

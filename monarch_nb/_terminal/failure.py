@@ -1,5 +1,5 @@
-"""Prints one clear error for whatever goes wrong in a command, in the terminal's words, and the exit status
-that goes with it.
+"""Prints one clear error for any failure of a command, in the terminal's wording, and returns its exit
+status.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def exit_status(run: Callable[[], int | None], typed: str, in_words: Callable[[s
         print(file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # Who read our output has gone: nobody is left to be told, also not by Python when it flushes at the
-        # end.
+        # The reader of our output has gone: nobody can be told, and Python must not report it either when it
+        # flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Keys while something is shown live: q ends it, as it ends `top` and `less`."""
+"""Keys during a live display: q ends it, as in `top` and `less`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Implements `monarch-nb run`: runs a script on an existing mesh, or on a new one that ends with it."""
+"""Implements `monarch-nb run`: runs a script on an existing mesh, or on a new one that ends with the
+script.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def _run_on(mesh: Mesh, arguments: Namespace, say: Callable[[str], None]) -> int
             return INTERRUPTED
         if left:
             print("it is run again", file=sys.stderr)
-            with suppress(MeshError):  # what couldn't be put back, the next run says
+            with suppress(MeshError):  # losses that couldn't be repaired are reported by the next run
                 mesh.heal()
     return 1
 

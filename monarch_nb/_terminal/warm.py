@@ -1,4 +1,4 @@
-"""Implements `monarch-nb warm`: keeps an interpreter warm, lists those that are, and ends them."""
+"""Implements `monarch-nb warm`: keeps an interpreter warm, lists warm interpreters, and ends them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Messages in a terminal's words. The library, the controller and the ranks name what to type as a notebook
-would, `%mesh heal`; they don't know who reads it.
+"""Translates messages into the terminal's wording. The library, the controller and the ranks name commands as
+in a notebook, `%mesh heal`, because they don't know where the message is read.
 
 Who reads it in a terminal is told `monarch-nb heal NAME`, or, of what only a notebook can do, that it is for
 a notebook.
@@ -17,12 +17,12 @@ _MAGIC = re.compile(rf"%mesh ([a-z][a-z-]*)((?: --env\b)?)( [A-Za-z_][\w-]*{_END
 _NAMED = [name for name, each in IN_NOTEBOOKS.items() if each.names_mesh_first]
 """Verbs whose first word is a mesh's name."""
 _OF_ALL = [name for name, each in IN_NOTEBOOKS.items() if not each.is_about_a_mesh]
-"""Verbs about no mesh in particular."""
+"""Verbs that concern no single mesh."""
 _NUM_WORDS = {"set": 2, "auto": 1, "on-failure": 1, "pull": 1, "push": 1, **dict.fromkeys(_NAMED, 1)}
-"""How many words belong to a verb, of those that only a notebook has; what follows is the message's."""
+"""Number of words that belong to a verb that only notebooks have; the message's text follows."""
 
 _LONG_NAME = 80
-"""Characters. No mesh's name is longer than that, all invitations are."""
+"""Number of characters. Mesh names are shorter, invitations are longer."""
 
 
 def in_terminal(text: str, commands: Collection[str], mesh_name: str | None = None) -> str:

@@ -1,4 +1,5 @@
-"""The transport of one process: its sockets, who reads them, and who waits for what.
+"""The transport of one process: its sockets, the threads that read them, and the objects that wait for
+messages.
 
 Every client and every rank has one `Transport` in each mesh that it is in: its own, and those that it's a
 guest in. A transport listens at the path that its proc id names and connects once to each process on the same

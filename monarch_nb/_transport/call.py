@@ -1,5 +1,5 @@
-"""Make a call: register who waits for the answers, send, and fail at once for processes that have ended.
-Answer one.
+"""Makes calls: registers who waits for the answers, sends, and fails at once for processes that have ended.
+Also answers calls.
 
 A call is made in this order, always: an answer can come as soon as the message is out, and the event of an
 end that has come before the call will not come again.
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from monarch_nb._protocol.failure import Failure
+from monarch_nb._transport.failure import encode_failure, without_details
 from monarch_nb._transport.pending import Pending
 from monarch_nb._transport.transport import Receiver, Transport
 from monarch_nb._wire import message as wire
@@ -24,7 +26,7 @@ def call(
     pending: P, receivers: Sequence[Receiver], name: bytes, body: Encoded, *,
     target: int = 0, flags: int = 0, origin: int = 0, context: bytes = b"",
 ) -> P:  # fmt: skip
-    """Send one message to all receivers; return who waits for their answers.
+    """Send one message to all receivers; return the object that waits for their answers.
 
     Args:
         pending: takes an answer for each slot of the receivers.
@@ -57,7 +59,7 @@ def call_each(
     pending: P, receivers: Sequence[Receiver], name: bytes, bodies: Sequence[tuple[Encoded, int]], *,
     target: int = 0, origin: int = 0, context: bytes = b"",
 ) -> P:  # fmt: skip
-    """Send a message of its own to each receiver, all answered to one `pending`; as `call` else.
+    """Send a message of its own to each receiver, all answered to one `pending`; otherwise like `call`.
 
     Args:
         bodies: arguments and flags for each receiver.
@@ -78,7 +80,7 @@ def call_one(
     pending: P, proc: int, name: bytes, body: Encoded,
     flags: int = 0, slot: int = 0, target: int = 0, origin: int = 0, context: bytes = b"",
 ) -> P:  # fmt: skip
-    """Send a message to one process; as `call` else. By position, for it's the quickest way to an answer."""
+    """Send a message to one process; otherwise like `call`. Arguments are positional, for speed."""
     transport = pending.transport
     ref = transport.expect(pending)
     if body.buffers or len(body.payload) >= MIN_BYTES:
@@ -99,7 +101,7 @@ def call_one(
 def answer(
     transport: Transport, message: Message, body: Encoded, flags: int = 0, released: bytes = b""
 ) -> None:
-    """Answer a call, and say how far this process' output for its cell has come.
+    """Answer a call, and report how far this process' output for its cell has come.
 
     Args:
         released: the caller's segments that have been dropped here (`Transport.releases_for`).
@@ -111,3 +113,26 @@ def answer(
         message.src, wire.REPLY, body, flags=flags, slot=message.slot, ref=message.ref,
         name=released, origin=transport.printed_for(message.origin),
     )  # fmt: skip
+
+
+def answer_failure(
+    transport: Transport, message: Message, failure: Failure, *, marks_output: bool = True
+) -> None:
+    """Answer a call with a failure; without its details where there's no shared memory for them.
+
+    Args:
+        marks_output: whether the answer says how far this process' output has come. Not for the reading
+            thread: writing the mark may block.
+    """
+    origin = transport.printed_for(message.origin) if marks_output else 0
+    for each in (failure, without_details(failure)):
+        try:
+            transport.post(
+                message.src, wire.REPLY, encode_failure(each), flags=wire.ERROR, slot=message.slot,
+                ref=message.ref, origin=origin,
+            )  # fmt: skip
+        except MemoryError:
+            if each is not failure:
+                raise
+        else:
+            return

@@ -1,4 +1,4 @@
-"""Keeps the context of the running code: the message being handled, and the cell that caused it.
+"""The context of the running code: the message being handled, and the cell that caused it.
 
 One context variable, so that threads, tasks and callbacks that carry their context keep sending output to the
 right cell.
@@ -14,7 +14,7 @@ class CallContext:
     """The known facts about the message that is being handled.
 
     Attributes:
-        origin: number of the cell that caused this, 0 if none did.
+        origin: number of the cell that caused the message; 0 if none did.
         slot: this rank's position in the slice that the message was sent to.
         extent: that slice's extent, encoded as it came.
         actor: the actor that runs (None: the rank's main thread or a client).
@@ -38,5 +38,5 @@ call_context: ContextVar[CallContext] = ContextVar("monarch_nb_call", default=NO
 
 
 def current_origin() -> int:
-    """Return the number of the cell in whose name this code runs."""
+    """Return the number of the cell on whose behalf this code runs."""
     return call_context.get().origin

@@ -1,6 +1,5 @@
-"""The interface of the data plane that the transport needs: the data plane lies above the transport, the
-package puts it in place (`monarch_nb/__init__`), and it's loaded when something is to be sent that's worth
-it.
+"""The interface to the data plane that the transport needs. The data plane belongs to a higher room: the
+package sets it (`monarch_nb/__init__`), and it's loaded when a large value is first sent.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ if TYPE_CHECKING:
 
 
 class RemoteArguments(Protocol):
-    """Brings big arguments and results to other machines."""
+    """The interface that moves big arguments and results to other machines."""
 
     def offer(self, transport: Transport, body: Encoded, receivers: Sequence[int], /) -> Encoded:
-        """Return a small body for `body`, whose buffers the receivers fetch; `body` itself if it isn't
-        worth it.
+        """Return a small body for `body`, whose buffers the receivers fetch; `body` itself if it's too small
+        for that.
         """
 
     def join(self) -> None:
-        """Let this process answer others about its memory."""
+        """Enable this process to answer requests about its memory."""
 
 
 _load: Callable[[], RemoteArguments] | None = None
 
 
 def provide(load: Callable[[], RemoteArguments]) -> None:
-    """Say how to get it."""
+    """Set the function that loads the implementation."""
     global _load
     _load = load
 

@@ -1,4 +1,5 @@
-"""A failure on its way to the caller: what was raised, where, and the traceback without our own frames.
+"""Encodes and decodes failures for the caller: the exception, the place, and the traceback without frames of
+this package.
 
 What is described here is the user's: its `__str__`, `__repr__` or `__reduce__` may raise anything, and its
 text or its stack may be enormous. Nothing of that gets out: a failure can always be told, and is never long.
@@ -30,9 +31,9 @@ MAX_MESSAGE = 10_000
 MAX_NAME = 1_000
 MAX_TRACEBACK = 60_000
 MAX_FRAMES = 40
-"""Of a deeper stack its ends are shown."""
+"""Deeper stacks are cut in the middle."""
 MAX_EXCEPTION_BYTES = 1 << 20
-"""What is larger is told of, and stays where it is."""
+"""Larger exceptions are described, and not sent."""
 
 
 def strip_machinery(trace: TracebackType | None) -> TracebackType | None:
@@ -43,15 +44,13 @@ def strip_machinery(trace: TracebackType | None) -> TracebackType | None:
 
 
 def describe(error: BaseException, **where: Any) -> Failure:
-    """Return `error` as it travels; `where` says rank, host, actor and so on. Raises nothing: of an error
-    that can't be described or sent as it is, its class is told, and why there's no more.
+    """Return the description of an error, to be sent; `where` gives rank, host, actor and so on. Raises
+    nothing: of an error that can't be described, the description has the class, and the reason.
     """
     try:
-        found = _describe(error, **where)
-        encode(found)
+        return _describe(error, **where)
     except BaseException as trouble:
-        return undescribed(error, trouble)
-    return found
+        return _undescribed(class_name(error, qualified=True), trouble)
 
 
 def _describe(error: BaseException, *, rank: int | str | None = None, pid: int = 0, **where: Any) -> Failure:
@@ -67,14 +66,14 @@ def _describe(error: BaseException, *, rank: int | str | None = None, pid: int =
     )
 
 
-def undescribed(error: BaseException, trouble: BaseException) -> Failure:
-    """Return an error of which no more than its class can be told, and what was raised instead."""
+def _undescribed(kind: str, trouble: BaseException) -> Failure:
+    """Return the description of an error of which only the class is known, and the error raised instead."""
     where = process_context.whereabouts()
     rank = where.get("rank")
     reason = f"{class_name(trouble)}{_reason(trouble)}"
     return Failure(
-        type=class_name(error, qualified=True),
-        message=f"<{class_name(error)} object that can't be told of: {reason}>",
+        type=kind,
+        message=f"<{kind.rpartition('.')[2]} object that can't be told of: {reason}>",
         when=time.time(),
         rank=rank if isinstance(rank, int) else None,
         host=where.get("host", ""),
@@ -91,7 +90,7 @@ def class_name(value: object, *, qualified: bool = False) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return `str(error)`, cut if it's long; if that raises, what it raised."""
+    """Return `str(error)`, shortened if it's long; if it raises, a description of that error."""
     text, trouble = _shown_by(str, error, "__str__")
     return trouble or clipped(text, MAX_MESSAGE, "on the rank, str(sys.last_value) has it all")
 
@@ -102,8 +101,8 @@ def is_printable(error: BaseException) -> bool:
 
 
 def _shown_by(method: Callable[[Any], str], value: object, name: str) -> tuple[str, str]:
-    """Return the text that `str` or `repr` makes of an object, and, in the second place, a note on a failure.
-    The text is a plain one: that of a KeyError from a DataLoader's worker is of a class of torch's.
+    """Return the text of `str` or `repr` of an object, and a note if that failed. The text is a plain str:
+    that of a KeyError from a DataLoader's worker is of a class of torch's.
     """
     trace = trace_of(value) if isinstance(value, BaseException) else None
     try:
@@ -113,7 +112,8 @@ def _shown_by(method: Callable[[Any], str], value: object, name: str) -> tuple[s
         reason = "" if error is value else _reason(error)
         return "", f"<{class_name(value)} object: its {name} raised {what}{reason}>"
     finally:
-        if isinstance(value, BaseException):  # one that raises itself would keep our frames
+        # an error that raises itself again would keep frames of this package
+        if isinstance(value, BaseException):
             set_trace(value, trace)
 
 
@@ -136,14 +136,16 @@ def set_trace(error: BaseException, trace: TracebackType | None) -> None:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the traceback as text, without our own frames; empty if that leaves none; cut if it's long."""
+    """Return the traceback as text, without frames of this package; empty if no frame is left; shortened if
+    it's long.
+    """
     if isinstance(error, codec.CannotPickle) and not _has_users_frame(error.__cause__):
-        return ""  # a pickler's frames say nothing about the value; the message names it
+        return ""  # frames of the pickler add nothing; the message names the value
     whole = trace_of(error)
     trace, num_hidden = shortened(shown_frames(whole))
     try:
         text = format_error(error, trace)
-    except BaseException:  # of its causes or notes; the places are still good
+    except BaseException:  # raised by its causes or notes; the frames are still right
         text = "".join(traceback.format_tb(trace)) + f"{class_name(error)}: {message_of(error)}\n"
     finally:
         set_trace(error, whole)
@@ -189,8 +191,8 @@ def shortened(trace: TracebackType | None) -> tuple[TracebackType | None, int]:
 
 
 def clipped(text: str, limit: int, how_to_get_all: str) -> str:
-    """Return a text that can be encoded, with at most about `limit` characters: of a longer one its ends,
-    and how much was left out.
+    """Return an encodable text of at most about `limit` characters: of a longer one the ends, and the number
+    left out.
     """
     if not text.isascii():
         text = text.encode("utf-8", "backslashreplace").decode()  # lone surrogates
@@ -226,12 +228,18 @@ def revive(data: bytes | None) -> BaseException | None:
     return found if isinstance(found, BaseException) else None
 
 
-def encode_failure(failure: Failure) -> Encoded:
-    """Return the payload of an ERROR reply. Raises nothing: of what can't be encoded, its kind is told."""
+def encode_failure(failure: Failure, enclose: Callable[[Failure], Any] = lambda failure: failure) -> Encoded:
+    """Return the payload of an ERROR reply. Raises nothing: of a failure that can't be encoded, the payload
+    has the type, and the reason.
+
+    Args:
+        enclose: makes the message that contains the failure; by default the failure is the message.
+    """
     try:
-        return Encoded(encode(failure))
+        return Encoded(encode(enclose(failure)))
     except Exception as trouble:
-        return Encoded(encode(replace(undescribed(trouble, trouble), dead=failure.dead)))
+        kind = failure.type if type(failure.type) is str else class_name(trouble, qualified=True)
+        return Encoded(encode(enclose(replace(_undescribed(kind, trouble), dead=failure.dead))))
 
 
 def without_details(failure: Failure) -> Failure:

@@ -1,5 +1,5 @@
-"""The interface by which handles on meshes use tensors of the mesh, which are a layer above.
-`monarch_nb/__init__` provides the implementation, which is loaded, with torch, when it's first needed.
+"""The interface through which handles on meshes use tensors of the mesh, which belong to a higher room.
+`monarch_nb/__init__` sets the implementation, which is loaded, with torch, when it's first needed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 
 class MeshTensors(Protocol):
-    """Tensors of a mesh, as its handles need them."""
+    """The interface to tensors of a mesh that handles need."""
 
     def makes_tensors(self) -> AbstractContextManager[Any]:
         """Let torch's functions make tensors of the active mesh within a block."""
@@ -29,7 +29,7 @@ _load: Callable[[], MeshTensors] | None = None
 
 
 def provide(load: Callable[[], MeshTensors]) -> None:
-    """Say how to get it."""
+    """Set the function that loads the implementation."""
     global _load
     _load = load
 

@@ -1,4 +1,4 @@
-"""Determines in whose name a message is sent to a mesh."""
+"""Determines the origin of messages to a mesh: the cell or program on whose behalf they are sent."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from monarch_nb._transport.transport import Transport
 
 
 def origin_in(transport: Transport) -> int:
-    """Return what the running code's messages to a mesh carry as their origin. A cell's number means
-    something in its own mesh only.
+    """Return the origin of the running code's messages to a mesh. A cell's number is valid in its own mesh
+    only.
     """
     origin = call_context.get().origin
     return 0 if transport.is_guest and is_cell(origin) else origin

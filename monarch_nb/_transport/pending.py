@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ERROR_GRACE_S = 0.1
-"""How long the others may go on after the first exception."""
+"""How long other ranks may continue after the first exception."""
 LOST_GRACE_S = 0.005
-"""How long the others may go on after a rank has died. It also lets in the dead rank's last words: its
-answers come straight from it, the event of its end through the host process.
+"""How long other ranks may continue after a rank has died. It also allows the dead rank's last answers to
+arrive: they come directly from it, the event of its end through the host process.
 """
 
 
 class Body:
-    """An encoded value that has arrived; opened when it's read, released when dropped unread."""
+    """An encoded value that has arrived; decoded when it's read, released when it's dropped unread."""
 
     __slots__ = ("_buffers", "_transport", "flags", "payload", "src")
 
@@ -90,12 +90,12 @@ class Body:
 
 
 MAX_CALLS_EACH = 100
-"""How many calls of an endpoint in one cell are journalled each by itself; of all, the sums are."""
+"""Maximum number of calls of an endpoint in one cell that are journalled separately; the totals cover all."""
 
 
 class CallTime:
-    """The times of one call: when it was made, and how long each rank took, from the call to its answer, as
-    the caller sees it.
+    """The timing of one call: when it was made, and how long each rank took, from the call to its answer,
+    measured by the caller.
     """
 
     __slots__ = ("num_failed", "seconds", "totals", "when")
@@ -107,7 +107,7 @@ class CallTime:
         self.seconds: dict[int, float] = {}
 
     def note(self, slot: int, seconds: float, *, failed: bool) -> None:
-        """Take note of an answer."""
+        """Record an answer."""
         self.seconds[slot] = self.seconds.get(slot, 0.0) + seconds
         self.num_failed += failed
         if self.totals is not None:
@@ -127,7 +127,7 @@ class CallTimes(CallTime):
         self.each: list[CallTime] = []
 
     def begin_call(self) -> CallTime:
-        """Return the object that takes note of one call."""
+        """Return the recorder of one call."""
         if len(self.each) >= MAX_CALLS_EACH:
             return self
         self.each.append(CallTime(self))
@@ -135,8 +135,9 @@ class CallTimes(CallTime):
 
 
 class Unread(weakref.ref[Any]):
-    """Whoever could ask for the answer of a call that has failed. If it goes without having asked,
-    `on_dropped` of the transport is told."""
+    """The record of a failed call whose answer nobody has read yet. If all possible readers disappear,
+    `on_dropped` of the transport is called.
+    """
 
     __slots__ = ("pending", "what")
 
@@ -145,7 +146,7 @@ class Unread(weakref.ref[Any]):
 
     @classmethod
     def of(cls, asker: Any, pending: Pending) -> Self:
-        """Take note that `asker` has an error to read."""
+        """Record that `asker` has an error to read."""
         found = cls(asker, cls.drop)
         found.pending, found.what = pending, getattr(asker, "_what", "")
         return found
@@ -158,13 +159,15 @@ class Unread(weakref.ref[Any]):
 
 
 asks_quietly: ContextVar[bool] = ContextVar("monarch_nb-asks-quietly", default=False)
-"""Whether this thread keeps to itself that the mesh has ended, if that is what its requests raise: then it's
-said to the user all the same.
+"""Whether an error of this thread's requests doesn't count as telling the user that the mesh has ended: then
+the user is told in another way.
 """
 
 
 class Pending:
-    """Base of all that waits. State is changed by the reading thread only, or under the transport's care."""
+    """The base of all objects that wait for messages. The reading thread changes their state, or the
+    transport does under its lock.
+    """
 
     __slots__ = (
         "_callbacks",
@@ -188,39 +191,39 @@ class Pending:
         self.procs = procs
         self.ready = False
         self.fault: Exception | None = None
-        """Why no answer comes any more: whoever waits is to raise it."""
+        """The error to raise when no answer can arrive any more."""
         self.asker: Callable[[], object] | None = None
-        """Returns who asks for the answer, or None if nobody does any more; without it, who has made this
-        waits.
+        """Returns the object that waits for the answer, or None if none does any more; without it, the
+        creator of this object.
         """
         self.park: threading.Lock | None = None
         self.waited = False
-        """Whether a thread waits for this in the reader: one at a time can."""
+        """Whether a thread waits for this in the reader: only one at a time can."""
         self.urgent = True
         self.due: float | None = None
         self.times: CallTime | None = None
-        """Takes note of each answer, in a notebook."""
+        """Records the time of each answer, in a notebook."""
         self.started = 0.0
         self._callbacks: list[Callable[[], None]] | None = None
 
     def deliver(self, slot: int, body: Body) -> Pending | None:
-        """Take an answer; return who has become ready by it."""
+        """Handle an answer; return the object that has become ready."""
         raise NotImplementedError
 
     def output(self, message: Message) -> None:
-        """Take output that is sent to this ref; only those that watch something get any."""
+        """Handle output sent to this ref; only watches receive any."""
 
     def lost(self, proc: int, end: RankExit) -> Pending | None:
-        """Take note that `proc` has died; return who has become ready by it."""
+        """Handle the death of `proc`; return the object that has become ready."""
         raise NotImplementedError
 
     def handles_end(self, end: RankExit) -> bool:
-        """Say whether whoever waits here will be told of a process' end by it."""
+        """Say whether this wait will report a process' end to its caller."""
         return end.proc in self.at_work() and (self.asker is None or self.asker() is not None)
 
     def failed_on(self) -> None:
-        """Note that an answer is an error, so that it's reported if nobody reads it. Called at every error,
-        and never else, so that good answers cost nothing.
+        """Record that an answer is an error, so that it's reported if nobody reads it. Called only for
+        errors, so that good answers cost nothing.
         """
         if self.asker is None or self.transport.on_dropped is None or id(self) in self.transport.unread:
             return
@@ -232,27 +235,27 @@ class Pending:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether some thread or task waits for this just now, and so will hear of its fault."""
+        """Whether a thread or task waits for this at present, and so will get its error."""
         return not self.ready and (self.waited or bool(self._callbacks))
 
     def give_up(self, fault: Exception) -> None:
-        """Complete with an error that is to be raised: no answer comes any more."""
+        """Complete with an error to be raised: no answer will come."""
         if not self.ready:
             self.fault = fault
             self.complete()
         self.transport.reader.notify(self)
 
     def check_fault(self) -> None:
-        """Raise what has kept the answer from coming, if something has."""
+        """Raise the error that prevents an answer, if there is one."""
         if self.fault is not None:
             raise self.fault
 
     def at_work(self) -> tuple[int, ...]:
-        """Return the procs that still owe an answer."""
+        """Return the procs that haven't answered."""
         return () if self.ready else tuple(self.procs)
 
     def expire(self) -> None:
-        """Complete with what has come: the grace is over."""
+        """Complete with the answers so far: the grace period is over."""
         self.complete()
 
     def complete(self) -> None:
@@ -269,8 +272,8 @@ class Pending:
             _run_callbacks(callbacks)
 
     def claim(self) -> bool:
-        """Be the one thread that waits for this in the reader, until it sets `waited` back; False if
-        another does.
+        """Become the thread that waits for this in the reader, until it resets `waited`; False if another
+        thread is.
         """
         with self.transport.callback_lock:
             was_waited, self.waited = self.waited, True
@@ -292,7 +295,7 @@ class Pending:
         due = time.monotonic() + grace_s
         if self.due is None or due < self.due:
             self.due = due
-            self.transport.reader.call_at(due, self._on_timer)  # for when no thread waits
+            self.transport.reader.call_at(due, self._on_timer)  # used when no thread waits
 
     def _on_timer(self) -> None:
         if not self.ready and self.due is not None and time.monotonic() >= self.due:
@@ -313,21 +316,21 @@ def _run_callbacks(callbacks: Sequence[Callable[[], None]]) -> None:
 
 
 def in_callback() -> bool:
-    """Say whether this thread runs a callback of an answer that has come: it may be the one that reads the
-    socket, and must not wait.
+    """Say whether this thread runs a callback of an arrived answer: it may be the one that reads the socket,
+    and must not wait.
     """
     return getattr(_callback, "runs", False)
 
 
 class OneReply(Pending):
-    """Waits for a single answer."""
+    """A wait for a single answer."""
 
     __slots__ = ("accepts_end", "body", "end", "slot")
 
     def __init__(self, transport: Transport, procs: Sequence[int]) -> None:
         Pending.__init__(self, transport, procs)
         self.accepts_end = False
-        """Whether the end of the mesh is an answer, too: who stops it wants nothing else."""
+        """Whether the end of the mesh counts as an answer: it does for a request to stop the mesh."""
         self.body: Body | None = None
         self.end: RankExit | None = None
         self.slot = 0
@@ -343,7 +346,7 @@ class OneReply(Pending):
         self.body = body
         if body.flags & ERROR:
             self.failed_on()
-        if self.end is not None:  # its last answer overtook the event of its end: that has nobody to tell now
+        if self.end is not None:  # its last answer overtook the event of its end, which needs no report now
             self.transport.on_unhandled_end(self.end)
             self.end = None
         self.complete()
@@ -359,7 +362,7 @@ class OneReply(Pending):
 
 
 class Reply(OneReply, Generic[T]):
-    """Waits for the answer to a request."""
+    """A wait for the answer to a request."""
 
     __slots__ = ("is_quiet", "request")
 
@@ -370,7 +373,7 @@ class Reply(OneReply, Generic[T]):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether some thread or task waits for this just now, and so will say what its fault is."""
+        """Whether a thread or task waits for this at present, and so will report its error."""
         return not self.is_quiet and super().is_awaited
 
     def read(self) -> T:
@@ -390,7 +393,7 @@ class Reply(OneReply, Generic[T]):
 
 
 class GatherReply(Pending):
-    """Waits for one answer from each slot."""
+    """A wait for one answer from each slot."""
 
     __slots__ = ("bodies", "ends", "failed", "num_left")
 
@@ -415,7 +418,7 @@ class GatherReply(Pending):
         if end is not None:
             self.failed.remove(
                 slot
-            )  # its last answer overtook the event of its end: that has nobody to tell now
+            )  # its last answer overtook the event of its end, which needs no report now
             self.transport.on_unhandled_end(end)
         self.num_left -= 1
         if body.flags & ERROR:
@@ -437,11 +440,11 @@ class GatherReply(Pending):
                 self.failed.append(slot)
                 self.failed_on()
                 self.limit(LOST_GRACE_S)
-        return self if self.ends else None  # awake, it sets its alarm anew
+        return self if self.ends else None  # the woken thread sets its own alarm again
 
 
 class Arrivals(Pending):
-    """A stream: the answers one by one, in the order in which they come."""
+    """A stream of answers, one by one, in order of arrival."""
 
     __slots__ = ("_next", "replies")
 
@@ -488,7 +491,7 @@ class Arrivals(Pending):
 
 
 class Mailbox(Pending):
-    """The receiving end of a channel: any number of messages, in order."""
+    """The receiving end of a channel, with any number of messages, in order."""
 
     __slots__ = ("_queue", "_takers", "once")
 

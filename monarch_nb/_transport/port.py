@@ -1,4 +1,4 @@
-"""Ports: where a value can be sent to, as a handle that travels in messages."""
+"""Ports: addresses to which values can be sent, as handles that travel in messages."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Port(Generic[T]):
     """The sending end of a channel, or of one call's answer.
 
     Attributes:
-        proc, ref: who waits, and under which number.
-        slot: which place of a mesh the value is from.
-        mesh: where that process' mesh is.
+        proc, ref: the waiting process, and the number under which it waits.
+        slot: position in the mesh that the value comes from.
+        mesh: address of that process' mesh.
 
     Example:
         >>> port, receiver = Channel.open()     # doctest: +SKIP

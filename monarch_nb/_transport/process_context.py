@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Whereabouts(TypedDict, total=False):
-    """The place of a process in its mesh: its rank, or "client"; its host's name; its pid."""
+    """The place of a process in its mesh: its rank, or "client"; the name of its host; its pid."""
 
     rank: int | str
     host: str
@@ -30,7 +30,7 @@ class CallPlace(Whereabouts):
 
 
 class RankContext(Protocol):
-    """This process as a rank, as far as it concerns the rooms below `_rank`."""
+    """The interface to this process as a rank, for the rooms below `_rank`."""
 
     @property
     def rank(self) -> int:
@@ -38,15 +38,15 @@ class RankContext(Protocol):
 
     @property
     def world_size(self) -> int:
-        """How many ranks its mesh has now."""
+        """The present number of ranks in its mesh."""
 
     @property
     def transport(self) -> Transport:
-        """Its sockets in its own mesh."""
+        """Its transport in its own mesh."""
 
     @property
     def page(self) -> ActivityPage:
-        """Where it says what it does."""
+        """Its activity page."""
 
     @property
     def group(self) -> str:
@@ -72,7 +72,7 @@ class RankContext(Protocol):
         """
 
     def receive_guest(self, transport: Transport) -> None:
-        """Take note that this process has come to another mesh as a guest."""
+        """Record that this process is a guest of another mesh."""
 
 
 _transport: Transport | None = None
@@ -97,7 +97,7 @@ def transport() -> Transport:
 
 
 def transport_in(mesh: MeshAddress | None) -> Transport:
-    """Return this process' transport in a mesh, which handles name; without one, `transport()`. May connect,
+    """Return this process' transport in a mesh that a handle names; without one, `transport()`. May connect,
     which takes some milliseconds.
 
     Raises:
@@ -110,26 +110,26 @@ def transport_in(mesh: MeshAddress | None) -> Transport:
 
 
 def is_own_mesh(mesh: MeshAddress | None) -> bool:
-    """Say whether `transport()` is one in that mesh, as far as that can be said without connecting."""
+    """Say whether `transport()` belongs to that mesh, as far as that is known without connecting."""
     return mesh is None or (
         _transport is not None and not _transport.closed and _transport.mesh_id == mesh.mesh_id
     )
 
 
 def set_transport(new: Transport | None) -> None:
-    """Say which transport this process has."""
+    """Set this process' transport."""
     global _transport
     _transport = new
 
 
 def on_demand(connect: Callable[[], Transport]) -> None:
-    """Say how to get a transport when one is needed."""
+    """Set the function that makes a transport when one is needed."""
     global _connect
     _connect = connect
 
 
 def on_other_mesh(reach: Callable[[MeshAddress], Transport]) -> None:
-    """Say how to get a transport in a mesh that isn't this process' own."""
+    """Set the function that makes a transport in a mesh that isn't this process' own."""
     global _reach
     _reach = reach
 
@@ -137,15 +137,17 @@ def on_other_mesh(reach: Callable[[MeshAddress], Transport]) -> None:
 def on_remote_port(
     is_remote: Callable[[MeshAddress | None], bool], send: Callable[[Any, str, Any], None]
 ) -> None:
-    """Say how something is sent to a port of a mesh that can't be reached from this process: by its
-    method's name, and the value.
+    """Set the function that sends to a port of a mesh that this process can't reach, given the method's name
+    and the value.
     """
     global _is_remote, _send_remote
     _is_remote, _send_remote = is_remote, send
 
 
 def is_sent_remotely(port: Any, method: str, value: Any) -> bool:
-    """Send something to a port, if its mesh can't be reached from this process; say whether that was done."""
+    """Send a value to a port through an envoy, if this process can't reach the port's mesh; return whether
+    that was done.
+    """
     if is_own_mesh(port.mesh) or _is_remote is None or _send_remote is None or not _is_remote(port.mesh):
         return False
     _send_remote(port, method, value)
@@ -164,15 +166,15 @@ def this_rank() -> RankContext:
 
 
 def set_whereabouts(**where: Unpack[Whereabouts]) -> None:
-    """Say where this process stands: rank, host."""
+    """Set the place of this process: rank, host."""
     _where.update(where)
 
 
 def hostname() -> str:
-    """Return the name that this process' host goes by in its mesh, or the machine's."""
+    """Return the name of this process' host in its mesh, or the machine's name."""
     return str(_where.get("host") or os.uname().nodename)
 
 
 def whereabouts() -> Whereabouts:
-    """Return where this process stands."""
+    """Return the place of this process."""
     return _where.copy()

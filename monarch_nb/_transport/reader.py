@@ -54,11 +54,11 @@ MAX_TICK_S = 0.016
 QUIET_S = 0.04
 SIGNAL_S = 0.2
 FINAL_READ_S = 0.02
-"""For how long messages are still read when the file says that no more will come."""
+"""How long messages are still read after the file says that no more will come."""
 PIPELINED = 8
-"""So many calls made between two looks for answers: the program pipelines them."""
+"""Number of calls between two looks for answers at which the program counts as pipelining."""
 GATHERING_MS = 2
-"""For how long answers to pipelined calls gather, unless somebody waits for one."""
+"""How long answers to pipelined calls are gathered, unless a thread waits for one."""
 _BATCH = 64
 _MAIN = threading.main_thread().ident
 
@@ -75,7 +75,7 @@ def _call(function: Callable[[], None]) -> None:
 def _report() -> None:
     """Show the exception that is being handled, as that of a thread."""
     kind, error, trace = sys.exc_info()
-    with suppress(BaseException):  # a hook of the user's, or a closed stderr
+    with suppress(BaseException):  # an exception hook of the user's, or a closed stderr
         threading.excepthook(
             threading.ExceptHookArgs((kind or BaseException, error, trace, threading.current_thread()))
         )
@@ -104,7 +104,9 @@ class Waiter(Protocol):
 
 
 class Reader:
-    """Leader and followers around one `LocalReceiver`. See the module's text for the thread contract."""
+    """The reader of one `LocalReceiver`, with a leader thread and followers. See the module's text for the
+    thread contract.
+    """
 
     def __init__(self, receiver: LocalReceiver, dispatch: Callable[[bytes], Waiter | None]) -> None:
         self._receiver = receiver
@@ -124,16 +126,15 @@ class Reader:
         self._background_asleep = False
         self._closing = False
         self._poller = select.poll()
-        """What the background reader sleeps on."""
+        """The poll object of the background reader."""
         self.send_queues = SendQueues(lambda delay_s, call: self.call_at(time.monotonic() + delay_s, call))
-        """What this process couldn't send at once: the background reader sends it."""
+        """Messages that couldn't be sent at once: the background reader sends them."""
         self.closing_error: Callable[[], TransportClosed] = TransportClosed
-        """Makes what is raised to those who wait when nothing comes any more."""
+        """Makes the error for waiters when no messages can arrive any more."""
         self.num_calls: Callable[[], int] = lambda: 0
         """Returns how many calls this process has made."""
         self.idle_work: Callable[[], float | None] = lambda: None
-        """Called by the background reader between its waits; returns the seconds until it wants to be called
-        again."""
+        """Called by the background reader between its waits; returns the seconds until the next call."""
         self._background_reader = threading.Thread(
             target=self._run_background_reader, name="monarch_nb-reader", daemon=True
         )
@@ -171,9 +172,8 @@ class Reader:
                 if not (self._take_lead(waiter, deadline) if leads else self._follow(waiter, deadline)):
                     break
         finally:
-            # Appointed in the very moment it became ready, or interrupted between two steps: a lead that
-            # nobody
-            # uses would stop everybody.
+            # Appointed at the moment when it became ready, or interrupted between two steps: a lead that
+            # nobody uses would block all threads.
             if self._leader is waiter or waiter in self._followers:
                 self._leave_followers(waiter)
                 if self._leader is waiter:
@@ -226,7 +226,7 @@ class Reader:
         if woken:
             return True
         if self._leave_followers(waiter):
-            return True  # was appointed in the same moment
+            return True  # the thread was appointed at the same moment
         return self._expired(waiter, deadline)
 
     def _leave_followers(self, waiter: Waiter) -> bool:
@@ -429,7 +429,7 @@ class Reader:
     def _sleep(self, timeout_s: float | None, *, asleep: bool) -> None:
         with self._mutex:
             if asleep and (self._leader is None or not self._reading):
-                return  # the leader left between our look and now
+                return  # the leader left between the last look and now
             self._background_asleep = asleep
         ready = self._poller.poll(None if timeout_s is None else max(1, int(timeout_s * 1000)))
         self._background_asleep = False
@@ -537,7 +537,8 @@ class Reader:
         self.wake_up()
         if self._background_reader.is_alive() and threading.current_thread() is not self._background_reader:
             self._background_reader.join()
-        with self._mutex:  # whoever stops a mesh and whoever hears of its end may close at once
+        # the program that stops a mesh and the one told of its end may close at the same time
+        with self._mutex:
             is_own = threading.current_thread() is self._background_reader
             fds = [*self._watched] if is_own else [*self._watched, self._wakeup_fd]
             self._watched.clear()

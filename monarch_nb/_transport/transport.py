@@ -1,4 +1,6 @@
-"""The transport: one process' sockets, its routes to others, and where each arrived message goes."""
+"""The transport: one process' sockets, its routes to other processes, and the dispatch of arrived
+messages.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,8 @@ _INODE = struct.Struct("<Q")
 
 
 class Transport:
-    """Sends and receives for one process. All methods may be called from any thread, unless they say
-    otherwise.
+    """The sender and receiver of messages of one process. All methods may be called from any thread, unless
+    they say otherwise.
 
     Args:
         me: this process' proc id.
@@ -60,48 +62,52 @@ class Transport:
         self.host = address.host_of(me)
         self.directory = directory
         self.mesh_id = ""
-        """Which mesh this is a transport of: the same for all of its processes."""
+        """Id of the mesh, shared by all of its processes."""
         self.mesh: MeshAddress | None = None
-        """Where that mesh is: goes along with handles."""
+        """Address of that mesh, which is sent with handles."""
         self.is_guest = False
-        """In a rank: whether this is a transport of another mesh than its own, whose handles it was given."""
+        """In a rank: whether this is a transport in another mesh, whose handles the rank was given."""
         self.ends: dict[int, RankExit] = {}
-        """Processes known to have ended, and how."""
+        """Ends of processes, as far as known."""
         self.on_call: Callable[[Message], Any] = _refuse
-        """Takes CALL messages, in the reading thread; returns a waiter to wake, or None."""
+        """Handles CALL messages, in the reading thread; returns a waiter to wake, or None."""
         self.services: dict[bytes, Callable[[Message], None]] = {}
-        """Take CALLs to this process itself, by name, in the reading thread; they come before `on_call`."""
+        """Handlers of CALLs to this process itself, by name, in the reading thread; they precede
+        `on_call`.
+        """
         self.event_handlers: list[Handlers] = []
         """Handle events, in the reading thread."""
         self.on_output: Callable[[Message], None] = lambda _message: None
         self.on_unhandled_end: Callable[[RankExit], None] = lambda _end: None
-        """Takes the end of a process that somebody was to be told of, whose answer then came after all."""
+        """Called with the end of a process if the awaited answer that would have reported it came after
+        all.
+        """
         self.on_dropped: Callable[[Pending, str], None] | None = None
-        """Takes calls that have failed and whose answer nobody can ask for any more; what was called, if
-        that's known.
+        """Called with failed calls whose answer can't be read any more; and with the callee's name, if
+        known.
         """
         self.unread: dict[int, Unread] = {}
-        """Calls that have failed, and whose answer hasn't been read, by the identity of the pending."""
+        """Failed calls whose answer hasn't been read, by the identity of the pending."""
         self.reported_ends: set[int] = set()
-        """Processes of whose end this program was told, by an exception or by its hook."""
+        """Processes whose end was reported to this program, by an exception or by its hook."""
         self.unsettled: set[int] = set()
-        """In a rank: cells that it has printed something for since its last answer."""
+        """In a rank: cells that it has printed for since its last answer."""
         self.mark_output: Callable[[int], int] = lambda _origin: 0
-        """In a rank: marks how far its output for a cell has come; returns the mark."""
+        """In a rank: marks the present position of its output for a cell; returns the mark."""
         self.owed: dict[int, int] = {}
-        """In a program that shows output: up to which mark that of procs that have answered is to be shown
-        still.
+        """In a program that shows output: the mark of each answered proc up to which output is still to be
+        shown.
         """
         self.on_printed: Callable[[int, int], None] | None = None
-        """In a program that shows output: told of an answer's proc and mark, in the reading thread."""
+        """In a program that shows output: called with an answer's proc and mark, in the reading thread."""
         self.catch_up: Callable[[], None] = lambda: None
-        """Waits, for a bounded time, until nothing is owed any more, and shows it."""
+        """Waits, for a bounded time, until all such output has arrived, and shows it."""
         self.on_close: list[Callable[[], None]] = []
         """Called when this process leaves the mesh, while it can still send."""
         self.num_sent = 0
         """Calls and requests sent so far that await an answer."""
         self.calls: dict[Any, CallTimes] | None = None
-        """In a notebook: the calls of each endpoint since somebody looked, for the journal."""
+        """In a notebook: the calls of each endpoint since the last journal entry."""
         self.callback_lock = threading.Lock()
         self._nothing = Body.plain(self, wire.EMPTY, 0, b"")
         """The body of all answers that are None."""
@@ -110,7 +116,7 @@ class Transport:
         self._refs = itertools.count(1)
         self._routes: dict[int, LocalSender] = {}
         self._old_routes: set[LocalSender] = set()
-        """Lead nowhere since the controller has gone, though others may still hold one."""
+        """Invalid since the controller has gone, though references may remain."""
         self._route_lock = threading.Lock()
         self._releases: deque[tuple[int, int]] = deque()
         self._joiner = Joiner()
@@ -119,12 +125,14 @@ class Transport:
         self._closing = False
         self.lost = ""
         """How the mesh has ended, in a sentence, once its controller has gone: nothing can be sent or
-        received any more."""
+        received any more.
+        """
         self.left: Callable[[], TransportClosed] = _closed
-        """Returns what to raise once this program has closed its connection."""
+        """Returns the error to raise once this program has closed its connection."""
         self.on_lost: Callable[[bool], None] = lambda _heard: None
-        """Called when the controller has gone, in the background reader's thread, and whether some thread has
-        heard of it by an exception."""
+        """Called when the controller has gone, in the background reader's thread, with whether a thread has
+        raised an error about it.
+        """
         self.reader = Reader(self._receiver, self._dispatch)
         self.reader.num_calls = lambda: self.num_sent
         self.reader.closing_error = self.closing_error
@@ -196,9 +204,9 @@ class Transport:
         addressed = wire.addressing(frame)
         for proc, slot in receivers:
             if ends and proc in ends:
-                if self.closed or self.lost:  # nobody else is asked, who would say so
+                if self.closed or self.lost:  # no other process is asked that would report it
                     raise self.closing_error()
-                continue  # `check_ends` tells whoever waits; a successor must not get it late
+                continue  # `check_ends` tells the waiters; a restarted process must not receive the message
             if proc >> 32 == host:
                 (routes.get(proc) or self.route(proc)).send(addressed(slot, proc))
             else:
@@ -302,7 +310,8 @@ class Transport:
                     self.on_printed(message.src, message.origin)
                 return pending.deliver(message.slot, Body(self, message))
             if message.table:
-                Body(self, message)  # nobody waits any more: opened and dropped, so that the sender hears
+                # no thread waits any more: decoded and dropped, so that the sender is told
+                Body(self, message)
             return None
         if kind == wire.CALL:
             service = self.services.get(message.name) if message.target == 0 else None
@@ -340,7 +349,7 @@ class Transport:
                 if ready is not None and ready is not awake:
                     if (
                         awake is not None
-                    ):  # each answer of a stream has its own waiter, and the caller wakes one
+                    ):  # each answer of a stream has its own waiter, which the caller wakes
                         self.reader.notify(awake)
                     awake = ready
         return awake
@@ -348,7 +357,7 @@ class Transport:
     def _take_event(self, message: Message) -> None:
         kind = Event.known.get(message.name.decode())
         if kind is None:
-            return  # nobody in this process has heard of it
+            return  # no module of this process has imported this type of event
         event = decode(kind, message.payload or NO_FIELDS)
         if isinstance(event, RanksEnded):
             event = RanksEnded(tuple(self._take_end(end) for end in event.ends))
@@ -377,7 +386,7 @@ class Transport:
                 self.reader.notify(awake)
         return end
 
-    # --- buffers that others own
+    # --- buffers of other owners
 
     def open_segment(self, owner: int, pid: int, fd: int, inode: int) -> segment.Mapping:
         """Map a buffer that came with a message of process `owner`; whoever has put it into this machine's
@@ -387,7 +396,8 @@ class Transport:
 
         def on_release() -> None:
             self._releases.append((owner, inode))
-            if not call_context.get().src:  # else the answer, or the end of the message's handling, will tell
+            # otherwise the answer, or the end of the message's handling, will tell the owner
+            if not call_context.get().src:
                 self.reader.wake_up()
 
         return segment.open_segment(pid, fd, inode, on_release)
@@ -472,7 +482,7 @@ class Transport:
         try:
             fd = os.pidfd_open(pid)
         except OSError:
-            return  # it's gone already: nobody will answer the greeting
+            return  # the receiver is gone already: no greeting will be answered
         self.reader.end_with(fd, lambda: self._lose(describe()))
 
     def _lose(self, how: str) -> None:
@@ -487,7 +497,7 @@ class Transport:
         for pending in list(self._pending.values()):
             try:
                 pending.give_up(self.closing_error())
-            except Exception:  # of somebody's callback: the others are to hear of it all the same
+            except Exception:  # an error of one callback: the others must be called nevertheless
                 traceback.print_exc()
         self.reader.begin_close()
         self._receiver.wake_up()

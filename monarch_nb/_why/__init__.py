@@ -1,4 +1,4 @@
-"""Explains hangs: what each rank waits for, and which one is the odd one, in a sentence.
+"""Explains hangs: what each rank waits for, and which rank deviates from the others, in a sentence.
 
 look       two looks at all ranks, a moment apart: `explain`
 facts      what they have shown, as dataclasses

@@ -1,4 +1,4 @@
-"""Explain a cell that makes no progress, without being asked: once, and again only if the answer changes.
+"""Explains a cell that makes no progress, without a request: once, and again only if the answer changes.
 
 The thread that draws displays asks ten times a second whether it's time (`tick`: two comparisons); the
 looking is done by a thread of its own, so that neither the cell nor its display waits. Whatever goes wrong
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class StallDetector:
-    """Notices that a cell has stood still for too long. Progress is what changes its view: output, a rank
-    that ends.
+    """The detector of a cell that has made no progress for too long. Progress is any change of its view:
+    output, a rank that ends.
 
     Args:
         view: shows the cell; the diagnosis is put below its output.
@@ -39,13 +39,14 @@ class StallDetector:
         self._noted: tuple[object, ...] | None = None
 
     def watch(self, run: CellRun) -> None:
-        """Begin: this is the cell."""
+        """Begin to watch a cell."""
         self._since, self._run = time.monotonic(), run
 
     def tick(self) -> None:
-        """See whether it's time to look. Called by the thread that draws; quick."""
+        """Check whether it's time to look. Called by the thread of displays; quick."""
         version = self._view.version
-        if version != self._seen or session_of(self._mesh).num_prompts:  # whoever debugs isn't disturbed
+        # a user of the debugger isn't disturbed
+        if version != self._seen or session_of(self._mesh).num_prompts:
             self._seen, self._since = version, time.monotonic()
             return
         limit_s = why_after_s()
@@ -63,7 +64,7 @@ class StallDetector:
         try:
             self._note(self._mesh.why())
         except Exception:
-            return  # the mesh has ended, or is too busy to say
+            return  # the mesh has ended, or is too busy to answer
         finally:
             self._since = time.monotonic()
             self._is_looking = False

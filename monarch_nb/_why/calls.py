@@ -1,4 +1,4 @@
-"""Find out who waits for whose answer: actors, and cells that call them. Pure."""
+"""Finds out who waits for whose answer, among actors and the cells that call them. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from monarch_nb._why.facts import Activity, Call
 
 Edge = tuple[Activity, Call, Activity]
-"""Who waits, for what, and who handles it, or will."""
+"""The waiting activity, the call, and the activity that handles it, or will."""
 
 
 def edges(activities: Sequence[Activity]) -> list[Edge]:
-    """Return the waits whose other end is known: the call is being handled, or waits in the mail of
-    somebody who is busy.
+    """Return the waits whose other end is known: the call is being handled, or waits in the inbox of a busy
+    thread.
     """
     found = []
     for waiter in activities:
@@ -61,6 +61,6 @@ def name(activity: Activity) -> str:
 
 
 def ends(found: Sequence[Edge]) -> Iterable[Edge]:
-    """Return the waits for somebody who waits for nobody's answer."""
+    """Return the waits for threads that don't wait for an answer themselves."""
     waiting = {_name(e[0]) for e in found}
     return [e for e in found if _name(e[2]) not in waiting]

@@ -1,4 +1,4 @@
-"""Diagnose what is wrong: one function for each way in which a program can hang. Pure.
+"""Diagnoses hangs: one function for each way in which a program can hang. Pure.
 
 Each takes the situation and returns what it has found, in sentences; `diagnose` asks them all, the surest
 first.
@@ -25,9 +25,11 @@ EQUAL_TENSORS = (
     "reduce_scatter_tensor",
     "all_gather_into_tensor",
 )
-"""Operations for which all ranks give tensors of the same shape and dtype."""
+"""Operations for which all ranks must pass tensors of the same shape and dtype."""
 UNKNOWN = "an operation"
-"""One whose name can't be had: an async one that is waited for, without torch's flight recorder."""
+"""Name of an operation whose name isn't known: an async one that is waited for, without torch's flight
+recorder.
+"""
 
 
 class Kind(StrEnum):
@@ -63,12 +65,12 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One thing that was found, as `%mesh why` tells it.
+    """A diagnosis, as `%mesh why` displays it.
 
     Attributes:
-        ranks: the odd ones: those that somebody should look at.
-        text: a sentence.
-        next: what to type.
+        ranks: the ranks that deviate from the others, and should be looked at.
+        text: the diagnosis as a sentence.
+        next: the command to type.
     """
 
     kind: Kind
@@ -84,7 +86,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Situation:
-    """All that is known: the ranks by number, and the time."""
+    """The known facts: the ranks by number, and the time."""
 
     ranks: Mapping[int, RankFacts]
     now: float
@@ -457,7 +459,7 @@ _ALL: tuple[Callable[[Situation], list[Diagnosis]], ...] = (
 )
 
 
-# --- words
+# --- wording
 
 
 def _by(

@@ -1,4 +1,4 @@
-"""The facts that looks at ranks have shown, as dataclasses. Pure."""
+"""The facts found by inspecting ranks, as dataclasses. Pure."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Call:
-    """A call whose answers a thread waits for: the ranks that owe one."""
+    """A call whose answers a thread waits for, with the ranks that haven't answered."""
 
     what: str
     ref: int
@@ -67,12 +67,12 @@ class Activity:
     """The activity of one thread of a rank: a cell, a function, a call of an actor.
 
     Attributes:
-        actor: 0: the main thread.
+        actor: id of the actor; 0: the main thread.
         serves: the calls that it handles, as (rank of the sender or None, ref); `queued`: those that wait for
             it.
         place: "cell [17] line 4" or "train.py, line 3, in step".
-        doing: what that line has called.
-        kind: of what it's blocked on (see `_rank.blocking`), or "".
+        doing: the function that the line has called.
+        kind: kind of what it is blocked on (see `_rank.blocking`), or "".
     """
 
     rank: int
@@ -99,11 +99,11 @@ class Activity:
 
 @dataclass(frozen=True)
 class RankFacts:
-    """The facts that are known of one rank.
+    """The known facts about one rank.
 
     Attributes:
-        silent: where it stands, as its host process has seen it, if it doesn't answer; else "".
-        sequences: by group, how many operations it has entered.
+        silent: where the rank stands according to its host process, if it doesn't answer; otherwise "".
+        sequences: number of operations that it has entered, by group.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""Look at all ranks twice, a moment apart: what differs between the two makes progress."""
+"""Inspects all ranks twice, a moment apart: a thread that differs between the two makes progress."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh
 
 GAP_S = 0.5
-"""Between the looks."""
+"""Time between the two looks."""
 BUSY_SHARE = 0.2
-"""Of the time between, on a processor: a thread that takes more computes."""
+"""Share of that time on a processor above which a thread computes."""
 
 Answers = Mapping[int, HangRow]
 
 
 def explain(mesh: Mesh, ranks: Sequence[int] | None = None) -> HangReport:
-    """Find out why nothing moves on a mesh.
+    """Find out why a mesh makes no progress.
 
     Args:
         ranks: those that the table shows; all are looked at.
@@ -82,7 +82,7 @@ def _key(thread: ThreadFacts) -> tuple[object, ...]:
 
 def _has_moved(before: ThreadFacts | None, now: ThreadFacts, gap_s: float) -> bool:
     if before is None:
-        return True  # it has begun since
+        return True  # the activity has begun since
     if before.at != now.at or now.cpu_s - before.cpu_s > BUSY_SHARE * gap_s:
         return True
     return _sequence(before) != _sequence(now)

@@ -1,4 +1,4 @@
-"""HangReport: a table of what each rank waits for, and what that means, in sentences."""
+"""The report on a hang: a table of what each rank waits for, and the diagnoses as sentences."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class RankRow:
 
     Attributes:
         label: "cell #17", or an actor's endpoint.
-        line: the user's innermost line, and what that has called.
-        operation: collective, sequence number and group; or what it's blocked on.
+        line: the user's innermost line, and the function that it has called.
+        operation: collective, sequence number and group; or the object that it is blocked on.
         tensor: shape and dtype.
         waited_s: how long it has been in the operation, if known.
-        how: how that was found: asked, faulthandler, py-spy.
+        how: source of this information: asked, faulthandler, py-spy.
     """
 
     rank: int
@@ -42,7 +42,7 @@ class HangReport:
     """The report on a hang: why nothing moves, as rows and diagnoses.
 
     Attributes:
-        diagnoses: what was found, the surest first.
+        diagnoses: the diagnoses, the most certain first.
     """
 
     rows: tuple[RankRow, ...]

@@ -1,4 +1,4 @@
-"""After how many seconds without progress a `%%mesh` cell is explained by itself."""
+"""The number of seconds without progress after which a `%%mesh` cell is explained automatically."""
 
 from __future__ import annotations
 

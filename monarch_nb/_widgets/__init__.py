@@ -1,4 +1,4 @@
-"""Displays that stay on screen and ask a mesh for its state by themselves.
+"""Displays that stay on screen and fetch a mesh's state by themselves.
 
 card         `mesh` as the last line of a cell: a picture that is kept up to date
 mesh_widget  the card as a widget, for front ends without our extension; its buttons ask the table of commands

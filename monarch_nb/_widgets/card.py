@@ -1,4 +1,4 @@
-"""`mesh` as the last line of a cell: a live card, and a picture of its last state that stays.
+"""`mesh` as the last line of a cell: a live card, and a static picture of its last state.
 
 One output holds four things, and each front end takes the best that it knows: our own type, which the
 JupyterLab extension draws and keeps live through the server, so that it needs no kernel; a widget, for front
@@ -28,7 +28,7 @@ WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 
 
 class Card:
-    """The card of one mesh in one kernel; the output that was shown last is kept up to date."""
+    """The card of one mesh in one kernel; only its latest output is updated."""
 
     def __init__(self, mesh: Mesh, shell: Any) -> None:
         self._mesh = weakref.proxy(mesh)
@@ -64,7 +64,7 @@ class Card:
         return bundle
 
     def _after_cell(self, result: object = None) -> None:
-        """Renew the picture if the mesh has changed."""
+        """Update the picture if the mesh has changed."""
         if self._handle is None or self._ended:
             return
         try:

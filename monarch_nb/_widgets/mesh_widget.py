@@ -1,5 +1,5 @@
-"""The card as a widget, for front ends that don't have our extension: one anywidget for all ranks; after the
-first state only changes are sent.
+"""The card as a widget, for front ends without our extension: one anywidget for all ranks; after the first
+state only changes are sent.
 
 Its buttons ask this kernel, in a thread of their own: they work while a cell runs. While nobody looks,
 nothing is sent.
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 SCRIPT = Path(__file__).parent / "static" / "card.js"
 BUTTONS = at_place(COMMANDS, Place.CARD)
 _SAYS = {"interrupt": "interrupted", "stop": "stopped"}
-"""What a button answers in place of the command's own text."""
+"""Text that a button displays instead of the command's own."""
 
 
 class MeshWidget(anywidget.AnyWidget):
-    """A mesh's card.
+    """The card of a mesh as a widget.
 
     Attributes:
         snapshot: the state, as `MeshStatus.as_dict` gives it.
-        delta: what has changed last (a `StatusDelta`), with a count so that equal changes differ.
-        ended: why there's nothing more to come.
+        delta: the latest change (a `StatusDelta`), with a count so that equal changes differ.
+        ended: why the updates have ended.
     """
 
     _esm = SCRIPT.read_text(encoding="utf-8")

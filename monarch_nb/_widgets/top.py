@@ -1,4 +1,4 @@
-"""A mesh's state again and again: `monarch-nb top`, `%mesh top`."""
+"""Displays a mesh's state periodically: `monarch-nb top`, `%mesh top`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def follow(
 
 
 class Watch:
-    """A mesh's state, the newest one each time it's wanted. `stop_showing` may be called from any thread."""
+    """The latest state of a mesh, for a display that polls it. `stop_showing` may be called from any
+    thread.
+    """
 
     def __init__(self, mesh: Mesh) -> None:
         self._new = threading.Event()
@@ -50,7 +52,7 @@ class Watch:
             self._feed.close()
 
     def stop_showing(self) -> None:
-        """Show no more."""
+        """Stop the display."""
         self._over.set()
         self._new.set()
 

@@ -1,5 +1,5 @@
 """The activity page: a rank writes its activities into a page of memory that its host process can read at any
-time, also when the rank can't answer.
+time, even if the rank can't answer.
 
     offset  bytes  field of a slot (little-endian; a page has `NUM_SLOTS` of them)
          0      4  number of changes
@@ -69,7 +69,7 @@ class Total(NamedTuple):
 
 
 class ActivitySlot:
-    """The part of the page in which one thread notes what it does."""
+    """The part of an activity page in which one thread notes its activity."""
 
     __slots__ = ("_at", "_buffer", "_num_changes")
 
@@ -88,7 +88,7 @@ class ActivitySlot:
         self._set(IDLE)
 
     def set_debugging(self, stopped: bool) -> None:
-        """Note that the thread has stopped at a breakpoint, or goes on."""
+        """Record that the thread has stopped at a breakpoint, or continues."""
         self._set(DEBUGGING if stopped else BUSY)
 
     def _set(self, state: int) -> None:
@@ -101,7 +101,7 @@ class ActivityPage:
     """The activity page of a process.
 
     Args:
-        path: the file to make it in; without one, or where its disk is full, nobody reads it.
+        path: path of the file; without one, or where its disk is full, no process reads the page.
     """
 
     def __init__(self, path: str = "") -> None:
@@ -128,23 +128,22 @@ class ActivityPage:
             self._free.append(index)
 
     def put_total(self, index: int, total: Total) -> None:
-        """Note what went by the path whose index is `index`; beyond `NUM_TOTALS` nobody reads it. One thread
-        at a time."""
+        """Record the totals of the path with a given index; indices beyond `NUM_TOTALS` are ignored. One
+        thread at a time.
+        """
         if index < NUM_TOTALS:
             _TOTAL.pack_into(self._buffer, TOTALS_AT + index * _TOTAL.size, total.path.encode(), *total[1:])
 
 
 def _map(path: str) -> mmap.mmap | bytearray:
     with suppress(OSError):
-        os.unlink(path)  # of a rank that was here before; whoever has it open keeps the old one
+        os.unlink(path)  # left by an earlier rank; a process that has it open keeps the old file
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError:
         return bytearray(PAGE_BYTES)
     try:
-        os.posix_fallocate(
-            fd, 0, PAGE_BYTES
-        )  # a page without its place on the disk is a SIGBUS when it's written to
+        os.posix_fallocate(fd, 0, PAGE_BYTES)  # writing to a page without disk space raises SIGBUS
         return mmap.mmap(fd, PAGE_BYTES)
     except OSError:
         os.unlink(path)

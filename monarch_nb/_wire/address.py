@@ -1,4 +1,4 @@
-"""Process ids: one 64-bit number identifies a process of a mesh, and says how to reach it.
+"""Process ids: one 64-bit number identifies a process of a mesh and its host.
 
 The upper half is the index of the host, the lower half the process on that host; 0 is the host process
 itself, so proc 0 is the controller. A process binds `DIRECTORY/p<lower half>` of its machine, hence a handle

@@ -1,5 +1,5 @@
-"""One name, once: the right to a mesh's name is a lock on a file, which the mesh's controller holds as long
-as it lives.
+"""Claims to names: a mesh's name is claimed by a lock on a file, which the mesh's controller holds as long as
+it lives.
 
 The kernel gives the lock to one process, and takes it back when that has ended, however it ended. So there's
 nothing to check before acting: who has the claim may write or remove the connection file of that name, and
@@ -29,7 +29,7 @@ _EMPTY = b"{}"
 
 
 class Claim:
-    """A name that this process has. `acquire` makes one."""
+    """The claim of this process to a name. `acquire` makes one."""
 
     def __init__(self, path: str, fd: int) -> None:
         self._path = path
@@ -37,7 +37,7 @@ class Claim:
 
     @classmethod
     def acquire(cls, path: str, note: bytes = _EMPTY) -> Claim | None:
-        """Claim what `path` stands for; None if another process has it.
+        """Claim the name of `path`; None if another process holds it.
 
         Args:
             note: what others may know of us, as JSON (`_protocol/claims`); `holder` returns it.
@@ -72,10 +72,10 @@ class Claim:
                 raise
             if _is_at(path, fd):
                 return cls(path, fd)
-            os.close(fd)  # whoever had it has just removed the file
+            os.close(fd)  # the previous holder has just removed the file
 
     def write(self, note: bytes) -> None:
-        """Say something else of us."""
+        """Write another note."""
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, note, 0)
 
@@ -85,7 +85,7 @@ class Claim:
         return _is_at(self._path, self._fd)
 
     def release(self) -> None:
-        """Give the name up."""
+        """Release the name."""
         if self._fd >= 0:
             if self.holds:
                 with suppress(OSError):
@@ -95,8 +95,8 @@ class Claim:
 
 
 def holder(path: str) -> bytes | None:
-    """Return the note of the process that has a name; empty if it says nothing (yet), None if nobody has
-    the name.
+    """Return the note of the process that holds a name; empty if there's no note (yet), None if the name is
+    free.
     """
     for candidate in (path, _local(path)):
         with suppress(OSError, ValueError):

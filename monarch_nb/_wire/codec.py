@@ -1,4 +1,4 @@
-"""Values to bytes and back: plain pickle where it does (`plain`), cloudpickle where it must, big buffers
+"""Encodes and decodes values: plain pickle where possible (`plain`), cloudpickle where needed, big buffers
 beside the message.
 
 Functions and classes of notebook cells take their source along, so that a traceback on a rank shows the
@@ -36,14 +36,14 @@ _LENGTH = struct.Struct("<I")
 
 
 class Encoded(NamedTuple):
-    """A value as bytes, with the buffers that travel beside it."""
+    """An encoded value: its bytes, and the buffers sent beside them."""
 
     payload: bytes
     buffers: Sequence[memoryview] = ()
 
 
 class CannotPickle(ShowsItself, TypeError):
-    """A value that can't be sent, named by the path that leads to the culprit."""
+    """The error of a value that can't be pickled; it names the path to the part that prevents that."""
 
 
 class CannotUnpickle(ShowsItself, RuntimeError):
@@ -173,10 +173,12 @@ def _long_pickler_class() -> type[Any]:
 
 
 def _make_pickler_class() -> type[Any]:
-    import cloudpickle  # 15 ms: only where something needs it
+    import cloudpickle  # takes 15 ms: imported only where it's needed
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        """cloudpickle, with tensors as buffers and the sources of what was typed into cells."""
+        """The cloudpickle pickler, with tensors as buffers, and with the sources of functions defined in
+        cells.
+        """
 
         def __init__(self, stream: io.BytesIO, buffers: list[memoryview]) -> None:
             self.sources: dict[str, str] = {}
@@ -219,7 +221,7 @@ def _make_pickler_class() -> type[Any]:
 
 
 _NO_FILENAME = "<dynamic-code>"
-"""What cloudpickle 3.1.3 and later put in the place of the file that code is from."""
+"""Substitute of cloudpickle 3.1.3 and later for a code's file name."""
 
 
 def _with_filename(code: types.CodeType, reduced: tuple[Any, tuple[Any, ...]]) -> tuple[Any, tuple[Any, ...]]:
@@ -263,7 +265,7 @@ def _reduce_tensor(torch: Any, tensor: Any, storages: dict[int, _StorageBytes]) 
     flat = tensor.detach()
     storage = flat.untyped_storage()
     if storage.data_ptr() not in storages and storage.nbytes() > 2 * flat.numel() * flat.element_size():
-        flat = flat.contiguous().clone()  # a small view must not drag its whole storage along
+        flat = flat.contiguous().clone()  # a small view must not carry its whole storage along
         storage = flat.untyped_storage()
     shared = storages.get(storage.data_ptr())
     if shared is None:
@@ -305,12 +307,12 @@ def _finish_tensor(tensor: Any, requires_grad: bool, is_parameter: bool) -> Any:
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-# --- who can't be pickled
+# --- finding the unpicklable part
 
 
 def find_unpicklable(value: object, path: str, depth: int = 6, above: tuple[int, ...] = ()) -> str | None:
     """Return the path to the innermost part of `value` that can't be pickled, or None if all of it can."""
-    if id(value) in above or _can_pickle(value):  # a reference back up the path is not the culprit
+    if id(value) in above or _can_pickle(value):  # a reference back up the path isn't the cause
         return None
     if depth:
         for step, child in _children(value):

@@ -58,7 +58,7 @@ def _possible_roots() -> Iterator[str]:
         yield os.path.join(base, "monarch_nb")
     name = f"monarch_nb-{os.getuid()}"
     yield os.path.join(tempfile.gettempdir(), name)
-    if _is_too_long(os.path.join(tempfile.gettempdir(), name)):  # TMPDIR may lie deep
+    if _is_too_long(os.path.join(tempfile.gettempdir(), name)):  # the path of TMPDIR may be too long
         yield os.path.join("/tmp", name)
 
 

@@ -1,5 +1,5 @@
-"""Stacks that a rank leaves in a file when it's sent a signal: also while something holds the interpreter's
-lock, when no Python code can run.
+"""Stacks that a rank writes into a file on a signal, even while something holds the interpreter's lock, so
+that no Python code can run.
 
 The file lies in the host process' directory, with mode 0600; `faulthandler`, which is C code in the rank's
 signal handler, appends to it. It begins with
@@ -37,8 +37,8 @@ class Header(NamedTuple):
 
 
 class DumpFile:
-    """The rank's side: made once, kept for as long as it lives. Where the disk is full there's none, and
-    py-spy has to do.
+    """The rank's side of a file of stacks: created once, kept open for the rank's life. Where the disk is
+    full there is none, and py-spy is used.
     """
 
     def __init__(self, path: str) -> None:

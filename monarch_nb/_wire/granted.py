@@ -1,4 +1,5 @@
-"""Finds out what this process was granted of its machine: cores, and the limits of its control groups.
+"""Determines the share of its machine that this process was granted: cores, and the limits of its control
+groups.
 
 A container, a Slurm step and a systemd unit often have fewer cores than the machine: by affinity, which the
 kernel applies to each thread, or by a quota of time in a control group, which nothing but its files tells.

@@ -1,4 +1,4 @@
-"""The invitation that lets hosts of an engine into a mesh: one file, the same for all of them.
+"""The invitation that admits hosts of an engine to a mesh: one file, the same for all of them.
 
 It has the addresses of the controller, its public key, and a key pair that is good for nothing but a knock.
 Whoever knocks says which key it has made for itself, so that no secret of a host ever travels; it's told its
@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 VERSION = 1
 MAX_BYTES = 1 << 16
 TOKEN = "mnb:"
-"""What an invitation in one line begins with; no mesh's name can."""
+"""Prefix of an invitation in one line; no mesh's name can begin with it."""
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 """Z85 text of 32 bytes."""
 Made = TypeVar("Made")
 
 
 class InvitationError(ValueError):
-    """A text that is no invitation, knock or answer; says why."""
+    """The error of a text that isn't a valid invitation, knock or answer; its text gives the reason."""
 
 
 def is_invitation(text: str) -> bool:
@@ -41,12 +41,12 @@ class Invitation:
 
     Attributes:
         wire_version: protocol of the mesh.
-        addresses: of the controller, in the order in which they're tried: tcp://10.0.0.5:29400.
+        addresses: addresses of the controller, in the order in which they are tried: tcp://10.0.0.5:29400.
         controller_key: the controller's public key.
-        guest_public, guest_secret: a pair that may only knock.
+        guest_public, guest_secret: key pair that may only knock.
         places: how many hosts may come.
         scratch: directory for sockets and segments; variables are expanded on each host.
-        role: of the program that it's for: `observer`; empty: it's for hosts.
+        role: role of the invited program: `observer`; empty: the invitation is for hosts.
     """
 
     mesh: str
@@ -60,11 +60,11 @@ class Invitation:
     role: str = ""
 
     def to_json(self) -> str:
-        """Return it as a file's text. It's a secret: mode 0600, or standard input."""
+        """Return the invitation as a file's text. It's a secret: mode 0600, or standard input."""
         return json.dumps({"version": VERSION, **asdict(self)})
 
     def to_token(self) -> str:
-        """Return it as one line, which is the same secret."""
+        """Return the invitation as one line, which is the same secret."""
         return TOKEN + base64.urlsafe_b64encode(self.to_json().encode()).decode()
 
     @staticmethod
@@ -113,10 +113,10 @@ class Knock:
     """The message by which a launcher asks for a place in a mesh.
 
     Attributes:
-        public: the key that it has made for the host process.
-        node: what its machine is called.
-        address: by which it has come.
-        place: which place it's for, where the engine counts its hosts; None: any.
+        public: public key that it has made for the host process.
+        node: name of its machine.
+        address: address by which it has come.
+        place: requested place, where the engine numbers its hosts; None: any.
     """
 
     public: str

@@ -39,7 +39,9 @@ def key_of(frame: zmq.Frame) -> str:
 
 
 class Gatekeeper:
-    """Answers ZAP requests: only public keys in `allowed` come in. Owned by the host process' loop thread."""
+    """The ZAP authenticator: it admits only public keys in `allowed`. Owned by the host process' loop
+    thread.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.socket = context.socket(zmq.REP)
@@ -55,8 +57,8 @@ class Gatekeeper:
         if not known:
             self.refused += 1
         code, text = (b"200", b"OK") if known else (b"400", b"unknown key")
-        # ZeroMQ puts this on each message that comes by the connection (`key_of`): whoever has a key can't
-        # speak as another.
+        # ZeroMQ adds this to each message from the connection (`key_of`): the holder of a key can't
+        # impersonate another.
         user = z85.encode(frames[6]) if known else b""
         self.socket.send_multipart([b"1.0", request, code, text, user, b""])
 

@@ -1,4 +1,4 @@
-"""Frames between processes of one machine: unix sockets that keep the bounds of messages.
+"""Sends frames between processes of one machine, by unix sockets that preserve message boundaries.
 
 A process listens at one path (`LocalReceiver`); whoever sends to it connects to that path once and keeps the
 connection (`LocalSender`). The thread that sends writes into the kernel, and the kernel wakes the thread that
@@ -37,21 +37,22 @@ from monarch_nb._wire.message import PIECE_START, WireError, is_piece
 PIECE_BYTES: Final = 1 << 16
 """The longest message that goes through the kernel in one piece."""
 BUFFER_BYTES = 1 << 20
-"""What is asked of the kernel for messages under way on one connection; it gives what it allows."""
+"""Requested kernel buffer for messages under way on one connection; the kernel may grant less."""
 MIN_RETRY_S, MAX_RETRY_S = 0.01, 0.25
-"""How long to wait, at least and at most, before trying again to reach a process that doesn't listen yet."""
+"""Minimum and maximum time before another attempt to reach a process that doesn't listen yet."""
 RETRIES = 50
-"""It is tried again after this part of the time for which it hasn't listened: what is sent to a rank that is
-being started comes a fiftieth later than it could.
+"""The next attempt follows after this part of the time without a listener: a message to a rank that is being
+started arrives at most a fiftieth later than possible.
 """
 MAX_BACKLOG = 4096
 MAX_EVENTS = 64
 BURST_S = 1e-5
-"""A message that is received in less was there already: to be woken takes longer."""
+"""A message received faster had arrived already: waking up takes longer."""
 _BATCH = 64
 _PIECE = struct.Struct("<c?xxIII")
-"""What a piece begins with: 0 (a message begins with its version), whether it is the first of its message,
-its sender, the number of the message there, how many pieces follow."""
+"""Header of a piece: 0 (a message begins with its version), whether it is the first of its message, its
+sender, the number of the message there, how many pieces follow.
+"""
 _RECEIVE_BYTES = PIECE_BYTES + _PIECE.size
 _ONE = (_RECEIVE_BYTES,)
 _FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -61,7 +62,8 @@ _numbers = count()
 
 
 class LocalReceiver:
-    """Receives what is sent to one path. `receive` is one thread's at a time; `wake_up` is anybody's.
+    """The receiver of messages sent to one socket path. One thread at a time calls `receive`; any thread may
+    call `wake_up`.
 
     Args:
         path: where to listen; a socket that is left there is replaced.
@@ -79,12 +81,12 @@ class LocalReceiver:
         self._listener.listen(MAX_BACKLOG)
         listener: Any = self._listener
         self._accept_next: Callable[[], tuple[int, object]] = listener._accept
-        """Without making a Python object of it: one C call."""
+        """A single C call that makes no Python object of the result."""
         self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._accepted: deque[tuple[int, object]] = deque()
         """Descriptors of connections that aren't watched yet."""
         self._receive: dict[int, Callable[[int], bytes]] = {}
-        """By descriptor of a connection, what receives from it."""
+        """Receive functions by descriptor of a connection."""
         self._epoll = select.epoll()
         self._wait = self._epoll.poll
         for fd in (self._listener.fileno(), self._wakeup_fd):
@@ -95,9 +97,10 @@ class LocalReceiver:
         return self._epoll.fileno()
 
     def receive(self, wait_s: float, arrived: deque[bytes]) -> bool:
-        """Append what has come to `arrived`, after waiting for it for at most `wait_s` (negative: without
-        end); False if nothing has happened."""
-        if self._accepted:  # a Ctrl-C came before they were watched
+        """Append received messages to `arrived`, after waiting for at most `wait_s` (negative: without
+        limit); False if nothing has happened.
+        """
+        if self._accepted:  # an interrupt came before they were watched
             self._watch_accepted()
         began = time.perf_counter()
         ready = self._wait(wait_s, MAX_EVENTS)
@@ -128,12 +131,13 @@ class LocalReceiver:
 
     def _accept(self) -> None:
         try:
-            # Accepted and noted without a bytecode in between: a connection that a Ctrl-C loses has messages.
+            # Accepted and recorded without a bytecode in between: an interrupt would lose the connection with
+            # its messages.
             self._accepted.extend(islice(iter(self._accept_next, None), MAX_EVENTS))
         except BlockingIOError:
-            pass  # there are no more
+            pass  # there are no more connections
         except OSError:
-            time.sleep(_NO_FILE_PAUSE_S)  # no descriptor is left, and it stays readable
+            time.sleep(_NO_FILE_PAUSE_S)  # no descriptor is free, and the socket stays readable
         self._watch_accepted()
 
     def _watch_accepted(self) -> None:
@@ -175,10 +179,11 @@ class LocalReceiver:
 
 
 class SendQueues:
-    """The senders of a process that the kernel had no room for, or whose receiver wasn't there.
+    """The queues of a process' senders whose messages the kernel had no room for, or whose receiver wasn't
+    there.
 
     Args:
-        call_later: calls back after some seconds, in the thread that calls `run`.
+        call_later: calls back after a number of seconds, in the thread that calls `run`.
     """
 
     def __init__(self, call_later: Callable[[float, Callable[[], None]], None]) -> None:
@@ -186,7 +191,7 @@ class SendQueues:
         self._noted: deque[LocalSender] = deque()
         self._full: dict[int, LocalSender] = {}
         self._absent: dict[LocalSender, None] = {}
-        """Those whose receiver isn't there, each once; tried again at `_due`."""
+        """Senders without a receiver, each once; tried again at `_due`."""
         self._due = math.inf
         self._epoll = select.epoll()
         self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -199,7 +204,7 @@ class SendQueues:
     def note(self, sender: LocalSender) -> None:
         """Have the thread that calls `run` send what `sender` has queued."""
         self._noted.append(sender)
-        with suppress(OSError, ValueError):  # closed: what is queued is sent by `LocalSender.close`
+        with suppress(OSError, ValueError):  # closed: `LocalSender.close` sends the queued messages
             os.eventfd_write(self._wakeup_fd, 1)
 
     def run(self) -> None:
@@ -235,7 +240,7 @@ class SendQueues:
 
     def _try_absent(self, due: float) -> None:
         if due != self._due:
-            return  # a timer that an earlier one has taken the place of: else each would make others
+            return  # a timer that was replaced: otherwise each would start others
         absent, self._absent, self._due = self._absent, {}, math.inf
         for sender in absent:
             self._send(sender)
@@ -249,11 +254,12 @@ class SendQueues:
 
 
 class LocalSender:
-    """Sends to the process that listens at a path, now or later. Any thread may call any method.
+    """The sender to the process that listens at a path; messages are queued when that can't receive yet. Any
+    thread may call any method.
 
     Args:
         path: where the other process listens.
-        queues: sends what can't be sent at once.
+        queues: sends queued messages.
     """
 
     __slots__ = (
@@ -292,12 +298,13 @@ class LocalSender:
                 except OSError:
                     if self._send_anew(frame):
                         return
-            # First the note, then the frame: a Ctrl-C in between leaves nothing that nobody sends.
+            # First the note, then the frame: an interrupt in between must not leave a frame that is never
+            # sent.
             self._queues.note(self)
             self._queue.extend((frame,) if len(frame) <= PIECE_BYTES else self._pieces(frame))
 
     def _send_anew(self, frame: bytes) -> bool:
-        """Send by a new connection, for the one that was has ended; False if that can't be done now."""
+        """Send on a new connection, since the previous one has ended; False if that isn't possible now."""
         self._disconnect()
         if not self._connect():
             return False
@@ -318,7 +325,7 @@ class LocalSender:
         try:
             connection = _new_socket()
         except OSError:
-            return False  # no descriptor is left now: it's tried again, as if nobody listened
+            return False  # no descriptor is free: tried again later, as if the receiver were absent
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         try:
             connection.connect(self._path)
@@ -380,11 +387,11 @@ class LocalSender:
 
 
 class Joiner:
-    """Puts frames that came in pieces together again."""
+    """The assembler of frames that arrive in pieces."""
 
     def __init__(self) -> None:
         self._begun: dict[int, tuple[int, dict[int, bytes]]] = {}
-        """By sender: the message that its pieces are of now, and the pieces by how many follow."""
+        """By sender: the message that its pieces belong to, and the pieces by the number that follow."""
 
     def whole(self, frame: bytes) -> bytes | None:
         """Return `frame`, or what was sent if it is the last piece of that; None if more must come first.
@@ -409,11 +416,11 @@ class Joiner:
         _, is_first, *_, first_left = _PIECE.unpack_from(pieces[0])
         if not is_first or len(pieces) != first_left + 1:
             del self._begun[sender]
-            return None  # its beginning went to one who was here before
+            return None  # its beginning went to an earlier process at this path
         return b"".join(memoryview(piece)[_PIECE.size :] for piece in pieces)
 
     def done(self, frame: bytes) -> None:
-        """Forget the pieces whose last one is `frame`: what they were is dealt with."""
+        """Drop the pieces of the message whose last piece is `frame`, which was handled."""
         if is_piece(frame):
             self._begun.pop(_PIECE.unpack_from(frame)[2], None)
 
@@ -431,4 +438,4 @@ def _unread_bytes(fd: int) -> int:
 
 
 class NotConnectedError(OSError):
-    """Nothing can be sent now: the other process doesn't listen."""
+    """The error of a message that can't be sent now, because the other process doesn't listen."""

@@ -1,4 +1,4 @@
-"""Long `bytes` and `bytearray` on their way: beside the message, as arrays go.
+"""Sends long `bytes` and `bytearray` beside the message, as arrays are sent.
 
 Pickle writes them into its stream, which costs a copy into fresh pages on this side and one on the other; no
 reducer is asked about them. `persistent_id` is, so a pickler with that (`codec`) puts a `Beside` in their
@@ -19,7 +19,7 @@ from monarch_nb._wire import mapped_bytes
 from monarch_nb._wire.segment import MIN_BYTES, address_of, copy_bytes
 
 _MAX_SEARCHED: Final = 128
-"""Of a message's values so many are looked at."""
+"""Maximum number of a message's values that are examined."""
 _MADV_HUGEPAGE: Final = 14
 _HUGE_PAGE: Final = 2 << 20
 
@@ -32,7 +32,7 @@ def is_long(value: object) -> bool:
 def holds_long_bytes(value: object) -> bool:
     """Say whether there are long bytes among the first values of nested dicts, lists and tuples."""
     queue = [value]
-    for each in queue:  # which grows meanwhile
+    for each in queue:  # the list grows meanwhile
         if is_long(each):
             return True
         if type(each) is dict:
@@ -43,7 +43,7 @@ def holds_long_bytes(value: object) -> bool:
 
 
 class Beside:
-    """Stands for long bytes in a message; loaded, it's the bytes themselves."""
+    """A placeholder for long bytes in a message; loading it returns the bytes themselves."""
 
     def __init__(self, value: bytes | bytearray) -> None:
         self.value = value
@@ -53,7 +53,7 @@ class Beside:
 
 
 class Unpickler(pickle.Unpickler):
-    """Reads what a pickler with `Beside` has written."""
+    """The unpickler of messages that contain `Beside`."""
 
     def persistent_load(self, pid: Any) -> Any:
         return pid
@@ -65,7 +65,7 @@ def loads(payload: bytes | memoryview, buffers: Sequence[Any]) -> Any:
 
 
 def _rebuild(is_bytes: bool, buffer: Any) -> bytes | bytearray:
-    """Return the bytes where they lie, or of their own, copied once, without the interpreter lock."""
+    """Return the bytes mapped in place, or copied once, without the interpreter lock."""
     view = memoryview(buffer).cast("B")
     there = mapped_bytes.bytes_over(view) if is_bytes else None
     if there is not None:

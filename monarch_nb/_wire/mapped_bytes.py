@@ -1,4 +1,4 @@
-"""Long bytes that arrive without a copy: objects whose data are the pages of the sender's segment.
+"""Receives long bytes without a copy: `bytes` objects whose data are the pages of the sender's segment.
 
 CPython has no call that makes a `bytes` of memory that's there already, and a copy takes as long as the whole
 way. So the object's header is written in front of the mapped pages. Such an object isn't on the interpreter's
@@ -25,9 +25,9 @@ from typing import Final, NamedTuple
 from monarch_nb._wire.segment import Mapping, SegmentError, address_of
 
 LOOK_S: Final = 5.0
-"""How often a process with nothing to do looks whether bytes were dropped, as long as it has any."""
+"""Interval at which an idle process checks whether such bytes were dropped, as long as it has any."""
 MAX_LENT: Final = 256
-"""So many can there be at a time, for all are looked at after each call; more are copied."""
+"""Maximum number at a time, since all are checked after each call; further ones are copied."""
 TRIED: Final = ((3, 11), (3, 12), (3, 13))
 """The versions of CPython that this has been tried with (`tests/unit/test_mapped_bytes.py`)."""
 _MAP_FIXED: Final = 0x10
@@ -48,7 +48,7 @@ class _Header(ctypes.Structure):
 
 
 class _Lent(NamedTuple):
-    """One object whose data are a mapped segment: its mapping, and a view of what it was made of, which keeps
+    """A `bytes` object whose data are a mapped segment: its mapping, and a view of the source, which keeps
     the segment.
     """
 
@@ -60,7 +60,7 @@ class _Lent(NamedTuple):
 
 _lent: list[_Lent] = []
 _of_parents: list[list[_Lent]] = []
-"""What processes had that this one was forked from: never given back here."""
+"""Objects inherited from the process that this one was forked from: never given back here."""
 _lock = threading.Lock()
 
 
@@ -96,7 +96,7 @@ def bytes_over(view: memoryview) -> bytes | None:
 
 
 def give_back() -> float | None:
-    """Unmap the bytes that nobody has any more; return after how many seconds to look again, None if there
+    """Unmap the bytes that are no longer referenced; return the seconds until the next look, None if there
     are none left.
     """
     if not _lent:
@@ -154,7 +154,7 @@ def _mmap(address: int, length: int, flags: int, fd: int, offset: int) -> int:
 
 
 def _begin_anew() -> None:
-    """Leave what a forked process has inherited as it is: its segments are held by the parent."""
+    """Leave objects inherited by a forked process as they are: the parent holds their segments."""
     global _lent, _lock
     _of_parents.append(_lent)
     _lent, _lock = [], threading.Lock()

@@ -1,5 +1,4 @@
-"""Marks in a rank's output: which cell a stretch of bytes belongs to, and where a picture stands between the
-lines.
+"""Marks in a rank's output, which delimit the bytes of each cell, and place rich displays between the lines.
 
 What a rank prints goes through a pipe whose other end the host process holds, so that the last words of a
 crash are kept, C++ and NCCL output counts too, and order is as written. Marks are in that same pipe, so they
@@ -16,9 +15,10 @@ from typing import NamedTuple
 
 from monarch_nb._protocol.shown import Shown
 
-TEXT = "t"  #: what follows is text of this origin and stream
+TEXT = "t"  #: text of this origin and stream follows
 DISPLAY = "d"  #: a rich display; the argument is base64 of JSON
-SETTLED = "s"  #: what comes before this was printed before an answer that names the same number, the argument
+#: all output before this mark was printed before the answer that has the same number, which is the argument
+SETTLED = "s"
 
 _MAX_HELD_BYTES = 64 << 20
 
@@ -43,7 +43,7 @@ def display_mark(token: str, origin: int, shown: Shown) -> bytes:
 
 
 class Parser:
-    """Cuts one pipe's bytes into pieces; keeps an incomplete mark until the rest has come."""
+    """The parser of one pipe's bytes into pieces; it keeps an incomplete mark until the rest arrives."""
 
     def __init__(self, token: str, stream: str) -> None:
         self._start = f"\x1b]777;{token};".encode()
@@ -72,7 +72,7 @@ class Parser:
                 if len(data) - at < _MAX_HELD_BYTES:
                     self._held = data[at:]
                     return
-                data = data[at + len(self._start) :]  # no mark of ours is as long; what follows is text
+                data = data[at + len(self._start) :]  # no mark is that long; text follows
                 continue
             yield from self._mark(data[at + len(self._start) : end])
             data = data[end + 1 :]

@@ -15,8 +15,8 @@ from monarch_nb._wire import address
 from monarch_nb._wire.process import is_running, machine_id, start_time
 
 APART = "MONARCH_NB_RDMA_MACHINE"
-"""Processes for which this variable differs take each other for processes of other machines: to try on one
-what happens on several.
+"""Processes with different values of this variable treat each other as processes of other machines: for tests
+on one machine.
 """
 
 
@@ -30,9 +30,9 @@ class MeshAddress(NamedTuple):
 
     Attributes:
         mesh_id: drawn by the controller; no other mesh has it.
-        name: what people call the mesh; empty if it's a program's own.
-        machine: where `pid` means what it means there; see `machine_id`.
-        hostname: what people call that machine.
+        name: name of the mesh; empty if it belongs to a single program.
+        machine: machine on which `pid` is valid; see `machine_id`.
+        hostname: hostname of that machine.
         directory: of the controller's sockets.
         pid, start_time: the controller process.
     """

@@ -1,4 +1,4 @@
-"""The one message: a fixed header, then name, context, buffer table and payload, in a single frame.
+"""The message format: a fixed header, then name, context, buffer table and payload, in a single frame.
 
 A single frame is sent by one C call, so a Ctrl-C between two Python bytecodes can never tear a message in
 half. Only buffers that cross machines follow as frames of their own.
@@ -38,22 +38,22 @@ PIECE_START: Final = b"\0"
 
 HEADER = struct.Struct("<BBHIQQQQIHHHH")
 ENTRY = struct.Struct("<IIQQQQ")
-"""One buffer: where (SHM or FRAME), descriptor, owner's pid, inode, offset, size in bytes."""
+"""One buffer: its location (SHM or FRAME), descriptor, owner's pid, inode, offset, size in bytes."""
 
-# Where the bytes of a buffer are.
+# Locations of a buffer's bytes.
 SHM: Final = 1  #: in a segment that the source process holds open
 FRAME: Final = 2  #: in a frame that follows
 
 # Kinds. The numbers are the wire format: never reuse one.
 CALL: Final = 1  #: run a method of an actor
-REPLY: Final = 2  #: one value for whoever waits under `ref`
-FANOUT: Final = 3  #: to a host process: pass the enclosed message on to these procs
+REPLY: Final = 2  #: one value for the waiter of `ref`
+FANOUT: Final = 3  #: to a host process: forward the enclosed message to these procs
 COMBINED: Final = 4  #: from a host process: several replies to one call
 RELEASE: Final = 5  #: the receiver has dropped a segment
 CONTROL: Final = 6  #: a request to a host process or its answer; payload is msgpack (plus buffers)
-EVENT: Final = 7  #: an event that a host process has sent; payload is msgpack
-OUTPUT: Final = 8  #: what a rank printed
-WAKE: Final = 9  #: to oneself: look around
+EVENT: Final = 7  #: an event sent by a host process; payload is msgpack
+OUTPUT: Final = 8  #: output of a rank
+WAKE: Final = 9  #: to the process itself: wake up
 
 # Flags.
 ERROR: Final = 1  #: payload is a failure, not a value
@@ -63,11 +63,11 @@ END: Final = 8  #: the last message of a stream
 BULK: Final = 16  #: the payload itself is the last buffer
 
 RUN_ON: Final = "__run_on__"
-"""A line for the debugger of a rank: it goes away, and the thread runs on."""
+"""A line for a rank's debugger that continues the thread and ends the prompt."""
 
 CELL_SECONDS: Final = struct.Struct("<d")
-"""In front of a rank's answer to a cell: its run time; what follows is JSON, or nothing if there's nothing
-more to say.
+"""Header of a rank's answer to a cell: its run time; JSON follows, or nothing if there is nothing to
+report.
 """
 
 SLOT_OFFSET = 4
@@ -98,11 +98,11 @@ class Message(NamedTuple):
         return memoryview(self.frame)[self.at :]
 
 
-_new = tuple.__new__  # the class itself takes twice as long
+_new = tuple.__new__  # the class's own constructor takes twice as long
 
 
 class WireError(ValueError):
-    """A frame that is not a message of this version."""
+    """The error of a frame that is not a message of this version."""
 
 
 def pack(
@@ -274,7 +274,7 @@ def _enclosed(frame: bytes, at: int) -> bytes:
 
 
 class Answer(NamedTuple):
-    """One distinct answer to a call, and the slots that gave it."""
+    """One distinct answer to a call, with the slots that gave it."""
 
     flags: int
     slots: tuple[int, ...]

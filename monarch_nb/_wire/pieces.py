@@ -15,7 +15,7 @@ from typing import Any
 from monarch_nb._wire.message import WireError
 
 FRAME_BYTES = 1 << 18
-"""What ZeroMQ accepts of anybody."""
+"""Maximum size of a frame that ZeroMQ accepts from anybody."""
 PIECE_BYTES = FRAME_BYTES - 1024
 """CURVE adds some bytes of its own."""
 HEAD = b"\0"

@@ -1,4 +1,4 @@
-"""Facts from the kernel about a process: when it started, whether it still runs, how it ended.
+"""Facts from the kernel about a process: its start time, whether it still runs, how it ended.
 
 A pid alone names nobody, because the kernel gives it to another process later. A pid and the time at which it
 started do, on one machine until that boots again, and within one PID namespace.
@@ -14,7 +14,7 @@ from contextlib import suppress
 
 _PR_SET_NAME = 15
 _STATE, _START_TIME, _EXIT_CODE = 0, 19, 49
-"""Where these stand among the fields of /proc/PID/stat that follow the name."""
+"""Positions among the fields of /proc/PID/stat that follow the name."""
 
 
 def set_process_name(name: str) -> None:

@@ -39,7 +39,7 @@ BYTES_PER_COPY_THREAD = 8 << 20
 
 
 class SegmentError(RuntimeError):
-    """A segment could not be opened: its owner is gone, or it is another one by now."""
+    """The error of a segment that could not be opened: its owner is gone, or it has been replaced."""
 
 
 def reserve(fd: int, nbytes: int) -> None:
@@ -77,7 +77,7 @@ class SharedMemoryError(ShowsItself, MemoryError):
 
 
 class Segment:
-    """One memfd of this process, and the receivers that still hold it."""
+    """A memfd of this process, with the receivers that still hold it."""
 
     __slots__ = ("capacity", "fd", "holders", "inode", "key", "map", "since")
 
@@ -96,8 +96,8 @@ class Segment:
         self.since = 0.0
 
     def close(self) -> None:
-        """Give the memory back, as far as this process holds it; what is still looked at goes with the
-        last look.
+        """Free the memory, as far as this process holds it; mapped views keep their part until they are
+        dropped.
         """
         with suppress(BufferError):
             self.map.close()
@@ -138,7 +138,7 @@ class SegmentPool:
         with self._lock:
             fitting = [s for s in self._free if total <= s.capacity <= 4 * total]
             if fitting:
-                # Of equal ones the last used: its pages are the warmest.
+                # Among equal ones the one used last: its pages are most likely in the cache.
                 segment = min(reversed(fitting), key=lambda s: s.capacity)
                 self._free.remove(segment)
             else:
@@ -148,7 +148,7 @@ class SegmentPool:
             return segment
 
     def release(self, inode: int, holder: int) -> None:
-        """Note that `holder` has dropped the segment `inode`."""
+        """Record that `holder` has dropped the segment `inode`."""
         with self._lock:
             segment = self._used.get(inode)
             if segment is not None:
@@ -156,7 +156,7 @@ class SegmentPool:
                 self._retire_if_free(segment)
 
     def forget(self, holder: int) -> None:
-        """Note that process `holder` is gone, with all that it held."""
+        """Record that process `holder` is gone, with all that it held."""
         with self._lock:
             for segment in list(self._used.values()):
                 segment.holders.discard(holder)
@@ -172,7 +172,7 @@ class SegmentPool:
             self._free.pop(0).close()
 
     def trim(self, idle_s: float = IDLE_S) -> float | None:
-        """Give back segments unused for `idle_s`; return the seconds until the next is due, or None."""
+        """Free segments unused for `idle_s`; return the seconds until the next is due, or None."""
         with self._lock:
             limit = time.monotonic() - idle_s
             for segment in [s for s in self._free if s.since <= limit]:
@@ -249,11 +249,11 @@ _RELEASE_BUFFER = ctypes.pythonapi.PyBuffer_Release
 
 
 class Mapping(mmap.mmap):
-    """A private mapping of somebody's segment; tells the owner when the last view of it is gone."""
+    """A private mapping of another process' segment; it notifies the owner when its last view is gone."""
 
     on_release: Callable[[], None] | None = None  # stays None if the mapping was refused
     place = (0, 0, 0)
-    """Whose it is: pid, descriptor, inode."""
+    """The owner's pid, descriptor, inode."""
 
     def open_file(self) -> int:
         """Open the segment's file once more; return a descriptor, to be closed.

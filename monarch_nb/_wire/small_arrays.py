@@ -1,4 +1,4 @@
-"""Small tensors and arrays among basic types, the quick way (`plain`): their bytes, 8 us instead of 70.
+"""A fast encoding of small tensors and arrays among basic types (`plain`): their bytes, 8 us instead of 70.
 
 Only what is exactly a `torch.Tensor` or a `numpy.ndarray`, in one piece, all of its memory, and nothing else
 besides values: so there's nothing that the general way (`codec`) would keep and this one would lose. What
@@ -13,19 +13,19 @@ from collections.abc import Callable
 from typing import Any, Final
 
 MAX_BYTES: Final = 1 << 16
-"""From here on the copies count, not the steps."""
+"""Size above which copying dominates the cost."""
 _TENSOR_TYPES: Final = (
     "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool",
 )  # fmt: skip
 _ARRAY_KINDS: Final = frozenset("biuf")
 
 _dtypes: dict[Any, str] = {}
-"""torch's types that go this way, and their names."""
+"""torch's types with this encoding, and their names."""
 _by_name: dict[str, Any] = {}
 _empty: Any = None
 _cpu: Any = None
 _checks: dict[type, Callable[[Any], int]] = {}
-"""By type: where the memory of a value begins that goes this way; 0 for one that doesn't."""
+"""By type: a function that returns the address of a value's memory; 0 if this encoding doesn't apply."""
 _reducers: dict[type, Callable[[Any], Any]] = {}
 """By type: how a value of that type is pickled, if it has an address."""
 
@@ -40,7 +40,7 @@ def address_of(value: Any) -> int:
         check = _checks[kind]
     try:
         return check(value)
-    except Exception:  # a tensor that has no memory of its own: the general way says what is wrong with it
+    except Exception:  # a tensor without memory of its own: the general encoding raises the error
         return 0
 
 
@@ -121,7 +121,7 @@ def _array_address(array: Any) -> int:
         or not array.flags.writeable
     ):
         return 0
-    return id(array)  # arrays that share memory don't on the other side, whichever way they go
+    return id(array)  # arrays that share memory don't share it on the other side, in either encoding
 
 
 def _reduce_array(array: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:

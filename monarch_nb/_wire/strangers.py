@@ -1,4 +1,4 @@
-"""Connections to a port of ours that haven't shown a known key: their cost is bounded.
+"""Connections to a listening port that haven't shown a known key yet: their cost is bounded.
 
 They're cut after `HANDSHAKE_S`, or when there are too many: of the address with the most, the one that came
 first, so that nobody keeps hosts of other addresses out. What each may have in memory is one frame.
@@ -25,11 +25,11 @@ Peer = tuple[Any, ...]
 
 
 class Strangers:
-    """Watches the connections of a socket that listens. Make it before the socket binds; owned by the thread
-    that uses the socket.
+    """The watch on the connections of a listening socket. Make it before the socket binds; owned by the
+    thread that uses the socket.
 
     Args:
-        on_gone: told the descriptor of each connection that has ended.
+        on_gone: called with the descriptor of each connection that has ended.
 
     Attributes:
         monitor: call `read_event` whenever it's readable.
@@ -43,17 +43,17 @@ class Strangers:
     ) -> None:
         self._socket, self._on_gone = socket, on_gone
         self._waiting: dict[int, Peer] = {}
-        """By descriptor, in the order in which they came."""
+        """Connections by descriptor, in order of arrival."""
         socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
         address = f"inproc://monarch_nb-strangers-{id(self):x}"
         socket.monitor(address, _EVENTS)
         self.monitor = context.socket(zmq.PAIR)
-        self.monitor.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ's own thread waits while it's full
+        self.monitor.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ's own thread blocks while the socket is full
         self.monitor.connect(address)
 
     def read_event(self) -> None:
-        """Take an event of the monitored socket."""
+        """Handle an event of the monitored socket."""
         event = parse_monitor_message(self.monitor.recv_multipart())
         fd = int(event["value"])
         if event["event"] == zmq.EVENT_DISCONNECTED:
@@ -68,7 +68,7 @@ class Strangers:
             self._cut(self._least_welcome())
 
     def knows(self, frame: zmq.Frame) -> None:
-        """Note that the sender of a frame has shown a known key, and so is no stranger any more."""
+        """Record that the sender of a frame has shown a known key, and so is no stranger any more."""
         if self._waiting:
             self._waiting.pop(int(frame.get(zmq.SRCFD)), None)
 
@@ -88,7 +88,7 @@ class Strangers:
 def end_connection(fd: int, peer: Peer) -> None:
     """End a connection with somebody: ZeroMQ reads its end, and closes it."""
     with suppress(OSError), sockets.fromfd(fd, sockets.AF_INET, sockets.SOCK_STREAM) as connection:
-        if connection.getpeername() == peer:  # else the descriptor is another one's by now
+        if connection.getpeername() == peer:  # otherwise the descriptor belongs to another connection by now
             connection.shutdown(sockets.SHUT_RDWR)
 
 

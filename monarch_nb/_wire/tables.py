@@ -1,4 +1,4 @@
-"""Tables on their way: their columns travel as buffers, as arrays do, and what arrives has the same types.
+"""Encodes tables: their columns are sent as buffers, like arrays, and arrive with the same types.
 
 Arrow pickles its buffers by itself, but a slice takes along all that it was cut from; so a slice is written
 anew. Polars would serialize itself within pickle, at a fraction of the speed: it goes as Arrow, which shares
@@ -15,7 +15,7 @@ from typing import Any
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 SLACK = 1.1
-"""A table whose buffers are so many times as large as itself is a slice."""
+"""A table is a slice if its buffers are larger than it by this factor."""
 _reducers: dict[type, Callable[[Any], Reduced | None] | None] = {}
 
 
@@ -73,7 +73,7 @@ def _reduce_polars(frame: Any) -> Reduced | None:
     is_series = isinstance(frame, polars.Series)
     whole = polars.DataFrame({"": frame}) if is_series else frame
     if any(dtype.is_object() or dtype.is_nested() for dtype in whole.dtypes):
-        return None  # Arrow has no such type, or another one
+        return None  # Arrow lacks this type, or converts it to another one
     table = whole.to_arrow(compat_level=polars.CompatLevel.newest())
     return _read_polars, (table, dict(whole.schema), frame.name if is_series else None)
 

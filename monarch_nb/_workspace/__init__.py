@@ -1,4 +1,4 @@
-"""Files of a workspace on a host that isn't the notebook's: what they are, and how they're put in place.
+"""The files of a workspace on a host other than the notebook's: their types, and how they are put in place.
 
 entry      what a file is: path, kind, size, content; which paths are allowed; a manifest's bytes (pure)
 below      folders are opened component by component below a descriptor, and no link is followed

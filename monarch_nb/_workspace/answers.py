@@ -14,9 +14,10 @@ class Whereabouts(msgspec.Struct, frozen=True):
     """The identity of a workspace: its folder on the notebook's machine, its name, and marks of that machine.
 
     Attributes:
-        root: its folder, as the notebook's machine knows it.
-        name: of its folder on other hosts.
-        machine: where the notebook runs, and which files it sees: two processes of equal ones see the same.
+        root: its folder on the notebook's machine.
+        name: name of its folder on other hosts.
+        machine: id of the notebook's machine and file systems: two processes with equal ones see the same
+            files.
         token: a file that was just written into it for a moment, and what it holds; ("", "") if none could
             be.
     """
@@ -31,10 +32,11 @@ class Hello(msgspec.Struct, frozen=True):
     """The first answer of a host about a workspace: whether it has the files, and where its copy lies.
 
     Attributes:
-        is_shared: whether it has the notebook's own files, by a shared file system: nothing is to be sent.
-        folder: where its copy lies, or will.
-        manifest: id of the manifest that the copy has all of; "" if it isn't known to.
-        free_bytes: what the file system has room for.
+        is_shared: whether it sees the notebook's own files through a shared file system: then nothing is
+            sent.
+        folder: present or future folder of its copy.
+        manifest: id of the last manifest that the copy has completely; "" if none is known.
+        free_bytes: free space of the file system.
         hostname: of the machine.
     """
 
@@ -49,9 +51,9 @@ class Lacking(msgspec.Struct, frozen=True):
     """The differences between a manifest and a host's copy.
 
     Attributes:
-        contents: which aren't there under any name.
+        contents: contents that the host doesn't have under any name.
         added, changed, deleted: paths.
-        theirs: paths of files that were changed there: they'll be kept under another name.
+        theirs: paths of files that were changed on the host: they are kept under another name.
     """
 
     contents: tuple[str, ...]
@@ -66,7 +68,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     Attributes:
         added, changed, deleted: paths.
-        theirs: (path, where what a rank had changed there is kept).
+        theirs: (path, where a file that a rank had changed is kept).
         refused: (path, why it isn't in place).
     """
 
@@ -78,14 +80,14 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Edit(msgspec.Struct, frozen=True):
-    """A few changes to a folder that has all of one manifest, after which it has another one's.
+    """A small change from one manifest to another, sent in one message.
 
     Attributes:
-        base: id of the manifest that it has.
-        becomes: id of the other one.
-        wanted: what is new, or holds something else.
-        gone: paths.
-        contents: what they hold, by sha256.
+        base: id of the manifest before.
+        becomes: id of the manifest after.
+        wanted: files that are new or changed.
+        gone: paths that are deleted.
+        contents: contents of those files, by sha256.
     """
 
     base: str
@@ -115,16 +117,14 @@ class TakeContent(Request[None], frozen=True):
 
 
 class TakeContents(Request[None], frozen=True):
-    """Take small contents, all of each; they are known by their sha256, which who takes them finds out."""
+    """Take small contents, each complete, identified by their sha256, which the receiver computes."""
 
     name: str
     contents: tuple[bytes, ...]
 
 
 class LookAtWorkspace(Request[Lacking], frozen=True):
-    """Return the contents that a manifest names and this host lacks; the manifest itself came as a
-    content.
-    """
+    """Return the contents in a manifest that this host lacks; the manifest itself was sent as a content."""
 
     name: str
     manifest: str
@@ -132,21 +132,23 @@ class LookAtWorkspace(Request[Lacking], frozen=True):
 
 
 class PlaceWorkspace(Request[Outcome], frozen=True):
-    """Have the folder be as a manifest says, all of which has come."""
+    """Make the folder equal to a manifest all of whose contents have arrived."""
 
     name: str
     manifest: str
 
 
 class EditWorkspace(Request[Outcome | None], frozen=True):
-    """Make a few changes to a folder; None, and nothing is done, if it isn't as they presume."""
+    """Make a few changes to a folder; return None, and do nothing, if the folder isn't in the expected
+    state.
+    """
 
     name: str
     edit: Edit
 
 
 class LinkWorkspace(Request[str], frozen=True):
-    """Make a link to the folder at the notebook's path; answers why not, or nothing."""
+    """Make a link to the folder at the notebook's path; return why not, or an empty text."""
 
     name: str
     path: str

@@ -1,4 +1,4 @@
-"""Contents that have come to this host become files: written with all that they are to be, then renamed."""
+"""Makes files of the contents that have arrived on this host: each is written completely, then renamed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Arrived:
         found = status(self._at, source)
         if found is None or found.st_size != entry.size:
             raise FileNotFoundError(errno.ENOENT, "its content has not arrived: sync again")
-        if self._uses[source]:  # another one is to hold the same
+        if self._uses[source]:  # another file has the same content
             source = f"{entry.content}.copy"
             _copy(self._at, entry.content, source)
         os.chmod(source, MODES[entry.kind], dir_fd=self._at)

@@ -1,4 +1,4 @@
-"""Folders below a folder, opened component by component: a rank may have put a link anywhere, and none is
+"""Opens folders below a folder, component by component: a rank may have put a link anywhere, and none is
 followed.
 """
 
@@ -15,7 +15,7 @@ _IS_NO_FOLDER = (errno.ELOOP, errno.ENOTDIR)
 
 
 class Planted(OSError):
-    """Something else lies where a folder of the workspace should be: a link, or a file."""
+    """The error of a folder of the workspace in whose place a link or a file lies."""
 
 
 @contextmanager

@@ -21,7 +21,7 @@ _FIELDS = 5
 
 
 class BadEntry(ValueError):
-    """An entry that no workspace may have; the text names it."""
+    """The error of an entry that no workspace may have; its text names the entry."""
 
 
 class Kind(StrEnum):
@@ -38,7 +38,7 @@ class Entry(msgspec.Struct, frozen=True):
     Attributes:
         path: below the workspace's folder, with slashes; bytes that are no UTF-8 as surrogates
             (`os.fsdecode`).
-        content: sha256 of what it holds, in hexadecimal digits; of a link, its target.
+        content: sha256 of the file's content, in hexadecimal digits; for a link, its target.
         size: in bytes; 0 for a link.
         mtime_ns: when it was last changed, nanoseconds since the epoch.
     """

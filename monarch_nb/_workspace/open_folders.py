@@ -1,5 +1,6 @@
-"""Folders below a workspace's, opened one after the other; the last one stays open, for files come folder by
-folder."""
+"""Opens folders below a workspace's one after the other; the last one stays open, because files arrive folder
+by folder.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from monarch_nb._workspace.entry import check_path
 
 
 class OpenFolders:
-    """Gives folders below `root`, a descriptor; used in a `with` statement, by one thread."""
+    """A cache of descriptors of folders below `root`; used in a `with` statement, by one thread."""
 
     def __init__(self, root: int) -> None:
         self.root = root
@@ -21,7 +22,7 @@ class OpenFolders:
         self._at = root
         self._open = ExitStack()
         self._sources: list[str] = []
-        """Python's files of the folder that were replaced, or deleted."""
+        """Python sources of the folder that were replaced or deleted."""
 
     def __enter__(self) -> OpenFolders:
         return self

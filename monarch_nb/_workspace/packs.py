@@ -1,4 +1,4 @@
-"""Small contents that have come together: one file each time, whose first line says what lies where in it.
+"""Packs of small contents: one file each, whose first line lists the place of each content.
 
 So many small files cost as many system calls as packs, not as files, until they are put in place.
 """
@@ -36,7 +36,7 @@ class Packs:
     """The packs of one folder. Used by one thread.
 
     Attributes:
-        slices: where contents lie, by their sha256; None until the folder was looked at.
+        slices: places of contents, by their sha256; None until the folder was read.
     """
 
     path: str
@@ -83,7 +83,7 @@ class Packs:
         return self._last[1]
 
     def refresh(self) -> None:
-        """See which packs the folder has: another process may have cleared it, or added some."""
+        """Update the list of the folder's packs: another process may have removed or added some."""
         names: list[str] = []
         with suppress(FileNotFoundError):
             names = [name for name in os.listdir(self.path) if name.endswith(SUFFIX)]

@@ -55,8 +55,8 @@ class Placer:
     """One workspace's copy on this host. Used by one thread; other processes may have the same folder.
 
     Args:
-        name: of the workspace, and so of the folder.
-        host: tells this host process from others that have the same store.
+        name: name of the workspace, and of its folder.
+        host: identifies this host process among others that use the same store.
     """
 
     def __init__(self, store: str, name: str, host: str) -> None:
@@ -80,7 +80,7 @@ class Placer:
         found = os.statvfs(at)
         return found.f_bavail * found.f_frsize
 
-    # --- looking
+    # --- comparison
 
     def look(self, manifest: Manifest, *, is_dry: bool = False) -> Lacking:
         """Compare the folder with a manifest. Nothing is changed, but contents that lie there under another
@@ -92,7 +92,7 @@ class Placer:
         self._record.refresh()
         self.staging.refresh()
         root = self._open_root(make=False)
-        if root is None:  # what has arrived for a folder that isn't there yet is of use
+        if root is None:  # contents that have arrived are useful even before the folder exists
             others = self._other_stagings()
             files = [each for each in manifest.values() if not each.is_link]
             lacking = [each for each in files if not self._has_arrived(each, others, is_dry)]
@@ -150,7 +150,7 @@ class Placer:
         return [Staging(path) for path in found if path != self.staging.path]
 
     def _tidy(self) -> None:
-        """Throw away what has arrived, here and for those that haven't gone on for a day."""
+        """Remove contents that have arrived, here and for processes that have been idle for a day."""
         self.staging.clear()
         for folder in glob.glob(f"{glob.escape(self.folder)}.new-*"):
             with suppress(OSError):
@@ -269,7 +269,7 @@ class Placer:
             self._tried(done, path, partial(self._delete, root, path, done))
 
     def _tried(self, done: _Done, path: str, do: Callable[[], None]) -> None:
-        """Do something about a file; if that can't be, the others come first, but for a disk that is full."""
+        """Process a file; on an error, continue with the others, unless the disk is full."""
         try:
             do()
         except OSError as error:

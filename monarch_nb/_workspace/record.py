@@ -20,11 +20,11 @@ _ID = "id"
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """A file as it was placed.
+    """A file's state after it was placed.
 
     Attributes:
         content: as in the entry.
-        size, mtime_ns, inode: of the file when it had been placed: no write leaves all of them.
+        size, mtime_ns, inode: status of the file after it was placed: every write changes one of them.
     """
 
     content: str
@@ -43,9 +43,8 @@ class Record:
 
     Attributes:
         placed: by path.
-        pending: by path, the contents that were about to be placed when a placing began, since one was noted
-            to have been.
-        manifest: id of the manifest that the folder has all of; "" if it hasn't.
+        pending: by path, the contents that interrupted placings were about to place.
+        manifest: id of the manifest that the folder has completely; "" if there is none.
     """
 
     path: str
@@ -98,7 +97,7 @@ class Record:
                 self._num_lines += 1
                 with suppress(
                     ValueError, TypeError, KeyError
-                ):  # the last one, if we were killed while it was written
+                ):  # the last record, if the process was killed while writing
                     self._take_line(json.loads(line))
 
     def _take_line(self, line: dict[str, object]) -> None:

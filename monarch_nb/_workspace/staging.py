@@ -1,5 +1,5 @@
-"""Contents that have arrived, until they're put in place: each under its sha256, and only when all of it is
-there and right.
+"""Contents that have arrived but aren't in place yet: each under its sha256, and only once it is complete and
+verified.
 
 What is complete survives a crash, so a transfer goes on where it has ended.
 """
@@ -27,7 +27,7 @@ class Staging:
     def __init__(self, path: str) -> None:
         self.path = path
         self._begun: dict[str, tuple[int, Any]] = {}
-        """Files of which some has come: how many bytes, and their hash so far."""
+        """Partially received files: number of bytes, and their hash so far."""
         self._packs = Packs(path)
 
     @contextmanager
@@ -49,7 +49,7 @@ class Staging:
         self._packs.refresh()
 
     def take_all(self, contents: Sequence[bytes], sender: str = "") -> None:
-        """Take small contents, all of each: what they are called is what they hold."""
+        """Store small contents, each complete, under the digests of their bytes."""
         with self.open() as at:
             self._packs.add(at, {digest(data): data for data in contents}, f"pack.{sender}{_PART}")
 
@@ -110,7 +110,7 @@ class Staging:
                 return file.read()
 
     def forget(self, content: str) -> None:
-        """Throw a content away; the folder, too, if nothing else is in it."""
+        """Remove a content; also the folder, if it is empty then."""
         with suppress(OSError):
             os.unlink(os.path.join(self.path, _checked(content)))
             os.rmdir(self.path)
@@ -141,7 +141,7 @@ class Staging:
             offset += len(data)
 
     def clear(self) -> None:
-        """Throw away what is left."""
+        """Remove what is left."""
         self._begun.clear()
         self._packs.clear()
         shutil.rmtree(self.path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Combine the answers of a mesh as they come."""
+"""Combines the answers of a mesh in the order of their arrival."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ A = TypeVar("A")
 
 
 class Accumulator(Generic[P, R, A]):
-    """Folds the answers of a call.
+    """A reduction over the answers of a call.
 
     Args:
-        endpoint: what to call.
-        identity: the value to begin with.
+        endpoint: the endpoint to call.
+        identity: the initial value.
         combine: `combine(so_far, answer)`; answers come in rank order.
 
     Example:

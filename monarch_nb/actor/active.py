@@ -1,4 +1,4 @@
-"""The mesh in use: what `with mesh.activate():` sets.
+"""The active mesh, which `with mesh.activate():` sets.
 
 What it does to torch's functions is a matter of tensors of the mesh, which lie above this.
 """
@@ -33,7 +33,7 @@ def get_active_mesh() -> Any:
 
 
 class NoMesh:
-    """Stands for this process: within `with no_mesh.activate():` no mesh is active."""
+    """The mesh-like object of this process: within `with no_mesh.activate():` no mesh is active."""
 
     @contextmanager
     def activate(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Actors: what runs in ranks, and the mesh of them that a caller holds."""
+"""Actors, which run in ranks, and the actor mesh, which is the caller's handle on them."""
 
 from __future__ import annotations
 
@@ -47,13 +47,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_SPEC_BYTES = 64 << 20
-"""Actors that were spawned with larger arguments can't be made again by `heal`: their arguments are not
-kept.
-"""
+"""Actors spawned with larger arguments can't be created again by `heal`, since such arguments aren't kept."""
 
 
 class Actor:
-    """Base of all actors: state in a rank, changed by messages, one at a time.
+    """The base class of all actors: state in a rank, changed by messages, one at a time.
 
     `__supervise__(failure) -> bool` is asked when something the actor owns fails; `__cleanup__(error)` runs
     before it goes.
@@ -88,12 +86,12 @@ class Actor:
 
 
 _WITH_ENDPOINTS: weakref.WeakValueDictionary[int, ActorMesh[Any]] = weakref.WeakValueDictionary()
-"""Handles of which endpoints have been asked for."""
+"""Handles whose endpoints have been accessed."""
 
 
 def _renew_all_endpoints() -> Sequence[str]:
-    """Have all handles of this process look up their endpoints again: classes have been changed in place,
-    and signatures with them.
+    """Have all handles of this process look up their endpoints again, after classes and signatures were
+    changed in place.
     """
     for mesh in list(_WITH_ENDPOINTS.values()):
         mesh._renew_endpoints()
@@ -173,17 +171,17 @@ class ActorMesh(MeshHandle, Generic[T]):
         return f"{self._class.__name__} has no endpoint {name!r}; it has: {', '.join(endpoints) or 'none'}"
 
     def _reload(self, cls: type) -> None:
-        """Take note that the actors have a new class: endpoints are looked up anew."""
+        """Record that the actors have a new class: endpoints are looked up again."""
         self._renew_endpoints()
         self._class = cls
 
     def _renew_endpoints(self) -> None:
-        """Look endpoints up again when they're asked for."""
+        """Look endpoints up again at their next access."""
         for name in [k for k, v in list(vars(self).items()) if isinstance(v, Endpoint)]:
             vars(self).pop(name, None)
 
     def _reshape(self, procs: tuple[int, ...], shape: Shape) -> None:
-        """Take on the sizes that the processes' mesh has now."""
+        """Adopt the present sizes of the processes' mesh."""
         self._placement = Placement(tuple(procs), shape)
         self._callees.load = None
         self._renew_endpoints()
@@ -221,10 +219,10 @@ class ActorMesh(MeshHandle, Generic[T]):
         self._proc_mesh = proc_mesh
         session = sessions.of_transport(transport)
         session.meshes[self._actor_id] = self
-        session.actor_states[self._actor_id] = self._state  # before a rank can tell that it has failed
+        session.actor_states[self._actor_id] = self._state  # before a rank can report its failure
         where = self._placement
         gather = self._spawned = GatherReply(transport, where.procs)
-        gather.asker = _nobody  # until somebody asks for `initialized`
+        gather.asker = _nobody  # until `initialized` is accessed
         call(
             gather, where.receivers, calls.SPAWN, body,
             target=self._actor_id, origin=origin_in(transport), context=where.context,
@@ -234,7 +232,7 @@ class ActorMesh(MeshHandle, Generic[T]):
             self._register_spawn(body, creator)
 
     def _register_spawn(self, body: Encoded, creator: tuple[int, int]) -> None:
-        """Let the controller keep what it takes to make these actors again."""
+        """Have the controller keep the specification from which these actors can be created again."""
         size_bytes = len(body.payload) + sum(b.nbytes for b in body.buffers)
         sessions.of_transport(self._transport).tell(
             ActorSpawned(
@@ -329,7 +327,7 @@ def _nobody() -> None:
 
 
 def done_reply(transport: Transport) -> Any:
-    """Return an answer that is there already, and says nothing."""
+    """Return an answer that has arrived already, without a value."""
     reply = OneReply(transport, ())
     reply.ready = True
     return reply
@@ -350,12 +348,12 @@ def spawn_actors(
 def start_actors(
     mesh: ActorMesh[Any], proc_mesh: ProcMesh, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Have the actors constructed that a handle stands for already; doesn't wait."""
+    """Have the actors of an existing handle constructed; doesn't wait."""
     mesh._spawn(args, kwargs, proc_mesh)
 
 
 def class_of(mesh: ActorMesh[Any]) -> type:
-    """Return the class of a mesh's actors, as it is now."""
+    """Return the present class of a mesh's actors."""
     return mesh._class
 
 
@@ -370,12 +368,12 @@ def actor_id_of(mesh: ActorMesh[Any]) -> int:
 
 
 def take_class(mesh: ActorMesh[Any], cls: type) -> None:
-    """Take note that a mesh's actors have a new class: endpoints are looked up anew."""
+    """Record that a mesh's actors have a new class: endpoints are looked up again."""
     mesh._reload(cls)
 
 
 def check_class(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """See whether a class can be spawned with these arguments.
+    """Raise if a class can't be spawned with these arguments.
 
     Raises:
         WrongArguments: (a TypeError) if it's no Actor, or they don't fit its constructor.
@@ -386,7 +384,7 @@ def check_class(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
 
 
 def _check_names(mesh: ActorMesh[Any]) -> None:
-    """Refuse endpoints that nobody could call, because a mesh of actors has something else of that name."""
+    """Refuse endpoints that can't be called, because a mesh of actors has another attribute of that name."""
     cls = mesh._class
     taken = [
         name
@@ -411,11 +409,11 @@ def _check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any])
             f"{cls.__name__}{inspect.signature(cls)} was spawned with other arguments: {error}"
         ) from None
     except ValueError:
-        return  # no signature to be had
+        return  # it has no signature
 
 
 class NotAnEndpoint:
-    """A plain method of a mesh's class: `as_endpoint` makes an endpoint of it."""
+    """A plain method of an actor mesh's class: `as_endpoint` makes an endpoint of it."""
 
     def __init__(self, mesh: ActorMesh[Any], name: str) -> None:
         self._mesh = mesh

@@ -1,4 +1,4 @@
-"""A future as `concurrent.futures.wait` and `as_completed` see it."""
+"""The part of a future that `concurrent.futures.wait` and `as_completed` use."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any, Protocol
 
 RUNNING = "RUNNING"
 FINISHED = "FINISHED"
-"""As `concurrent.futures` calls them."""
+"""The states' names in `concurrent.futures`."""
 
 
 class Waiter(Protocol):
-    """Somebody who waits for several futures; `concurrent.futures` has the classes."""
+    """The interface of objects that wait for several futures; `concurrent.futures` has the classes."""
 
     def add_result(self, future: Any) -> None:
-        """Take note of a future that has a value."""
+        """Handle a future that has a value."""
 
     def add_exception(self, future: Any) -> None:
-        """Take note of a future that has failed."""
+        """Handle a future that has failed."""
 
 
 class Awaited:
-    """A future's part of such a wait. It's made when somebody waits so, and costs no other call anything.
+    """A future's state for such a wait. It's made only when a thread waits for several futures.
 
     Attributes:
         condition: held while the state changes and while waiters are added.
-        waiters: who is told.
+        waiters: waiters that are notified.
         state: as `concurrent.futures` calls it.
     """
 
@@ -37,8 +37,8 @@ class Awaited:
         self.state = RUNNING
 
     def finish(self, future: Any) -> None:
-        """Tell those who wait. The answer is only read here if one of them wants to know whether it's an
-        error: else whoever asks for the value reads it, in his own thread.
+        """Notify the waiters. The answer is read here only if one of them wants to know whether it's an
+        error: otherwise the thread that asks for the value reads it.
         """
         with self.condition:
             self.state = FINISHED

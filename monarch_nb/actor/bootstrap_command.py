@@ -16,15 +16,15 @@ RANK_MODULE = "monarch_nb._rank.bootstrap"
 
 
 class BootstrapCommand(msgspec.Struct):
-    """A command that becomes a rank: it may be a program that ends by executing the default command, as
-    numactl and taskset do.
+    """A command that becomes a rank. It may be a wrapper that executes the default command, as numactl and
+    taskset do.
 
     Attributes:
-        program: what to execute.
-        arg0: what it sees as its own name; by default `program`.
+        program: the program to execute.
+        arg0: the program's own name, `argv[0]`; by default `program`.
         args: the arguments.
-        env: environment variables; None takes one away.
-        inherit_env: whether they come on top of the host process' environment, or are all there is.
+        env: environment variables; None removes one.
+        inherit_env: whether they are added to the host process' environment, or replace it.
     """
 
     program: str

@@ -40,7 +40,7 @@ class RankedPortReceiver(PortReceiver[R]):
 
 
 class Channel:
-    """Makes channels.
+    """The factory of channels.
 
     Example:
         >>> port, receiver = Channel.open()          # doctest: +SKIP
@@ -72,7 +72,7 @@ def _make(once: bool) -> tuple[Mailbox, Port[Any]]:
 
 
 class RankedPort(Port[R]):
-    """A port that says who sends."""
+    """A port that adds the sender's rank to each message."""
 
     __slots__ = ()
 

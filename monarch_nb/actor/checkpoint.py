@@ -1,4 +1,4 @@
-"""The base class of actors whose state survives them."""
+"""The base class of actors whose state is saved and restored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monarch_nb.actor.endpoint import endpoint
 
 
 class Checkpointed(Actor):
-    """An actor that is saved, in the background, and goes on from where it was when it's healed.
+    """An actor whose state is saved in the background; when it is healed, it continues from the saved state.
 
     A subclass says what its state is by `state_dict` and `load_state_dict`, as torch modules and optimizers
     do: tensors (DTensors, too) in dictionaries and lists, beside numbers and other values that can be
@@ -25,9 +25,9 @@ class Checkpointed(Actor):
         checkpoint_state: "own": each rank has a state of its own; "replicated": all have the same (DDP),
             which is written once and handed over from memory to memory; "sharded": DTensors (FSDP), and all
             else the same: it may be loaded by another number of ranks.
-        checkpoint_keep: how many are kept on disk.
-        checkpoint_dir: where; all ranks must see it. By default beside the mesh's journal, which does for one
-            machine.
+        checkpoint_keep: number of checkpoints that are kept on disk.
+        checkpoint_dir: directory of the checkpoints, which all ranks must see. By default beside the mesh's
+            journal, which is enough for one machine.
 
     Example:
         >>> class Trainer(Checkpointed):                     # doctest: +SKIP
@@ -52,14 +52,14 @@ class Checkpointed(Actor):
         raise NotImplementedError(f"{type(self).__name__} must say what its state is: define state_dict()")
 
     def load_state_dict(self, state: Any) -> None:
-        """Take on a state that `state_dict` has returned."""
+        """Restore a state that `state_dict` has returned."""
         raise NotImplementedError(
             f"{type(self).__name__} must take its state back: define load_state_dict(state)"
         )
 
     @endpoint
     def checkpoint(self) -> str:
-        """Save the state of now and wait until it's on disk; return the directory. Call it on all ranks
+        """Save the present state and wait until it's on disk; return the directory. Call it on all ranks
         together.
 
         Raises:
@@ -73,5 +73,5 @@ class Checkpointed(Actor):
 
     @endpoint
     def num_calls(self) -> int:
-        """Return the number of calls that count: those before the last restored state, and since."""
+        """Return the number of counted calls: those before the last restored state, and since."""
         return int(call_context.get().actor.checkpoints.num_calls)

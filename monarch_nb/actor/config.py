@@ -1,5 +1,5 @@
-"""Settings of this process. They hold where they're set: for ranks, set them in an endpoint or a bootstrap
-function.
+"""Settings of this process. They hold in the process that sets them: for ranks, set them in an endpoint or a
+bootstrap function.
 """
 
 prefix_python_logs_with_actor = True

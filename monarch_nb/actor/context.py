@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Instance:
-    """The running actor; in a client or a cell, the root."""
+    """The running actor; in a client or a cell, the root instance."""
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
@@ -118,7 +118,7 @@ class Context:
 
 
 def context() -> Context:
-    """Return where the running code stands. Works in endpoints, in cells and in a client."""
+    """Return the context of the running code. Works in endpoints, in cells and in a client."""
     return Context(call_context.get())
 
 
@@ -140,7 +140,7 @@ def current_actor_name() -> str:
 
 
 def shutdown_context() -> Any:
-    """End this program's private mesh and its connection. The next `this_host()` starts anew."""
+    """End this program's own mesh and its connection. The next `this_host()` starts a new mesh."""
     if process_context.rank is not None:
         raise RuntimeError("shutdown_context() is for programs that use a mesh, not for its ranks")
     session = sessions.in_use()
@@ -151,7 +151,7 @@ def shutdown_context() -> Any:
 
 
 class _Nothing:
-    """The future of having done nothing."""
+    """A future that is already complete, without a value."""
 
     def get(self, timeout: float | None = None) -> None:
         """Return at once."""

@@ -1,4 +1,6 @@
-"""Controllers: named singletons, one actor of a name in the whole mesh. Whoever asks first spawns it."""
+"""Controllers: named singletons, one actor of a name in the whole mesh. The first program that asks for one
+spawns it.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ T = TypeVar("T")
 
 
 def get_or_spawn_controller(name: str, cls: type[T], *args: Any, **kwargs: Any) -> Future[T]:
-    """Return the actor called `name`, spawned by whoever asks first. Works from programs, cells and actors
-    alike.
+    """Return the actor called `name`, spawned by the first program that asks. Works in programs, cells and
+    actors.
 
     Controllers live in the program that uses the mesh: in a notebook, in the kernel. They end with it. In a
     named mesh that no program is connected to, they live in a process of their own.
@@ -36,7 +38,7 @@ def get_or_spawn_controller(name: str, cls: type[T], *args: Any, **kwargs: Any) 
 
 def mesh_controller(name: str, cls: type[T], *args: Any, **kwargs: Any) -> Future[T]:
     """Return the actor called `name` as `get_or_spawn_controller` does; it lives as long as the mesh,
-    whatever becomes of programs.
+    independently of programs.
     """
     return _controller(name, cls, args, kwargs, in_program=False)
 

@@ -1,4 +1,4 @@
-"""Endpoints: methods of actors that can be called from elsewhere, and the ways to call them.
+"""Endpoints: methods of actors that other processes can call, and the ways to call them.
 
 call       all actors of the mesh; a ValueMesh
 call_one   the only actor of a mesh of one
@@ -71,8 +71,8 @@ class EndpointOptions:
 
 
 class EndpointProperty(Generic[P, R]):
-    """A method that `@endpoint` has made an endpoint. On an instance it's the method, so actors may call
-    their own.
+    """A method that `@endpoint` has made an endpoint. Accessed on an instance it is the plain method, so that
+    actors may call their own.
     """
 
     def __init__(self, method: Callable[..., Any], options: EndpointOptions) -> None:
@@ -129,9 +129,7 @@ def endpoint(
 
 
 def concurrent_endpoint(method: Any = None, **options: Any) -> Any:
-    """Mark an async method that other messages needn't wait for: while it awaits, the actor handles the
-    next.
-    """
+    """Mark an async method as concurrent: while it awaits, the actor handles further messages."""
     if method is None:
         return lambda function: concurrent_endpoint(function, **options)
     name = getattr(getattr(method, "method", method), "__qualname__", repr(method))
@@ -157,7 +155,7 @@ class Load:
         self.turn = secrets.randbelow(size)
 
     def least_busy(self) -> int:
-        """Return the slot with the fewest calls, which has one more now."""
+        """Return the slot with the fewest calls, and count a call to it."""
         self.turn += 1
         n = len(self.num)
         slot = min(range(n), key=lambda i: (self.num[i], (i - self.turn) % n))
@@ -165,12 +163,12 @@ class Load:
         return slot
 
     def next(self) -> int:
-        """Return the next slot in turn, by nothing but the order."""
+        """Return the next slot in turn."""
         self.turn += 1
         return self.turn % len(self.num)
 
     def done(self, slot: int) -> None:
-        """Note that a call to this slot has been answered."""
+        """Record that a call to this slot has been answered."""
         self.num[slot] -= 1
 
 
@@ -179,9 +177,9 @@ class Callees:
     """The actors that a handle calls, as all endpoints of the handle share them.
 
     Attributes:
-        name, actor_id: theirs.
-        state: whether they live; shared by all handles on one spawn.
-        load: of `choose`; none before the first.
+        name, actor_id: name and id of the actors.
+        state: whether they have failed; shared by all handles on one spawn.
+        load: load of each actor for `choose`; none before the first.
     """
 
     name: str
@@ -197,7 +195,7 @@ class Callees:
 
 
 class Endpoint(Generic[P, R]):
-    """One endpoint of the actors of a mesh: where calls start. Handles with other sizes make others."""
+    """One endpoint of the actors of a mesh, with the ways to call it. Slices of the handle make others."""
 
     __slots__ = (
         "_arity",
@@ -224,14 +222,14 @@ class Endpoint(Generic[P, R]):
         self._signature = signature
         self._arity = _arity_of(signature)
         self.what = f"{callees.name}.{name}"
-        """What people know it by."""
+        """Its name for display."""
         self._transport: Transport = transport_of(mesh)
         self._placement = placement_of(mesh)
         self._receivers = self._placement.receivers
 
     @property
     def shape(self) -> Shape:
-        """Where the actors are that it calls: an answer for each place."""
+        """The layout of the called actors: an answer for each place."""
         return self._placement.shape
 
     # --- adverbs
@@ -381,21 +379,21 @@ class Endpoint(Generic[P, R]):
         return self._transport
 
     def _time(self, pending: Pending) -> None:
-        """Have the answers timed, in a notebook."""
+        """Record the times of the answers, in a notebook."""
         calls = self._transport.calls
         if calls is not None:
             times = calls.get(self)
             pending.times, pending.started = times and times.begin_call(), time.perf_counter()
 
     def _call(self, pending: Pending, body: Encoded, flags: int) -> None:
-        """Send to all; `pending` waits for the answers."""
+        """Send to all; `pending` receives the answers."""
         call(
             pending, self._receivers, self._name, body, target=self._target, flags=flags,
             origin=origin_in(pending.transport), context=self._placement.context,
         )  # fmt: skip
 
     def _post(self, body: Encoded, flags: int, ref: int, receivers: Any = None) -> None:
-        """Send to all, or to some; the answers go elsewhere, if there are any."""
+        """Send to all, or to some; answers, if any, go to another receiver."""
         transport = self._transport
         transport.post_all(
             self._receivers if receivers is None else receivers, wire.CALL, body, flags=flags, ref=ref,
@@ -449,7 +447,7 @@ class Endpoint(Generic[P, R]):
 
 
 class Stream(Generic[R]):
-    """The answers of a mesh as they come: iterates over futures; `items()` over `(point, value)`."""
+    """The answers of a mesh as they arrive: iterates over futures; `items()` over `(point, value)`."""
 
     def __init__(self, arrivals: Arrivals, shape: Shape, what: str) -> None:
         self._arrivals = arrivals
@@ -473,8 +471,8 @@ class Stream(Generic[R]):
 
 
 def _arity_of(signature: inspect.Signature | None) -> range:
-    """Return how many arguments, all by position, a signature takes for certain: such calls needn't be bound
-    to it, which takes some microseconds.
+    """Return the number of arguments, all positional, that a signature requires and accepts: such calls
+    needn't be bound to it, which takes some microseconds.
 
     >>> _arity_of(inspect.signature(lambda a, b=0: None))
     range(1, 3)

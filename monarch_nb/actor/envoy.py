@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 
 def needs_envoy(mesh: MeshAddress | None) -> bool:
-    """Say whether a mesh can be reached from this process by an envoy only (see `relay`)."""
+    """Say whether a mesh can be reached from this process only through an envoy (see `relay`)."""
     if mesh is None or process_context.rank is None or process_context.is_own_mesh(mesh) or mesh.is_near:
         return False
     own = process_context.transport().mesh
-    return own is not None and not own.is_near  # else the envoy would be no nearer than we are
+    # otherwise the envoy would be no closer to that mesh than this process
+    return own is not None and not own.is_near
 
 
 def is_relayed(handle: MeshHandle) -> bool:
@@ -29,7 +30,7 @@ def is_relayed(handle: MeshHandle) -> bool:
 def ask_envoy(
     handle: Any, path: Sequence[str], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> Future[Any]:
-    """Have the envoy do something with a handle; a future of the result."""
+    """Have the envoy perform a call on a handle; return a future of the result."""
     assert _ask is not None, "monarch_nb.actor loads `relay`"
     return _ask(handle, path, args, kwargs or {})
 
@@ -39,8 +40,8 @@ _make_endpoint: Callable[[Any, str], Any] | None = None
 
 
 def relay_by(ask: Callable[..., Future[Any]], make_endpoint: Callable[[Any, str], Any]) -> None:
-    """Say how an envoy is asked, and what an endpoint is whose calls it makes: `relay` does, which is
-    built on handles.
+    """Set the functions that ask an envoy and make its endpoints: `relay` provides them, since it depends on
+    handles.
     """
     global _ask, _make_endpoint
     _ask, _make_endpoint = ask, make_endpoint

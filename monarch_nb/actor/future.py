@@ -1,4 +1,4 @@
-"""A value that is on its way. Works the same in a script, a notebook cell, an `await`, and inside an
+"""The future of an answer. It works the same in a script, a notebook cell, an `await`, and inside an
 endpoint.
 """
 
@@ -26,7 +26,7 @@ U = TypeVar("U")
 
 HEARTBEAT_S = 0.2
 _making = threading.Lock()
-"""Held while it's decided which `Awaited` a future has."""
+"""Held while a future's `Awaited` is created."""
 
 
 class Future(Generic[T]):
@@ -103,7 +103,7 @@ class Future(Generic[T]):
             self._value = finish(self._pending)
         except BaseException as error:
             self._error = error
-            self._pending.transport.unread.pop(id(self._pending), None)  # it's read
+            self._pending.transport.unread.pop(id(self._pending), None)  # the answer was read
         self._finish = None
 
     def result(self, timeout: float | None = None) -> T:
@@ -135,9 +135,7 @@ class Future(Generic[T]):
         return False
 
     def interrupt(self) -> None:
-        """Interrupt the ranks that are still at it, as Ctrl-C while one waits for it does. Doesn't wait
-        for them.
-        """
+        """Interrupt the ranks that still work on it, as Ctrl-C during a wait does. Doesn't wait for them."""
         if not self._pending.ready:
             _interrupt(self._pending)
 
@@ -146,7 +144,7 @@ class Future(Generic[T]):
         context = contextvars.copy_context()
         self._pending.when_ready(lambda: context.run(callback, self))
 
-    # --- what `concurrent.futures` looks for
+    # --- attributes that `concurrent.futures` uses
 
     @property
     def _condition(self) -> threading.Condition:
@@ -184,21 +182,22 @@ class Future(Generic[T]):
             kernel.when_meant(lambda: _interrupt(self._pending))
 
     def then(self, function: Callable[[T], U]) -> Future[U]:
-        """Return a future of `function` of the value; it's called when that is asked for."""
+        """Return a future of `function` of the value; the function is called when that future is read."""
         other = Future(self._pending, lambda _pending: function(self.get()), self._what)
-        self._pending.asker = weakref.ref(self)  # which the other one keeps, so that either may be dropped
+        # the other one keeps a reference, so that either may be dropped
+        self._pending.asker = weakref.ref(self)
         return other
 
     def drop(self) -> None:
-        """Drop this future: if it fails, nobody needs to be told."""
+        """Drop this future: its failure is not reported."""
         self._pending.asker = None
 
     def at_work(self) -> tuple[int, ...]:
-        """Return the proc ids of the processes that owe an answer."""
+        """Return the proc ids of the processes that haven't answered."""
         return self._pending.at_work()
 
     def read_as(self, finish: Callable[[Any], U], what: str) -> Future[U]:
-        """Return a future of the same answer that `finish` makes its value of.
+        """Return a future of the same answer, whose value `finish` makes.
 
         Args:
             finish: takes the pending; called when the value is asked for.
@@ -231,7 +230,8 @@ def _interrupt(pending: Pending) -> None:
 def wait_in_loop(
     when_ready: Callable[[Callable[[], None]], None], cancelled: Callable[[], None]
 ) -> Generator[Any, None, None]:
-    """Let the running event loop go on until what is given to `when_ready` is called, from any thread.
+    """Let the running event loop continue until the callback given to `when_ready` is called, from any
+    thread.
 
     Args:
         when_ready: takes what is to be called once ready.
@@ -260,7 +260,7 @@ def wait_in_loop(
 
 
 class _Heartbeat:
-    """Wakes an event loop five times a second while somebody waits: ipykernel's Ctrl-C only takes effect
+    """The periodic wake-up of an event loop in which somebody waits: ipykernel's Ctrl-C only takes effect
     when the loop turns.
     """
 
@@ -274,5 +274,5 @@ class _Heartbeat:
         self._handle = self._loop.call_later(HEARTBEAT_S, self._beat)
 
     def stop(self) -> None:
-        """Let the loop sleep again."""
+        """Stop waking the loop."""
         self._handle.cancel()

@@ -1,5 +1,5 @@
 """The base class of handles on meshes: placement of the members, this process' transport to them, and the
-actor that has spawned them.
+actor that owns them.
 
 A handle's names are its users' (an endpoint is an attribute of its actor mesh), so what the rest of the
 package needs of a handle it gets by the functions of this module. One that has come in a message connects
@@ -22,12 +22,12 @@ from monarch_nb.actor.placement import Placement
 
 
 class MeshHandle(MeshTrait):
-    """A mesh whose members are somewhere.
+    """The base of handles on meshes.
 
     Args:
-        placement: where.
-        transport: this process' transport in that mesh; without one, it's looked for when it's needed.
-        mesh: where that mesh is; None: it's this process' own.
+        placement: processes of the members.
+        transport: this process' transport in that mesh; without one, it's looked up when it's needed.
+        mesh: address of that mesh; None: this process' own mesh.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class MeshHandle(MeshTrait):
         self._known_transport = transport
         self._mesh = mesh
         self._owner: Any = None
-        """The actor of this process that has spawned this: it ends with that."""
+        """The actor of this process that has spawned it, and with which it ends."""
 
     @property
     def _shape(self) -> Shape:
@@ -67,7 +67,7 @@ class MeshHandle(MeshTrait):
 
 
 def placement_of(handle: MeshHandle) -> Placement:
-    """Return where the members of a mesh are. It's another one after a heal or a resize: don't keep it.
+    """Return the placement of a mesh's members. It's replaced by a heal or a resize: don't keep it.
 
     Example:
         >>> placement_of(procs).procs                     # doctest: +SKIP
@@ -96,7 +96,8 @@ def transport_of(handle: MeshHandle) -> Transport:
 
 
 def session_of(handle: MeshHandle) -> Session:
-    """Return this process' session in the mesh of a handle: by it, one asks the controller.
+    """Return this process' session in the mesh of a handle, through which requests to the controller are
+    sent.
 
     Raises:
         MeshUnreachable: if there's no way from here to that mesh.
@@ -109,13 +110,13 @@ def session_of(handle: MeshHandle) -> Session:
 
 
 def mesh_of(handle: MeshHandle) -> MeshAddress | None:
-    """Return where a handle's mesh is; doesn't connect."""
+    """Return the address of a handle's mesh; doesn't connect."""
     transport = handle._known_transport
     return transport.mesh if transport is not None else handle._mesh
 
 
 def known_transport(handle: MeshHandle) -> Transport | None:
-    """Return a handle's transport, if it has needed one yet."""
+    """Return a handle's transport, if it has been used."""
     return handle._known_transport
 
 
@@ -125,18 +126,18 @@ def is_on_other_hosts(handle: MeshHandle) -> bool:
     return any(address.host_of(proc) != here for proc in placement_of(handle).procs)
 
 
-# --- who has spawned it
+# --- the owner
 
 
 def own_by_caller(handle: MeshHandle) -> None:
-    """Make the running actor, if there is one, the owner of a fresh spawn: the spawn ends with that actor."""
+    """Make the running actor, if there is one, the owner of a new spawn: the spawn ends with that actor."""
     handle._owner = call_context.get().actor
     if handle._owner is not None:
         handle._owner.owns(handle)
 
 
 def disown(handle: MeshHandle) -> None:
-    """Make a spawn owned by nobody here."""
+    """Make a spawn independent of any owner here."""
     if handle._owner is not None:
         handle._owner.disowns(handle)
         handle._owner = None

@@ -6,17 +6,17 @@ from typing import Any, Protocol, TypeVar
 
 
 class Heals(Protocol):
-    """A mesh of any kind."""
+    """The interface of meshes that can be healed."""
 
     def heal(self) -> Any:
-        """Put back what it has lost."""
+        """Repair the losses of the mesh."""
 
 
 M = TypeVar("M", bound=Heals)
 
 
 def heal_mesh(mesh: M) -> M:
-    """Put back what a mesh has lost (see `ProcMesh.heal`); return it.
+    """Repair the losses of a mesh (see `ProcMesh.heal`); return the mesh.
 
     Example:
         >>> try:                                         # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""A mesh of hosts: where processes are started."""
+"""A mesh of hosts, on which processes are spawned."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ CONTROLLER_ENDS_S = 10.0
 
 
 class HostMesh(MeshHandle):
-    """Machines of a mesh, each with a host process.
+    """The machines of a mesh, each with a host process.
 
     Args:
         hosts: index of each host in its mesh.
         shape: how they are laid out; by default a single host has no dimension, several have `hosts`.
-        owned: whether this handle may end the hosts: not one that has come in a message, nor a rank's on its
-            own host.
+        owned: whether this handle may end the hosts. A handle received in a message may not, nor may a rank's
+            handle on its own host.
     """
 
     def __init__(
@@ -218,8 +218,8 @@ class HostMesh(MeshHandle):
     async def sync_workspace(
         self, workspace: Workspace, conda: bool = False, auto_reload: bool = False
     ) -> SyncReceipt:
-        """Bring folders of this machine to these hosts: what is missing there; ranks there import from them,
-        by the paths of this machine.
+        """Copy folders of this machine to these hosts, as far as they lack them; ranks there import from
+        them, by the paths of this machine.
 
         Args:
             workspace: the folders.
@@ -327,7 +327,7 @@ def check_env(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _can_be_told(text: str) -> bool:
-    """Say whether a text can stand in a process' environment."""
+    """Say whether a text can be part of a process' environment."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -335,14 +335,14 @@ def _can_be_told(text: str) -> bool:
 
 
 class _Life(msgspec.Struct):
-    """The state that a handle on hosts shares with the parts that were made of it."""
+    """The state that a handle on hosts shares with its slices."""
 
     owned: bool
     is_shut_down: bool = False
 
 
 def is_shut_down(hosts: HostMesh) -> bool:
-    """Say whether hosts have been ended by this handle, or one that it's a part of."""
+    """Say whether hosts were ended by this handle, or by one that it's a slice of."""
     return hosts._life.is_shut_down
 
 
@@ -355,13 +355,13 @@ def _shut_down_controller(session: Session) -> Future[None]:
             raise MeshError(
                 f"the controller (pid {pid}) was told to end, and has not within {CONTROLLER_ENDS_S:g} s"
             )
-        session.close()  # the next this_host() starts anew
+        session.close()  # the next this_host() starts a new mesh
 
     return Future(reply, finish, "shutdown of hosts")
 
 
 def _reference(hosts: Sequence[int], shape: Shape, python: str | None, mesh: MeshAddress | None) -> HostMesh:
-    """Return a handle that has come in a message."""
+    """Return the handle of a message."""
     found = HostMesh(hosts, shape, mesh=mesh, owned=False)
     found._python = python
     return found
@@ -381,7 +381,7 @@ def _encode_bootstrap(bootstrap: Any) -> bytes | None:
 
 
 class _Async:
-    """An async bootstrap as a plain function."""
+    """An async bootstrap function as a plain one."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.function = function
@@ -417,7 +417,7 @@ def this_proc() -> ProcMesh:
 def proc_mesh(
     *, gpus: int | None = None, hosts: int = 1, env: Mapping[str, str] | None = None, setup: Any = None
 ) -> ProcMesh:
-    """Start processes on this machine: the older spelling. The result may be used at once or awaited.
+    """Start processes on this machine: the older name. The result may be used at once or awaited.
 
     Args:
         gpus: number of processes; by default one per GPU, or one.

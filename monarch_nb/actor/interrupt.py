@@ -1,4 +1,4 @@
-"""Ctrl-C while a call is waited for: the ranks at work are interrupted, too.
+"""Ctrl-C during the wait for a call: the ranks at work are interrupted, too.
 
 The steps are those of a cell (`_host.controller.escalation`): a KeyboardInterrupt where the endpoint or
 function runs; after `INTERRUPT_S`, collectives are aborted on all ranks of the call; after `ABORT_S` more the
@@ -31,8 +31,8 @@ ABORT_S = 10.0
 
 
 class CallInterrupted(KeyboardInterrupt):
-    """The user has interrupted a call. Says which ranks have ended it, and which hang, where, and what to
-    do.
+    """The error of a call that the user has interrupted. It lists the ranks that have ended the call, and
+    those that hang, with their places and a command to type.
     """
 
     def _render_traceback_(self) -> list[str]:
@@ -40,7 +40,7 @@ class CallInterrupted(KeyboardInterrupt):
 
 
 def send_interrupts(pending: Pending) -> tuple[int, ...]:
-    """Interrupt the ranks that still owe `pending` an answer; return their procs. Doesn't wait."""
+    """Interrupt the ranks that haven't answered `pending` yet; return their procs. Doesn't wait."""
     procs = pending.at_work()
     body = Encoded(encode(InterruptCall(pending.ref)))
     for proc in procs:
@@ -81,7 +81,7 @@ def shut_down(pending: Pending, what: str) -> KernelShutDown:
 
 
 def _wait(pending: Pending, seconds: float) -> bool:
-    with suppress(KeyboardInterrupt):  # pressed again: on to the next step
+    with suppress(KeyboardInterrupt):  # pressed again: take the next step
         pending.transport.reader.wait(pending, time.monotonic() + seconds)
     return pending.ready
 

@@ -1,4 +1,4 @@
-"""From arrived answers to values, or to the error that folds their failures."""
+"""Turns arrived answers into values, or into the error that folds their failures."""
 
 from __future__ import annotations
 

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class CreatorInstance(msgspec.Struct, frozen=True):
-    """The creator of an actor, as it's described in other processes.
+    """The creator of an actor, as other processes see it.
 
     Attributes:
-        name: as it was spawned; "root" for a program or a cell.
-        class_name: of its class, with the module; None at the root.
+        name: name of its spawn; "root" for a program or a cell.
+        class_name: name of its class, with the module; None at the root.
         rank: its place in the mesh that it was spawned on.
         proc_mesh: that mesh; None at the root.
-        creator: who has spawned it; None at the root.
+        creator: the creator's own creator; None at the root.
     """
 
     name: str
@@ -39,9 +39,7 @@ class CreatorInstance(msgspec.Struct, frozen=True):
 
 
 def full_name(creator: CreatorInstance | None, class_name: str | None, name: str, rank: Point) -> str:
-    """Return a name that no other instance of the mesh has at the time: who has spawned it, class, name,
-    place.
-    """
+    """Return a name that is unique in the mesh at any time: creator, class, name, place."""
     if class_name is None:
         return f"<{name}>"
     where = ", ".join(f"{label!r}: {index}/{rank.extent[label]}" for label, index in rank.items())

@@ -1,5 +1,5 @@
-"""The placement of a mesh's members on processes. Pure: made once, replaced as a whole when a mesh gets other
-sizes.
+"""The placement of a mesh's members on processes. Pure: it never changes, and is replaced as a whole when the
+mesh's sizes change.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class Placement:
 
     Attributes:
         all_procs: proc ids of the whole spawn, by base rank; of hosts, those of their host processes.
-        shape: which of them these are, and in what layout.
+        shape: which of them the handle stands for, and in what layout.
         group: the name of the processes' spawn; empty for hosts, and for actors.
         hosts: indices in the mesh of the hosts that the whole spawn was started on; empty for actors.
         procs: the proc id at each place of the shape, row-major.
-        context: the shape's extent, encoded as it goes along in each call.
+        context: the shape's extent, encoded as it is sent in each call.
 
     Example:
         >>> whole = Placement((3, 4, 5, 6), Shape.full(Extent(["hosts", "gpus"], [2, 2])), "dev", (0, 1))
@@ -83,7 +83,7 @@ class Placement:
         """Return the base ranks of those of these processes that are among `procs`."""
         return [rank for rank, proc in zip(self.shape.ranks, self.procs, strict=True) if proc in procs]
 
-    # --- others made of it
+    # --- derived placements
 
     def with_shape(self, shape: Shape) -> Placement:
         """Return the same spawn, restricted or laid out otherwise."""

@@ -1,4 +1,4 @@
-"""A mesh of processes: where actors are spawned and functions run."""
+"""A mesh of processes, on which actors are spawned and functions run."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class ProcMesh(MeshHandle):
             raise codec.name_culprit(error, _parts_of_call(what, function, args, kwargs)) from error.__cause__
 
     def _work(self, name: str, fields: object, what: str, *, origin: int | None = None) -> Future[Any]:
-        """Ask all main threads for a piece of work; return a future of the values."""
+        """Send a piece of work to all main threads; return a future of the values."""
         self._check_alive(what)
         transport, where = self._transport, self._placement
         body = codec.encode(fields, what)
@@ -163,8 +163,8 @@ class ProcMesh(MeshHandle):
         return self._work(Work.SET_ENVIRONMENT, fields, "set_environment")
 
     def open_rendezvous(self) -> Rendezvous:
-        """Have the first of these processes open a store at which the run of a script can meet; works while
-        it's busy.
+        """Have the first of these processes start a store for the run of a script; works while the process is
+        busy.
 
         Raises:
             RankTimeout: if it doesn't within a minute, which is enough to import torch.
@@ -237,7 +237,7 @@ class ProcMesh(MeshHandle):
         return all(rows[p].state in (ProcState.STARTING, ProcState.RUNNING) for p in self._placement.procs)
 
     def heal(self, *, timeout_s: float = HEAL_S) -> HealReport:
-        """Put back what these processes have lost; returns once all is in its place again.
+        """Repair the losses of these processes; returns once everything is restored.
 
         Dead processes start anew at their points (on a new host, if theirs is lost), their actors are made
         again with the arguments they were spawned with, as are actors that have failed; the default process
@@ -259,7 +259,7 @@ class ProcMesh(MeshHandle):
         )
 
     def resize(self, *, timeout_s: float = HEAL_S, force: bool = False, **sizes: int) -> HealReport:
-        """Give this mesh other sizes: ranks are added or leave. Those that stay keep their memory; their
+        """Change the sizes of this mesh: ranks are added or stopped. Remaining ones keep their memory; their
         numbers may change.
 
         Actors on all of the mesh are spawned on new ranks, too, and the default process group is formed anew.
@@ -279,7 +279,9 @@ class ProcMesh(MeshHandle):
         return self._settle(self._session.request(asked, timeout_s), _NOT_RESIZED)
 
     def shrink(self, *, timeout_s: float = HEAL_S) -> HealReport:
-        """Go on without what is lost: the dimension that costs the fewest living ranks gets smaller."""
+        """Leave out lost ranks: the dimension whose reduction costs the fewest living ranks becomes
+        smaller.
+        """
         return self._settle(self._session.request(Resize(self._placement.group), timeout_s), _NOT_RESIZED)
 
     def take_hosts(self, hosts: Sequence[int], *, timeout_s: float = HEAL_S) -> HealReport:
@@ -296,7 +298,7 @@ class ProcMesh(MeshHandle):
         return self._settle(self._session.request(asked, timeout_s), _NOT_RESIZED)
 
     def leave_hosts(self, hosts: Sequence[int], *, timeout_s: float = HEAL_S) -> HealReport:
-        """Go on without some hosts: their ranks leave, with what they hold.
+        """Give up some hosts: their ranks are stopped, with their state.
 
         Args:
             hosts: their indices.
@@ -355,7 +357,7 @@ class ProcMesh(MeshHandle):
                 self.heal()
             elif answer == OnFailure.SHRINK:
                 self.shrink()
-        except Exception as error:  # nobody else would hear of it
+        except Exception as error:  # nobody else would be told
             print(
                 f"on_failure of {self._placement.group}: {type(error).__name__}: {error}",
                 file=sys.stderr,
@@ -369,7 +371,7 @@ class ProcMesh(MeshHandle):
             self._placement = Placement(tuple(record.procs), shape, record.group, tuple(record.hosts))
 
     def to_table(self) -> str:
-        """Return where each process is, as a table: `1.gpu[0]` is the first on host 1. The last dimension
+        """Return the host of each process as a table: `1.gpu[0]` is the first on host 1. The last dimension
         runs across.
 
         Example:
@@ -471,7 +473,7 @@ def _parts_of_call(
     """Return the function and the arguments of a call, by the names that an error has for them."""
     try:
         named = inspect.signature(function).bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):  # it doesn't fit, or says of itself nothing
+    except (TypeError, ValueError):  # the signature doesn't fit, or there's none
         named = {**{str(number): value for number, value in enumerate(args, 1)}, **kwargs}
     return {what: function, **{f"{what}, argument `{name}`": value for name, value in named.items()}}
 
@@ -493,7 +495,7 @@ def part_at(mesh: ProcMesh, positions: Sequence[int]) -> ProcMesh:
 def work_on(
     mesh: ProcMesh, name: str, fields: object, what: str, *, origin: int | None = None
 ) -> Future[Any]:
-    """Have the main threads of a mesh do something; a future of the values.
+    """Send work to the main threads of a mesh; return a future of the values.
 
     Args:
         name: of the work (`Work`).
@@ -512,12 +514,12 @@ def work_on(
 
 
 def why_stopped(mesh: ProcMesh) -> str:
-    """Return why these processes have been stopped by this program; empty if they haven't."""
+    """Return why this program has stopped these processes; empty if it hasn't."""
     return mesh._stopped
 
 
 def check_alive(mesh: ProcMesh, what: str) -> None:
-    """Refuse something that is to be done on processes that this program has stopped.
+    """Raise if this program has stopped the processes.
 
     Raises:
         SupervisionError: if it has stopped them, saying why.
@@ -526,7 +528,7 @@ def check_alive(mesh: ProcMesh, what: str) -> None:
 
 
 def mark_stopped(mesh: ProcMesh, reason: str) -> None:
-    """Take note that these processes have been stopped: the next use of the handle raises."""
+    """Mark processes as stopped: the next use of the handle raises."""
     mesh._stopped = reason
 
 

@@ -49,25 +49,25 @@ class Spawned(NamedTuple):
 
 
 class Envoy(Actor):
-    """Does on the machine of our controller what we ask of handles on other meshes."""
+    """The actor on the machine of our controller that uses handles on other meshes for us."""
 
     def __init__(self) -> None:
         self._spawned: dict[int | str, Spawned] = {}
-        """What lives still, by `_key`."""
+        """The spawned objects that still live, by `_key`."""
         self._runner = call_context.get().actor
         self._loop = asyncio.get_running_loop()
         process_context.transport().event_handlers.append(Handlers(self))
 
     @concurrent_endpoint
     async def do(self, asker: Asker, handle: Any, path: Sequence[str], args: Any, kwargs: Any) -> Any:
-        """Call what `path` leads to from a handle; return its result, once it's there."""
+        """Call the function at `path` of a handle; return its result, once it has arrived."""
         if tuple(path) == ("stop",):
             self._forget(handle)
         for name in path:
             handle = getattr(handle, name)
         result = handle(*args, **kwargs)
         if isinstance(result, ActorMesh | ProcMesh):
-            disown(result)  # it belongs to whoever has asked for it
+            disown(result)  # the spawned mesh belongs to its asker
             self._spawned_for(asker, result)
             return result
         return await result if inspect.isawaitable(result) else result
@@ -75,9 +75,9 @@ class Envoy(Actor):
     def _spawned_for(self, asker: Asker, mesh: ActorMesh[Any] | ProcMesh) -> None:
         if isinstance(mesh, ActorMesh):
             self._runner.spawned_for[actor_id_of(mesh)] = asker
-        if asker.actor:  # what a cell spawns outlives its rank, as in its own mesh
+        if asker.actor:  # spawns of a cell outlive its rank, as in the cell's own mesh
             self._spawned[_key(mesh)] = Spawned(mesh, asker)
-        if asker.proc in process_context.transport().ends:  # meanwhile
+        if asker.proc in process_context.transport().ends:  # its asker has ended meanwhile
             self._stop_those_of({asker.proc})
 
     def _forget(self, mesh: ActorMesh[Any] | ProcMesh) -> None:
@@ -87,7 +87,7 @@ class Envoy(Actor):
 
     @handles(RanksEnded)
     def on_ranks_ended(self, event: RanksEnded, sender: Sender) -> None:
-        """Stop what actors on ended ranks of our mesh have spawned through this one. Called in the reading
+        """Stop what this actor has spawned for actors on ended ranks of this mesh. Called in the reading
         thread.
         """
         procs = {end.proc for end in event.ends}
@@ -95,11 +95,11 @@ class Envoy(Actor):
             self._loop.call_soon_threadsafe(self._stop_those_of, procs)
 
     def _stop_those_of(self, procs: set[int]) -> None:
-        """Stop what actors of processes have asked for, the newest first."""
+        """Stop what was spawned for actors of some processes, the newest first."""
         for mesh, asker in reversed(list(self._spawned.values())):
             if asker.proc in procs:
                 self._forget(mesh)
-                with suppress(Exception):  # it may be gone, with its process or its mesh
+                with suppress(Exception):  # the mesh may be gone, with its process
                     mesh.stop(f"the process of its owner, {_rank_of(asker.proc)}, has ended").drop()
 
 
@@ -113,7 +113,7 @@ def _rank_of(proc: int) -> str:
 
 
 def ask(handle: Any, path: Sequence[str], args: Any = (), kwargs: Any = None) -> Future[Any]:
-    """Have the envoy do something with a handle; a future of the result."""
+    """Have the envoy perform a call on a handle; return a future of the result."""
     envoy: Any = mesh_controller(_ENVOY, Envoy).get()
     future: Future[Any] = envoy.do.call_one(
         Asker(process_context.transport().me, acting()), handle, tuple(path), tuple(args), dict(kwargs or {})
@@ -123,7 +123,7 @@ def ask(handle: Any, path: Sequence[str], args: Any = (), kwargs: Any = None) ->
         try:
             return future.get()
         except DeviceMeshError as error:
-            if isinstance(error.exception, MeshError):  # what it has met there, not that it has met something
+            if isinstance(error.exception, MeshError):  # shows the remote error, not the relay's
                 raise error.exception from None
             raise
 
@@ -131,7 +131,7 @@ def ask(handle: Any, path: Sequence[str], args: Any = (), kwargs: Any = None) ->
 
 
 class RelayedEndpoint:
-    """An endpoint of actors of such a mesh, with the adverbs of `Endpoint`."""
+    """An endpoint of actors of a mesh reached through an envoy, with the adverbs of `Endpoint`."""
 
     def __init__(self, mesh: ActorMesh[Any], name: str) -> None:
         self._mesh = mesh

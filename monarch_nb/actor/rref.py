@@ -24,7 +24,7 @@ class RRef:
 
     @classmethod
     def new(cls, procs: tuple[int, ...], shape: Shape, mesh: MeshAddress | None) -> RRef:
-        """Return a handle for results that are on their way."""
+        """Return a handle for results that are still being computed."""
         return cls(secrets.randbits(63) | 1, procs, shape, mesh)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -35,7 +35,7 @@ class RRef:
 
 
 def _arrive(key: int, procs: tuple[int, ...], shape: Shape, mesh: MeshAddress | None) -> Any:
-    """Become the value, on a rank that has it."""
+    """Return the kept value itself, on a rank that has it."""
     if not process_context.is_own_mesh(mesh) or process_context.transport().me not in procs:
         return RRef(key, procs, shape, mesh)
     return kept.find(key)

@@ -1,5 +1,5 @@
-"""Spans and meters: what a program says of itself. Spans are in the profiles of cells, and in
-OpenTelemetry's traces where a program uses that.
+"""Spans and meters of the user's program. Spans are recorded in the profiles of cells, and in OpenTelemetry's
+traces where a program uses that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
-    """Mark what runs in the block by a name: in `%%mesh --profile` and other profiles of torch, and in
+    """Record the block as a span of a name, in `%%mesh --profile` and other profiles of torch, and in
     OpenTelemetry's trace, if the process has imported it.
 
     Example:

@@ -1,4 +1,4 @@
-"""`enable_transport`: here, a mesh chooses by itself how its messages travel."""
+"""`enable_transport`, for compatibility with Monarch: a mesh chooses the transport of its messages itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from monarch_nb.actor.worker_address import parse
 
 
 class ChannelTransport(enum.Enum):
-    """Monarch's ways for messages."""
+    """The transport kinds of Monarch, accepted for compatibility."""
 
     TcpWithLocalhost = "tcp(localhost)"
     TcpWithHostname = "tcp(hostname)"

@@ -52,7 +52,7 @@ class ValueMesh(MeshTrait, Generic[T]):
         return iter(self._values)
 
     def item(self, **coords: int) -> T:
-        """Return one value: at `coords`, or the only one there is.
+        """Return one value: at `coords`, or the only one.
 
         Raises:
             ValueError: without coordinates, if there are several values.
@@ -107,7 +107,7 @@ class ValueMesh(MeshTrait, Generic[T]):
         return groups[0][1]
 
     def folded(self) -> list[tuple[tuple[int, ...], T]]:
-        """Return the distinct values, each with the ranks that have it."""
+        """Return the distinct values, each with its ranks."""
         groups: list[tuple[list[int], T]] = []
         for rank, value in enumerate(self._values):
             for ranks, known in groups:
@@ -155,8 +155,8 @@ class ValueMesh(MeshTrait, Generic[T]):
 
 
 def same(a: Any, b: Any) -> bool:
-    """Say whether two values are equal; arrays, tensors and tables as wholes. A NaN equals a NaN: it looks
-    the same.
+    """Say whether two values are equal; arrays, tensors and tables as wholes. NaN counts as equal to NaN,
+    since both look the same.
     """
     if a is b:
         return True

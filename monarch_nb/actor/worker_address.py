@@ -1,4 +1,4 @@
-"""Addresses of workers, as people write them: where a worker listens, and where programs find it.
+"""Addresses of workers in the user's syntax: where a worker listens, and where programs reach it.
 
 tcp://10.0.0.5:7000         a port, on an address of this machine; tcp://[fd00::5]:7000, tcp://name:7000
 tcp://10.0.0.5:fd3          a socket that listens already, inherited as descriptor 3
@@ -21,12 +21,12 @@ MAX_IPC_BYTES = 107
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """One address.
+    """An address of one protocol.
 
     Attributes:
         host: name or number; empty for ipc.
         path: for ipc.
-        fd: descriptor of a socket that listens, if it's one's.
+        fd: descriptor of a listening socket, if the address is one.
     """
 
     host: str = ""
@@ -60,7 +60,7 @@ def tcp(host: str, port: int | str) -> str:
 
 
 def parse(text: str) -> WorkerAddress:
-    """Read a worker's address.
+    """Parse a worker's address.
 
     >>> parse("tcp://node5:7000@tcp://0.0.0.0:7000").bind.host
     '0.0.0.0'
@@ -99,8 +99,8 @@ def _endpoint(text: str, whole: str) -> Endpoint:
 
 
 def listening(address: WorkerAddress) -> Endpoint:
-    """Return the endpoint that a worker is to listen at: with numbers, for names aren't listened at; of an
-    inherited socket, its own.
+    """Return the endpoint for a worker to listen at: with numeric addresses, since names can't be bound; for
+    an inherited socket, its own.
 
     Raises:
         ValueError: for a name that nobody knows, or a descriptor that isn't a listening socket.

@@ -34,13 +34,13 @@ from monarch_nb.exceptions import MeshStartError
 
 ATTACH_S = 20.0
 OWN_KEY = "trust_all_connections"
-"""Monarch's word for no authentication; here it means this user's own key file, which other users can't
+"""Monarch's word for no authentication; here it stands for this user's own key file, which other users can't
 read.
 """
 
 
 def key_file(path: str) -> KeyPair:
-    """Return the keys in a file, which is made (mode 0600) if it isn't there.
+    """Return the keys in a file, which is created (mode 0600) if it doesn't exist.
 
     Raises:
         PermissionError: if others can read the file.
@@ -69,7 +69,7 @@ def _keys(ca: str | None) -> KeyPair:
 
 
 def run_worker_loop_forever(address: str, ca: str | None = None) -> None:
-    """Offer this machine as a host, one program after the other, until interrupted.
+    """Offer this machine as a host to one program after the other, until interrupted.
 
     Args:
         address: where to listen, as in `tcp://10.0.0.5:7000`; see `worker_address` for all that it may be.

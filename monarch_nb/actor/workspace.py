@@ -1,4 +1,4 @@
-"""Bringing folders of this program's to hosts, as Monarch spells it: `HostMesh.sync_workspace`."""
+"""Copies folders of this program to hosts, under Monarch's name: `HostMesh.sync_workspace`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 RELOAD_S = 10.0
 Ask = Callable[[int, ReloadRequest], "Future[Any]"]
-"""Has one process reload."""
+"""Has one process reload modules."""
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Folders that hosts are to have.
+    """The folders that are copied to hosts.
 
     Attributes:
         dirs: paths of this machine. Of a mapping, the keys: where folders lie on hosts is not for the program
@@ -43,7 +43,7 @@ class Workspace:
     env: Any = None
 
     def folders(self) -> tuple[str, ...]:
-        """Return the folders, absolute.
+        """Return the folders as absolute paths.
 
         Raises:
             MeshUsageError: naming the one that isn't there.
@@ -62,9 +62,7 @@ class Workspace:
 def sync_hosts(
     session: Session, hosts: Sequence[int], workspace: Workspace, ask: Ask, *, auto_reload: bool
 ) -> SyncReceipt:
-    """Bring folders to hosts; have what runs there find them, and reload what has changed if that is
-    wanted.
-    """
+    """Copy folders to hosts; have the ranks there find them, and reload changed modules if requested."""
     start = time.monotonic()
     far = [index for index in hosts if index]
     spaces = workspaces_of(session)
@@ -87,8 +85,8 @@ def sync_hosts(
 def answers(
     futures: Mapping[int, Future[Any]], limit: float
 ) -> tuple[dict[int, RankReload], tuple[int, ...], dict[int, str]]:
-    """Return the ranks' answers to a reload, those that hadn't answered by `limit` (monotonic), and why some
-    couldn't be asked.
+    """Return the ranks' answers to a reload, the ranks that hadn't answered by `limit` (monotonic), and why
+    some couldn't be asked.
     """
     ranks: dict[int, RankReload] = {}
     busy, lost = [], {}

@@ -17,7 +17,7 @@ __all__ = ["Applied", "Client", "View", "load_ipython_extension", "unload_ipytho
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Have `%px`, `%%px` and `%autopx` in a notebook, besides `%mesh`."""
+    """Register `%px`, `%%px` and `%autopx` in a notebook, besides `%mesh`."""
     from monarch_nb.compat.px import PxMagics
 
     shell.extension_manager.load_extension("monarch_nb")
@@ -25,7 +25,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Take the magics of ipyparallel out; `%mesh` stays."""
+    """Remove the magics of ipyparallel; `%mesh` stays."""
     for kind, names in (("line", ("px", "autopx")), ("cell", ("px",))):
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)

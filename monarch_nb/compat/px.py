@@ -1,4 +1,4 @@
-"""`%px`, `%%px` and `%autopx`: each is what `%%mesh` and `%mesh auto` do, under ipyparallel's name."""
+"""`%px`, `%%px` and `%autopx`: ipyparallel's names for `%%mesh` and `%mesh auto`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PxMagics(Magics):
 
     @line_magic
     def autopx(self, line: str) -> None:
-        """Run every plain cell on the ranks from now on; typed again, in the notebook."""
+        """Toggle whether every plain cell runs on the ranks."""
         shell: Any = self.shell
         shell.run_line_magic("mesh", f"auto {'off' if self._is_auto else 'on'}")
         self._is_auto = not self._is_auto

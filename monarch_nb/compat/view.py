@@ -1,5 +1,5 @@
-"""A client and views as ipyparallel has them, on a mesh of ours: code that was written for them goes on, and
-turns into calls of the mesh one by one.
+"""A client and views with ipyparallel's interface, on a mesh: existing code keeps working, and can be
+converted to calls of the mesh one by one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Applied:
     """The pending result of a call on several ranks: `get()` waits for it.
 
     Args:
-        future: of the call; its value has one value a rank.
+        future: the call's future; its value has one value per rank.
     """
 
     def __init__(self, future: Any) -> None:
@@ -40,11 +40,11 @@ class Applied:
 
 
 class View:
-    """Some ranks of a mesh, called as ipyparallel's `DirectView`.
+    """A view of some ranks of a mesh, with the methods of ipyparallel's `DirectView`.
 
     Args:
-        mesh: whose ranks.
-        targets: which ones, in order.
+        mesh: the mesh.
+        targets: its ranks, in order.
     """
 
     def __init__(self, mesh: meshes.Mesh, targets: Sequence[int]) -> None:
@@ -102,7 +102,7 @@ class View:
         self.mesh.scatter(name, value, self.targets)
 
     def gather(self, name: str) -> list[Any]:
-        """Return the parts that ranks have of a value, as one list."""
+        """Return the parts of a value on the ranks, as one list."""
         return [item for part in self.pull(name) for item in part]
 
     def __getitem__(self, name: str) -> list[Any]:
@@ -113,7 +113,7 @@ class View:
 
 
 class _Starred:
-    """A function of several arguments as one of a tuple."""
+    """A function of several arguments, adapted to take one tuple."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -123,7 +123,7 @@ class _Starred:
 
 
 class Client:
-    """The ranks of a mesh, as ipyparallel's `Client` has its engines.
+    """A client with the interface of ipyparallel's `Client`, whose engines are the ranks of a mesh.
 
     Args:
         mesh: the mesh, or its name; by default the one that is in use here, or the only one that runs.

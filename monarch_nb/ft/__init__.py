@@ -1,5 +1,5 @@
-"""torchft on a mesh: replica groups that train together, each of which may die and come back while the others
-go on.
+"""torchft on a mesh: replica groups that train together, each of which may die and rejoin while the others
+continue.
 
 A dimension of the mesh counts the groups; what is inside of it is one group's. The lighthouse, at which
 groups find each other, runs in a rank of its own on the controller's machine; each group has a store, and

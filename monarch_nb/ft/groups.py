@@ -1,4 +1,4 @@
-"""Replica groups: set up, run, and put back one by one."""
+"""Replica groups: their setup, their run, and their restart one by one."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ SETUP_S = 60.0
 
 
 class Lighthouse(Actor):
-    """torchft's lighthouse: where replica groups agree on who takes part in the next step."""
+    """torchft's lighthouse: the server through which replica groups agree on the participants of the next
+    step.
+    """
 
     def __init__(self, min_replicas: int, join_timeout_ms: int) -> None:
-        os.environ.setdefault("RUST_LOG", "warn")  # else it writes several lines a step
+        os.environ.setdefault("RUST_LOG", "warn")  # otherwise it writes several lines a step
         from torchft.coordination import LighthouseServer
 
         self.server = LighthouseServer(
@@ -37,7 +39,7 @@ class Lighthouse(Actor):
 
     @endpoint
     def address(self) -> str:
-        """Return where it listens."""
+        """Return the address on which the lighthouse listens."""
         return str(self.server.address())
 
     def __cleanup__(self, error: BaseException | None) -> None:
@@ -49,9 +51,9 @@ class GroupResult:
     """The result of a run on one replica group.
 
     Attributes:
-        values: what the function returned, by the ranks of the group; None if it was given up.
-        num_restarts: how often it was put back.
-        errors: the failures that it was put back after, and the last one, if it was given up.
+        values: return values of the function, by the ranks of the group; None if the group was given up.
+        num_restarts: number of restarts.
+        errors: failures that led to restarts, and the last one, if the group was given up.
     """
 
     values: ValueMesh[Any] | None
@@ -65,9 +67,9 @@ class ReplicaGroups:
     Args:
         mesh: its processes.
         dim: the dimension that counts the groups.
-        min_replicas: how many groups must be there for a step.
-        join_timeout_ms: how long the lighthouse waits for more of them.
-        max_restarts: how often one group is put back.
+        min_replicas: number of groups that a step needs.
+        join_timeout_ms: how long the lighthouse waits for further groups.
+        max_restarts: maximum number of restarts of one group.
 
     Raises:
         ImportError: if torchft isn't installed.
@@ -110,7 +112,7 @@ class ReplicaGroups:
         return part
 
     def set_up(self, group: int) -> None:
-        """Start a group's store, and tell its ranks what torchft wants to know."""
+        """Start a group's store, and give its ranks torchft's settings."""
         part = self.part(group)
         first = part.flatten("rank").slice(rank=0)
         address, port = first.execute(_start_store).get(SETUP_S).item()
@@ -125,7 +127,7 @@ class ReplicaGroups:
                     "WORLD_SIZE": str(num),
                     "MASTER_ADDR": address,
                     "MASTER_PORT": str(port),
-                    # else torchft writes several lines a step
+                    # otherwise torchft writes several lines a step
                     "RUST_LOG": os.environ.get("RUST_LOG", "warn"),
                 }
                 for rank in range(num)
@@ -134,7 +136,7 @@ class ReplicaGroups:
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[GroupResult]:
         """Call a function on the main threads of all groups. A group that fails is healed and called again;
-        the others don't stop.
+        the others continue.
 
         Returns:
             What became of each group, in order.
@@ -177,8 +179,8 @@ def make_manager(
     timeout_s: float = 30.0,
     **options: Any,
 ) -> torchft.Manager:
-    """Return torchft's manager for this rank, on NCCL where there is a GPU and Gloo where there isn't. Call
-    it in what `run` runs.
+    """Return torchft's manager for this rank, on NCCL with a GPU and on Gloo without one. Call it in the
+    function that `run` calls.
 
     Args:
         state_dict: returns what a group that comes back is to be given.
@@ -215,7 +217,7 @@ def make_manager(
 
 
 def average_gradients(manager: torchft.Manager, parameters: Iterable[torch.Tensor]) -> None:
-    """Average gradients over all replica groups: one all-reduce for each type of number.
+    """Average gradients over all replica groups: one all-reduce for each dtype.
 
     torchft 0.2's `DistributedDataParallel` does so, too, but its hook raises AssertionError if another group
     dies while it runs.
@@ -241,5 +243,5 @@ def _require_torchft() -> None:
 
 
 def _start_store() -> tuple[str, int]:
-    """Start the store of this rank's group; the one before it has no users any more."""
+    """Start the store of this rank's group; the previous one has no users any more."""
     return rendezvous.start("a replica group")

@@ -57,11 +57,12 @@ def _own_words() -> list[str]:
 
 @contextmanager
 def _as_program(argv: list[str]) -> Iterator[None]:
-    """Give this rank the state of a program of torchrun: arguments, working directory, numbers."""
+    """Set up this rank like a process of torchrun: arguments, working directory, rank numbers."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     numbers = {
         "LOCAL_RANK": "0" if visible and "," not in visible else os.environ["RANK"],
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the group has a store; TorchTitan would start another there
+        # the group has a store; TorchTitan would start another one at that address
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     before, path = {name: os.environ.get(name) for name in numbers}, list(sys.path)
     sys.path.insert(0, os.getcwd())

@@ -1,4 +1,4 @@
-"""Jobs, which get hosts and give them back; the hosts of a job are named host meshes.
+"""Jobs, which obtain hosts and release them; the hosts of a job are named host meshes.
 
 >>> from monarch_nb.job import ProcessJob
 >>> job = ProcessJob({"hosts": 2})                       # doctest: +SKIP

@@ -1,5 +1,5 @@
-"""Records of what was asked for and had: a file for each mesh that runs on hosts of an engine. They outlive
-the program that has asked, so nothing is forgotten.
+"""Records of requests for hosts and of the hosts obtained: a file for each mesh that runs on hosts of an
+engine. The files outlive the program, so that no host is forgotten.
 
 JSON, of mode 0600; what lies there is believed only if it's ours and says what a record says.
 """
@@ -28,9 +28,9 @@ class Plan:
     """The settings of the mesh that is started on the hosts once they're there.
 
     Attributes:
-        dims: dimensions on each host, and their sizes; None: by what the hosts have.
-        idle_timeout_s: without a client the mesh ends after that, also while it waits for its hosts.
-        guest: public key of the invitation, by which it can be withdrawn.
+        dims: dimensions on each host, and their sizes; None: chosen by the hosts' devices.
+        idle_timeout_s: seconds without a client after which the mesh ends, also while it waits for its hosts.
+        guest: public key of the invitation, by which it can be made void.
     """
 
     dims: tuple[tuple[str, int], ...] | None = None
@@ -48,15 +48,15 @@ class Allocation:
     """The record of a request for hosts to an engine.
 
     Attributes:
-        mesh: name of the mesh that it's for.
-        profile: what the user calls the cluster.
-        id: the engine's own name for it: a job's number. Empty until it has one.
-        parts: what the engine knows of each host, in its own words.
+        mesh: name of the mesh.
+        profile: name of the profile.
+        id: the engine's identifier of the request: a job's number. Empty until it has one.
+        parts: the engine's identifier of each host.
         hosts: indices of the places that were reserved in the mesh.
-        directory: where the launchers write, if that's a directory of this machine.
+        directory: directory of the launchers' logs, if it is on this machine.
         submitted_at: seconds since the epoch.
-        is_up: whether the mesh is there; until then, it waits for its hosts.
-        added: what the engine was asked for later, so that the mesh grows.
+        is_up: whether the mesh has started; until then, it waits for its hosts.
+        added: later requests, by which the mesh grew.
     """
 
     mesh: str
@@ -74,16 +74,16 @@ class Allocation:
 
     @property
     def requests(self) -> tuple[Allocation, ...]:
-        """All that the engine was asked for, each by itself."""
+        """All requests to the engine, each separately."""
         return (replace(self, added=()), *self.added)
 
     @classmethod
     def new(cls, mesh: str, profile: str, spec: HostSpec, plan: Plan) -> Self:
-        """Return one that is asked for just now, by this program."""
+        """Return the allocation of a new request by this program."""
         return cls(mesh, profile, spec, plan=plan, submitted_at=time.time(), submitted_by=os.getpid())
 
     def described(self) -> str:
-        """Return the allocation in some words."""
+        """Return a short description of the allocation."""
         return f"{self.spec.engine}{f' job {self.id}' if self.id else ''}" + (
             f" on {self.profile}" if self.profile != self.spec.engine else ""
         )
@@ -94,7 +94,7 @@ class Allocation:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Read a record.
+        """Parse a record.
 
         Raises:
             MeshUsageError: if it's none, or of a later version.
@@ -130,11 +130,11 @@ def _spec(table: dict[str, Any]) -> HostSpec:
     return HostSpec(**{**table, "machines": tuple(table["machines"]), "setup": tuple(table["setup"])})
 
 
-# --- where they lie
+# --- the files
 
 
 def records_directory() -> str:
-    """Return the directory of this user's records, made if need be."""
+    """Return the directory of this user's records, created if needed."""
     from jupyter_core.paths import jupyter_data_dir
 
     path = os.path.join(jupyter_data_dir(), "monarch_nb", "allocations")
@@ -149,7 +149,7 @@ def record_path(mesh: str) -> str:
 
 
 def write_record(allocation: Allocation, path: str = "") -> None:
-    """Write a record, at once or not at all."""
+    """Write a record atomically."""
     path = path or record_path(allocation.mesh)
     part = f"{path}.{os.getpid()}.part"
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -181,14 +181,14 @@ def read_record_at(path: str) -> Allocation | None:
 
 
 def remove_record(mesh: str) -> None:
-    """Forget an allocation that has ended."""
+    """Remove the record of an allocation that has ended."""
     with suppress(FileNotFoundError):
         os.unlink(record_path(mesh))
 
 
 def list_records() -> list[Allocation]:
-    """Return the allocations that this user has asked for and that haven't been seen to end; files that are
-    no records are passed over.
+    """Return this user's allocations that aren't known to have ended; files that aren't records are
+    skipped.
     """
     found = []
     directory = records_directory()

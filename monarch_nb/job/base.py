@@ -1,4 +1,4 @@
-"""The base class of jobs, which can be asked for hosts, say how they are, and give them back."""
+"""The base class of jobs, which obtain hosts, report their state, and release them."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ class JobState:
 
 
 class JobTrait(ABC):
-    """Base of all jobs. Subclasses say how hosts are had and how they are given back."""
+    """The base class of all jobs. Subclasses implement how hosts are obtained and released."""
 
     def __init__(self) -> None:
         self._is_running = False
 
     @abstractmethod
     def _create(self) -> None:
-        """Get the hosts. Called once by `apply`; may return before they have joined."""
+        """Obtain the hosts. Called once by `apply`; may return before they have joined."""
 
     @abstractmethod
     def _state(self) -> JobState:
-        """Return handles on the hosts, new ones each time: what is spawned through one isn't ended through
-        another.
+        """Return handles on the hosts, new ones each time: ending one handle's spawns leaves those of others
+        running.
 
         Raises:
             RuntimeError: if the hosts have ended.
@@ -57,10 +57,10 @@ class JobTrait(ABC):
 
     @abstractmethod
     def _kill(self) -> None:
-        """Give the hosts back. Called once by `kill`, only after `_create`."""
+        """Release the hosts. Called once by `kill`, only after `_create`."""
 
     def apply(self) -> None:
-        """Get the hosts, if that hasn't been done."""
+        """Obtain the hosts, if that hasn't been done."""
         if not self._is_running:
             self._create()
             self._is_running = True
@@ -71,8 +71,8 @@ class JobTrait(ABC):
         return self._is_running
 
     def state(self, cached_path: str | os.PathLike[str] | None = None) -> JobState:
-        """Return handles on the host meshes, getting the hosts first if need be. Each call's are independent
-        of the others'.
+        """Return handles on the host meshes; obtains the hosts first if needed. The handles of each call are
+        independent.
 
         Args:
             cached_path: where a batch job keeps its description, so that another program finds the same
@@ -82,13 +82,13 @@ class JobTrait(ABC):
         return self._state()
 
     def kill(self) -> None:
-        """Give the hosts back, with all that runs on them."""
+        """Release the hosts, and end everything that runs on them."""
         if self._is_running:
             self._kill()
             self._is_running = False
 
     def remote_mount(self, source: str, mntpoint: str | None = None, *_args: Any, **_kwargs: Any) -> None:
-        """Say what to use instead of a mount.
+        """Raise an error that names the alternative to a mount.
 
         Raises:
             NotImplementedError: always.
@@ -98,7 +98,7 @@ class JobTrait(ABC):
     def gather_mount(
         self, remote_mount_point: str, local_mount_point: str, *_args: Any, **_kwargs: Any
     ) -> None:
-        """Say what to use instead of a mount.
+        """Raise an error that names the alternative to a mount.
 
         Raises:
             NotImplementedError: always.
@@ -112,11 +112,13 @@ class JobTrait(ABC):
         self.kill()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the description for pickle, without hosts: those belong to the program that has got them."""
+        """Return the description for pickle, without hosts: those belong to the program that has obtained
+        them.
+        """
         return _described, (type(self), {k: v for k, v in self.__dict__.items() if not k.startswith("_")})
 
     def dumps(self) -> bytes:
-        """Return the description of this job, for `job_loads`. Its hosts stay this program's."""
+        """Return the description of this job, for `job_loads`. Its hosts stay with this program."""
         return pickle.dumps(self)
 
     def dump(self, filename: str | os.PathLike[str]) -> None:
@@ -135,14 +137,14 @@ DEFAULT_JOB_PATH = os.path.join(".monarch", "job_state.pkl")
 
 
 def job_loads(data: bytes) -> JobTrait:
-    """Return the job that `JobTrait.dumps` has described. It has no hosts yet: `state()` gets them.
+    """Return the job that `JobTrait.dumps` has described. It has no hosts yet: `state()` obtains them.
 
     Raises:
         TypeError: if these bytes are no job's.
     """
     try:
         job = pickle.loads(data)
-    except Exception as error:  # a pickle may raise anything
+    except Exception as error:  # unpickling may raise any error
         raise TypeError(
             f"job_loads takes what a job's dumps() has returned: {type(error).__name__}: {error}"
         ) from None
@@ -165,7 +167,7 @@ def job_load(filename: str | os.PathLike[str] = DEFAULT_JOB_PATH) -> JobTrait:
 
 
 def check_meshes(meshes: Any) -> dict[str, int]:
-    """Return the wanted hosts by mesh name, checked.
+    """Return the requested hosts by mesh name, checked.
 
     Raises:
         TypeError: if it is no mapping of names to numbers.

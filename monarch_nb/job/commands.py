@@ -1,4 +1,4 @@
-"""Programs that aren't Python functions, run on the hosts of a job."""
+"""Runs programs that aren't Python functions on the hosts of a job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Outcome:
 
 
 def rank_variables() -> dict[str, str]:
-    """Return where the running actor is, as environment variables: MONARCH_RANK_gpus, MONARCH_SIZE_gpus
+    """Return the running actor's coordinates as environment variables: MONARCH_RANK_gpus, MONARCH_SIZE_gpus
     ...
     """
     point = context().actor_instance.rank
@@ -39,7 +39,7 @@ def rank_variables() -> dict[str, str]:
 
 
 class CommandActor(Actor):
-    """Runs programs in the place of its process."""
+    """The actor that runs programs on its process' host."""
 
     @endpoint
     def run(
@@ -50,7 +50,7 @@ class CommandActor(Actor):
         client_cwd: str,
         output_dir: str | None,
     ) -> Outcome:
-        """Run a command to its end."""
+        """Run a command and wait for it."""
         directory = workdir or (client_cwd if os.path.isdir(client_cwd) else None)
         variables = {**os.environ, **rank_variables(), **env}
         if output_dir is None:
@@ -89,7 +89,7 @@ def exec_command(
     point: Mapping[str, int] | None = None,
     per_host: Mapping[str, int] | None = None,
 ) -> Future[int]:
-    """Run a command on hosts, and write here what it has written. It goes on if nobody waits for it.
+    """Run a command on hosts, and write its output here. It continues if nobody waits for it.
 
     Args:
         cmd: the program and its arguments; a script (`train.py`) or a module (`-m train`) is run by the

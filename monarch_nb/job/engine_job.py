@@ -1,4 +1,6 @@
-"""Jobs on hosts of an engine, by Monarch's names: a program's own, given back when it kills them."""
+"""Jobs on hosts of an engine, under Monarch's names: they belong to the program, and release their hosts when
+they are killed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ _numbers = itertools.count(1)
 
 
 class EngineJob(JobTrait):
-    """Hosts of an engine. Base of the jobs that Monarch names."""
+    """The base class of jobs on hosts of an engine, under the names that Monarch gives them."""
 
     def __init__(self, meshes: Mapping[str, int], timeout_s: float | None = None) -> None:
         super().__init__()
@@ -39,12 +41,12 @@ class EngineJob(JobTrait):
         self._joined: list[int] = []
 
     def spec(self) -> HostSpec:
-        """Return the specification of the hosts that this job wants."""
+        """Return the specification of the hosts that this job requests."""
         raise NotImplementedError
 
     def can_run(self, spec: EngineJob) -> str:
-        """Return the differences that keep another job off this one's hosts, as text; empty if these hosts
-        will do. A job that runs is never ended for it.
+        """Return the differences that prevent another job from using this one's hosts, as text; empty if it
+        can. A running job is never ended for it.
         """
         return self.spec().difference(spec.spec())
 
@@ -105,12 +107,12 @@ class EngineJob(JobTrait):
 
 
 class SSHJob(EngineJob):
-    """Hosts that one can log in to.
+    """A job on hosts reached by ssh.
 
     Args:
         hosts: names of ~/.ssh/config or addresses, by mesh name.
         python_exe: interpreter on the hosts.
-        config: another ssh configuration than the user's.
+        config: ssh configuration file, instead of the user's.
         setup: shell lines before the interpreter.
 
     Example:
@@ -139,14 +141,14 @@ class SSHJob(EngineJob):
 
 
 class SlurmJob(EngineJob):
-    """A job of Slurm; its nodes are the hosts.
+    """A job of Slurm, whose nodes are the hosts.
 
     Args:
         meshes: number of nodes by mesh name.
         python_exe: interpreter on the nodes.
         slurm_args: further flags of sbatch, as in `["--qos=high"]`.
-        job_start_timeout: seconds that `state` waits for; by default for ever. The job stays in the queue
-            then.
+        job_start_timeout: seconds that `state` waits; by default for ever. After a timeout the job stays in
+            the queue.
 
     Example:
         >>> job = SlurmJob({"trainers": 4}, gpus_per_node=8, time_limit="2:00:00")  # doctest: +SKIP
@@ -221,7 +223,7 @@ class SlurmJob(EngineJob):
 
 
 class RayJob(EngineJob):
-    """Nodes of a Ray cluster.
+    """A job on nodes of a Ray cluster.
 
     Args:
         meshes: number of nodes by mesh name.
@@ -260,15 +262,15 @@ class RayJob(EngineJob):
 
 
 class KubernetesJob(EngineJob):
-    """Pods of a Kubernetes cluster, each on a node of its own.
+    """A job on pods of a Kubernetes cluster, each on a node of its own.
 
     Args:
         meshes: number of pods by mesh name.
-        image: what the pods run; it has monarch_nb.
+        image: container image of the pods, which has monarch_nb.
         namespace: by default the kubeconfig's.
         kubeconfig, context: by default what kubectl uses, or the pod's own account.
         python_exe: interpreter in the image.
-        gpus_per_node, cpus_per_node, memory: what each pod takes of its node; memory as in `64Gi`.
+        gpus_per_node, cpus_per_node, memory: resources of each pod; memory as in `64Gi`.
         own: further settings of `[NAME.kubernetes]`, as `{"queue": "team"}`.
         job_start_timeout: seconds that `state` waits for; by default for ever.
 

@@ -1,5 +1,5 @@
-"""Hosts of an engine: places are reserved in a mesh, the engine is asked, and hosts are waited for until
-they have joined.
+"""Obtains hosts from an engine: reserves places in a mesh, asks the engine, and waits until the hosts have
+joined.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from monarch_nb.job.spec import HostSpec
 JOIN_S = 60.0
 """How long hosts may take to join once the engine has granted them."""
 QUEUE_EXPIRY_S = 30 * 86400.0
-"""How long an invitation is good while a request waits in a queue; its places bound what it's good for."""
+"""How long an invitation is valid while a request waits in a queue; its number of places limits its use."""
 LOOK_S = 1.0
 STUCK_S = 30.0
-"""For so long a request may wait for a reason that won't pass by itself."""
+"""How long a request may wait for a reason that won't pass by itself."""
 
 
 def reserve(session: Session, engine: Engine, asked: Allocation) -> tuple[Allocation, Invitation]:
-    """Reserve places for hosts in a mesh; return the allocation with them, and what lets hosts in."""
+    """Reserve places for hosts in a mesh; return the allocation with them, and the invitation."""
     spec = asked.spec
     num = spec.wanted.most + asked.plan.num_spares
     ports = [spec.ports.first, spec.ports.last] if spec.ports else []
@@ -41,7 +41,7 @@ def reserve(session: Session, engine: Engine, asked: Allocation) -> tuple[Alloca
 
 
 class Wait:
-    """Waiting for the hosts of one allocation."""
+    """The wait for the hosts of one allocation."""
 
     def __init__(
         self, session: Session, engine: Engine, asked: Allocation, on_wait: Callable[[str], None]
@@ -96,8 +96,8 @@ class Wait:
             )
 
     def _is_enough(self, look: Look, num: int, now: float) -> bool:
-        """Say whether to begin with fewer hosts than could have come: all that were granted are there, or
-        the others won't come.
+        """Say whether to begin with fewer hosts than the maximum: all granted hosts have joined, or the
+        others won't.
         """
         granted = len(look.nodes)
         if look.state != State.GRANTED or num < self._asked.spec.wanted.least:
@@ -109,7 +109,7 @@ class Wait:
         return self._granted_at is not None and now - self._granted_at > JOIN_S
 
     def _check(self, look: Look, joined: list[int], now: float) -> None:
-        """See that hosts may still come.
+        """Raise if no more hosts can join.
 
         Raises:
             MeshStartError: if they won't: why, and which.
@@ -134,7 +134,7 @@ class Wait:
             )
 
     def _words(self) -> str:
-        """Return the last messages of launchers, and the reasons why hosts weren't let in."""
+        """Return the last messages of launchers, and the reasons for refused hosts."""
         refused = self._session.request(Refusals())
         lines = list(dict.fromkeys([*self._engine.logs(self._asked), *(f"refused: {r}" for r in refused)]))
         return "".join(f"\n  {line}" for line in lines) or " The launchers have said nothing"

@@ -1,4 +1,4 @@
-"""This machine as a job: one host, which is there already."""
+"""This machine as a job: one host, which exists already."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from monarch_nb.job.base import JobState, JobTrait
 
 
 class LocalJob(JobTrait):
-    """This machine, under one or more names.
+    """A job whose host is this machine, under one or more names.
 
     >>> LocalJob().state().hosts.spawn_procs({"gpus": 2})  # doctest: +SKIP
     """

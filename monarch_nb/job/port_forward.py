@@ -1,5 +1,5 @@
-"""TCP ports of ranks, reachable from other ranks, or from this program's machine: bytes go through the
-mesh's own messages, encrypted between machines.
+"""Forwards TCP ports of ranks to other ranks, or to this program's machine: bytes travel in the mesh's own
+messages, encrypted between machines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class PortForwarder(Actor):
-    """Owns forwards: spawn one on this process, and stop it to end all of them.
+    """The actor that owns forwards: spawn one on this process, and stop it to end all of them.
 
     Example:
         >>> forwarder = this_proc().spawn("forwarder", PortForwarder)  # doctest: +SKIP
@@ -77,7 +77,7 @@ class PortForwarder(Actor):
 
 
 class _Relay(Actor):
-    """The base class of both ends of a forwarding: bytes of a connection go out by a port, and come in by
+    """The base class of both ends of a forwarding: bytes of a connection leave by a port, and arrive by
     another. None ends a direction.
     """
 
@@ -124,7 +124,7 @@ async def _receive(back: PortReceiver[Any], writer: asyncio.StreamWriter) -> Non
 
 
 class _Exit(_Relay):
-    """Connects to the service."""
+    """The end of a forwarding that connects to the service."""
 
     def __init__(self, port: int | Callable[[Point], int]) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class _Exit(_Relay):
 
 
 class _Entry(_Relay):
-    """Listens for whoever wants the service."""
+    """The end of a forwarding that listens for connections to the service."""
 
     def __init__(self, exits: Any, address: str | Callable[[Point], str]) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class _Entry(_Relay):
         port, receiver = Channel.open()
         try:
             out = await self._exit.open.call_one(port)
-        except Exception:  # nobody listens there: that's the answer to whoever has connected
+        except Exception:  # nobody listens there, which is the answer to the connecting program
             receiver.close()
             writer.close()
             return

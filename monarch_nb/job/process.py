@@ -1,4 +1,4 @@
-"""Several hosts on one machine: host processes that talk tcp with CURVE, as on real machines.
+"""Several hosts on one machine: host processes that communicate by tcp with CURVE, as on real machines.
 
 For tests, and to try out what a program does on several hosts before there are any.
 """
@@ -22,7 +22,7 @@ from monarch_nb.job.base import JobState, JobTrait, check_meshes
 
 
 class ProcessJob(JobTrait):
-    """Host processes on this machine.
+    """A job whose hosts are host processes on this machine.
 
     Args:
         meshes: number of hosts by mesh name; each mesh has the dimension `hosts`.

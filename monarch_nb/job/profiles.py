@@ -1,4 +1,4 @@
-"""Profiles: what somebody calls a cluster, and how hosts are had there. They lie in `clusters.toml`.
+"""Profiles of clusters in `clusters.toml`: the name of a cluster, and how its hosts are obtained.
 
 A profile runs commands, so the file is never looked for in the working directory, and one that others could
 have written isn't read.
@@ -20,10 +20,10 @@ SYSTEM_FILE = "/etc/monarch_nb/clusters.toml"
 
 @dataclass(frozen=True)
 class Profile:
-    """A cluster by name.
+    """A profile of a cluster: its name and settings.
 
     Attributes:
-        source: the file that has it; empty for an engine without a profile.
+        source: the file that contains it; empty for an engine without a profile.
     """
 
     name: str

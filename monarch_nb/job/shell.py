@@ -27,7 +27,7 @@ GRACE_S = 1.0
 
 
 class ShellActor(Actor):
-    """A shell behind a terminal of its own."""
+    """The actor that runs a shell in a terminal of its own."""
 
     def __init__(self) -> None:
         self._pid = 0
@@ -77,7 +77,7 @@ class ShellActor(Actor):
     def __cleanup__(self, error: BaseException | None) -> None:
         if self._pid:
             with suppress(OSError):
-                os.close(self._fd)  # hangs it up
+                os.close(self._fd)  # sends a hangup to its processes
             with suppress(OSError):
                 os.kill(self._pid, signal.SIGHUP)
 

@@ -139,18 +139,18 @@ def _expanded(name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class HostSpec:
-    """The specification of the wanted hosts. Fields that are empty leave the choice to the engine.
+    """The specification of the requested hosts. Empty fields leave the choice to the engine.
 
     Attributes:
-        engine: who has the hosts: ssh, slurm ...
-        machines: which hosts, where they are known by name.
-        gpus: on each host.
-        login: where the engine's commands are, for ssh; empty: here.
+        engine: name of the engine: ssh, slurm ...
+        machines: names of the hosts, where they are known by name.
+        gpus: GPUs of each host.
+        login: host on which the engine's commands run, for ssh; empty: this machine.
         python: interpreter on the hosts; empty: this program's.
         setup: shell lines before it.
         scratch: directory on each host for sockets and segments: a local disk; variables are expanded there.
         network: which of this machine's addresses the hosts can reach.
-        own: what only this engine knows, by key; for slurm any flag of sbatch.
+        own: settings of this engine only, by key; for slurm any flag of sbatch.
     """
 
     engine: str
@@ -265,7 +265,7 @@ KEYS: dict[str, tuple[str, Callable[[object], object]]] = {
     "ports": ("ports", _ports),
     "usd_per_gpu_hour": ("usd_per_gpu_hour", _price),
 }
-"""What a profile may have besides `engine`, `hosts` and the engine's own table: field and reader."""
+"""Keys of a profile besides `engine`, `hosts` and the engine's own table: field and parser."""
 
 
 def read_table(table: Mapping[str, object], engines: Iterable[str]) -> HostSpec:

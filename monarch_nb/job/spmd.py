@@ -1,5 +1,5 @@
-"""torchrun's command lines as jobs: `serve` gets the hosts, `run_spmd` runs the script, again and again on
-the same warm processes.
+"""torchrun's command lines as jobs: `serve` obtains the hosts, `run_spmd` runs the script, repeatedly on the
+same warm processes.
 
     >>> from monarch_nb.job.spmd import serve
     >>> job = serve(["torchrun", "--nproc-per-node=4", "train.py", "--lr", "0.1"])   # doctest: +SKIP
@@ -36,11 +36,11 @@ _STOP_S = 30.0
 
 @dataclass(frozen=True)
 class Command:
-    """The contents of a command line of torchrun, or of plain Python.
+    """The parsed command line of torchrun, or of plain Python.
 
     Attributes:
         script_args: the script, or `-m` and a module, with its arguments.
-        ranks_per_host: how many processes, or `gpu`, `cpu` or `auto`.
+        ranks_per_host: number of processes, or `gpu`, `cpu` or `auto`.
         max_restarts: how often the script is run again if it fails.
     """
 
@@ -51,7 +51,7 @@ class Command:
 
     @classmethod
     def parse(cls, words: Sequence[str], *, passed_over: frozenset[str] = frozenset()) -> Command:
-        """Read a command line: `torchrun ...`, `python -m torch.distributed.run ...` or `python train.py`.
+        """Parse a command line: `torchrun ...`, `python -m torch.distributed.run ...` or `python train.py`.
 
         Args:
             passed_over: flags that mean nothing here, and yet aren't refused.
@@ -135,7 +135,7 @@ def _num_hosts(nnodes: str) -> int:
 
 
 class SPMDJob(JobTrait):
-    """A command line of torchrun, and the hosts that it runs on.
+    """A job that runs a command line of torchrun on its hosts.
 
     Args:
         command: the words of the command line.
@@ -165,7 +165,7 @@ class SPMDJob(JobTrait):
         self._runner: Any = None
 
     def run_spmd(self) -> None:
-        """Run the script on all hosts, and wait for it. What it prints is shown; the processes stay warm.
+        """Run the script on all hosts, and wait for it. Its output is shown; the processes stay warm.
 
         If it fails, it's run again as often as `--max-restarts` says, on other processes, as by torchrun.
 
@@ -250,7 +250,7 @@ def serve(
     scheduler_cfg: Mapping[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> SPMDJob:
-    """Get the hosts that a command line of torchrun asks for.
+    """Obtain the hosts that a command line of torchrun requests.
 
     It takes torchrun's `--nnodes`, `--nproc-per-node`, `--max-restarts`, `--standalone`, `--run-path` and
     `-m`. What else torchrun takes means nothing here, and is refused with what to do instead.
@@ -278,7 +278,7 @@ def serve(
 
 
 def _of_appdef(appdef: Any) -> tuple[list[str], dict[str, str]]:
-    """Return the words and the environment of an AppDef's role; torchx itself isn't needed."""
+    """Return the command line and the environment of an AppDef's role; torchx itself isn't needed."""
     roles = getattr(appdef, "roles", None)
     if not isinstance(roles, list) or len(roles) != 1:
         raise MeshUsageError(

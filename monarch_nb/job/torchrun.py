@@ -1,5 +1,5 @@
-"""Rendezvous of processes that torchrun has started (or srun, or whatever sets RANK, WORLD_SIZE, MASTER_ADDR
-and MASTER_PORT), by which each of their nodes gets the invitation to a mesh.
+"""Rendezvous of processes started by torchrun (or srun, or anything else that sets RANK, WORLD_SIZE,
+MASTER_ADDR and MASTER_PORT), through which each of their nodes gets the invitation to a mesh.
 
 They meet at torch's store, which is plain and open to all who reach it. So nothing but public keys and
 addresses is written there; the invitation is handed out by a socket of rank 0 that lets in those keys only,
@@ -79,7 +79,7 @@ class Nodes:
 
 
 class Meeting:
-    """All processes of one launch, at torch's store.
+    """The rendezvous of all processes of one launch, at torch's store.
 
     Raises:
         MeshUsageError: if this program wasn't started by a launcher.
@@ -94,7 +94,7 @@ class Meeting:
         where = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
         try:
             self._store = _store(environment, hosts_it=self.rank == 0)
-            # A connection does one thing at a time: who waits on it keeps others from speaking.
+            # A connection does one thing at a time: a waiting thread blocks the others.
             self._listener = _store(environment, hosts_it=False)
             self.nodes = Nodes(self.rank, self._gather("node", _node(environment)))
         except RuntimeError as error:  # torch's own errors are such, and say little
@@ -120,7 +120,7 @@ class Meeting:
     # --- the invitation
 
     def hand_out(self, invitation: Invitation) -> None:
-        """Let each node's first process fetch an invitation, from now on: rank 0 does."""
+        """Begin to give each node's first process an invitation on request: rank 0 does this."""
         listener = _InvitationListener(self._firsts_keys(), invitation)
         hosts = dict.fromkeys(a.rpartition(":")[0] for a in invitation.addresses)
         self.say(
@@ -132,7 +132,7 @@ class Meeting:
         return {v.decode() for v in self._store.multi_get([f"key/{i}" for i in self.nodes.firsts])}
 
     def fetch(self) -> Invitation:
-        """Return the invitation that rank 0 hands out.
+        """Return the invitation that rank 0 gives out.
 
         Raises:
             MeshStartError: if rank 0 has failed, with its words, or if it can't be reached.
@@ -149,17 +149,17 @@ class Meeting:
         )
 
     def refuse(self, why: str) -> None:
-        """Tell all that there will be no mesh."""
+        """Tell all processes that there will be no mesh."""
         self.say("listener", json.dumps({"error": why}))
 
-    # --- words
+    # --- wording
 
     def say(self, key: str, text: str) -> None:
-        """Write a word that others wait for. It's open to all."""
+        """Publish a message under a key. All processes can read it."""
         self._store.set(key, text)
 
     def hear(self, key: str, timeout_s: float = MEET_S) -> str:
-        """Wait for a word.
+        """Wait for the message of a key.
 
         Raises:
             MeshStartError: if it doesn't come.
@@ -173,12 +173,12 @@ class Meeting:
             ) from None
 
     def messages(self, keys: Sequence[str]) -> list[str]:
-        """Return the messages under some keys that are there already."""
+        """Return the messages under those keys that exist already."""
         return [self._store.get(key).decode() for key in keys if self._store.check([key])]
 
 
 def _store(environment: Mapping[str, str], *, hosts_it: bool) -> PrefixStore:
-    """Return the store at which all meet: torchrun's own, or one of rank 0."""
+    """Return the store at which all processes meet: torchrun's own, or one of rank 0."""
     from torch.distributed import PrefixStore, TCPStore
 
     store = TCPStore(
@@ -193,12 +193,12 @@ def _store(environment: Mapping[str, str], *, hosts_it: bool) -> PrefixStore:
 
 
 def _node(environment: Mapping[str, str]) -> str:
-    """Return what the processes of a node, and no others, have in common."""
+    """Return an identifier that exactly the processes of a node share."""
     return f"{sockets.gethostname()} {environment.get('GROUP_RANK', '')}".strip()
 
 
 class _InvitationListener:
-    """A socket that gives the invitation to those whose keys it knows."""
+    """The socket that gives the invitation to processes whose keys it knows."""
 
     def __init__(self, keys: set[str], invitation: Invitation) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -230,7 +230,7 @@ class _InvitationListener:
 
 
 def _knock(address: str, key: str, keys: KeyPair) -> bytes:
-    """Ask at an address for the invitation; return nothing if there's no answer."""
+    """Request the invitation at an address; return nothing if there's no answer."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     connection = context.socket(zmq.REQ)
     connection.setsockopt(zmq.LINGER, 0)

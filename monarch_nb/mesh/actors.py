@@ -1,4 +1,4 @@
-"""The actors that run on a mesh, by name: a notebook that comes back finds them again."""
+"""The actors that run on a mesh, by name, so that a returning notebook finds them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ASK_S = 10.0
 
 
 class Actors(Mapping[str, Any]):
-    """Living actors of a mesh: a mapping from name to handle, asked from the ranks each time.
+    """The living actors of a mesh: a mapping from name to handle, requested from the ranks at each access.
 
     Example:
         >>> mesh.actors                                   # doctest: +SKIP

@@ -1,5 +1,5 @@
-"""Cells that run on every mesh that this program starts later: `%%mesh --always`. Ranks that heal or grow
-are the controller's business (`_host.controller.definitions`).
+"""Cells that run on every mesh that this program starts later: `%%mesh --always`. The controller runs them on
+ranks that are healed or added (`_host.controller.definitions`).
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _cells: tuple[DefinitionCell, ...] = ()
 
 
 def remember(source: str, number: int) -> None:
-    """Remember a cell that is to run on every later mesh."""
+    """Register a cell that runs on every later mesh."""
     global _cells
     _cells = with_definitions(_cells, DefinitionCell(source, number))
 
 
 def forget() -> int:
-    """Run no cells on later meshes; return how many there were."""
+    """Remove all cells that run on later meshes; return how many there were."""
     global _cells
     num, _cells = len(_cells), ()
     return num
 
 
 def define_on(mesh: Mesh) -> None:
-    """Run them on a new mesh. One that fails is said on stderr: the mesh itself is there."""
+    """Run them on a new mesh. The error of one is printed to stderr: the mesh itself has started."""
     for cell in _cells:
         try:
             mesh.run(cell.source, number=cell.number, quiet=True, always=True)

@@ -1,5 +1,6 @@
-"""One run of a cell, as a client sees it: the controller runs it; here it is waited for, interrupted, and
-turned into a result or an error."""
+"""A run of a cell, as a client sees it: the controller runs the cell; the client waits for it, interrupts it,
+and turns its end into a result or an error.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +53,12 @@ class CellResult:
         n: its number in the journal.
         ranks: the ranks that it ran on.
         bundles: the last expression's value by rank, as a mimebundle.
-        failures: what was raised, by rank.
+        failures: the error of each rank that raised, by rank.
         seconds: run time by rank.
-        unfinished: ranks that were given up, and where each stands.
+        unfinished: ranks that were given up, with the place where each stands.
         stopped: ranks that were interrupted.
-        reason: why it was interrupted, if it was: user, failure, or "timeout SECONDS".
-        messages: what the host process had to report.
+        reason: why it was interrupted: user, failure, or "timeout SECONDS"; empty if it wasn't.
+        messages: messages of the controller.
     """
 
     ranks: tuple[int, ...]
@@ -78,7 +79,7 @@ class CellResult:
 
     @property
     def ended(self) -> tuple[int, ...]:
-        """Ranks that have ended it by now."""
+        """Ranks that have ended the cell so far."""
         return tuple(sorted({*self.seconds, *self.failures}))
 
     def error(self) -> BaseException | None:
@@ -142,8 +143,8 @@ def _hang(ranks: Mapping[int, Any]) -> str:
 
 
 class CellError(ActorError):
-    """A cell failed on some ranks. A notebook shows it in colours, and without the frames of this package:
-    they'd tell the reader nothing.
+    """The error of a cell that failed on some ranks. A notebook shows it in colours, and without the frames
+    of this package: they'd tell the reader nothing.
     """
 
     def __str__(self) -> str:
@@ -154,8 +155,8 @@ class CellError(ActorError):
 
 
 class CellInterrupted(KeyboardInterrupt):
-    """The user has interrupted a cell. Says which ranks have ended it, and which hang, where, and what to
-    do.
+    """The error of a cell that the user has interrupted. It lists the ranks that have ended it, and those
+    that hang, with their places and a command to type.
     """
 
     def _render_traceback_(self) -> list[str]:
@@ -163,7 +164,7 @@ class CellInterrupted(KeyboardInterrupt):
 
 
 class _Nobody:
-    """Watches nothing."""
+    """A view that shows nothing."""
 
     def text(self, rank: int, stream: str, text: str) -> None: ...
     def display(self, rank: int, shown: Shown) -> None: ...
@@ -174,7 +175,7 @@ class _Nobody:
 
 
 class CellRun:
-    """A cell on its way. `wait` and `get` may be called from any thread, and again.
+    """A run of a cell, as a client sees it. `wait` and `get` may be called from any thread, and again.
 
     Example:
         >>> run = mesh.submit("train()")           # doctest: +SKIP
@@ -191,11 +192,11 @@ class CellRun:
         self._feed = Feed(transport_of(mesh), self)
 
     def start(self, request: Request[None]) -> CellRun:
-        """Ask the controller for it."""
+        """Submit the cell to the controller."""
         session_of(self._mesh).watch(self._feed, request)
         return self
 
-    # --- what comes; in the reading thread
+    # --- events, in the reading thread
 
     def text(self, rank: int, stream: str, text: str) -> None:
         """Pass a rank's output text to the watcher."""
@@ -234,11 +235,11 @@ class CellRun:
 
     @property
     def n(self) -> int:
-        """Its number in the journal; 0 as long as the controller hasn't taken it."""
+        """Its number in the journal; 0 until the controller has accepted it."""
         return self._feed.n
 
     def wait_for_number(self, timeout_s: float) -> int:
-        """Wait until the controller has taken the cell; return its number in the journal.
+        """Wait until the controller has accepted the cell; return its number in the journal.
 
         Raises:
             MeshUsageError: if it refused.
@@ -254,41 +255,46 @@ class CellRun:
         return self._feed.n
 
     def wait_caught_up(self, timeout_s: float) -> bool:
-        """Wait until all that was printed before now has come, in a replay; say whether it has."""
+        """Wait until all output printed before now has arrived, in a replay; say whether it has."""
         transport_of(self._mesh).reader.ensure_reading()
         return self._feed.wait_for("live", timeout_s)
 
     @property
     def done(self) -> bool:
-        """Whether it's over."""
+        """Whether the cell is over."""
         return self._feed.ready
 
     @property
     def is_ok(self) -> bool:
-        """Whether it has ended well on all ranks."""
+        """Whether the cell has ended well on all ranks."""
         summary = self._feed.summary
         return summary is not None and summary.status == CellStatus.OK
 
     @property
     def fault(self) -> Exception | None:
-        """Why nothing more will be heard of it, if its mesh has ended, or this program has left that."""
+        """Why no more events will arrive, if the mesh has ended, or this program has left it."""
         return self._feed.fault
 
     @property
     def is_left(self) -> bool:
-        """Whether this program has left the mesh meanwhile: it goes on."""
+        """Whether this program has left the mesh meanwhile: the cell continues."""
         return isinstance(self.fault, TransportClosed) and not isinstance(self.fault, MeshEnded)
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Call this once it's over, in the thread that hears of it: it must be quick."""
+        """Register a callback for the end of the cell, called in the thread that receives the event: it must
+        be quick.
+        """
         self._feed.when_ready(callback)
 
     def interrupt(self) -> None:
-        """Interrupt it; again, and the next step is taken at once (see `_host.controller.escalation`)."""
+        """Interrupt the cell; a repeated call takes the next step at once (see
+        `_host.controller.escalation`).
+        """
         self._feed.interrupt()
 
     def wait(self, timeout: float | None = None, *, interrupts: Interrupts | None = None) -> CellResult:
-        """Wait until it's over. Ctrl-C interrupts the ranks; again, and the next step is taken at once.
+        """Wait until the cell is over. Ctrl-C interrupts the ranks; pressed again, it takes the next step at
+        once.
 
         Args:
             timeout: seconds; then RankTimeout is raised and the cell goes on.
@@ -321,7 +327,7 @@ class CellRun:
             raise KernelShutDown(f"this kernel is being shut down; {self.goes_on()}") from None
 
     def goes_on(self) -> str:
-        """Return a sentence about a cell that is left, for it goes on without whoever waited."""
+        """Return a sentence about a cell that continues though the program no longer waits for it."""
         number = f"cell #{self.n}" if self.n else "the cell"
         name = self._mesh.name
         return f"{number} goes on in mesh {name!r}. See it: %mesh attach {name}"
@@ -345,7 +351,7 @@ class CellRun:
         return result
 
     def get(self, timeout: float | None = None) -> CellResult:
-        """Wait until it's over, and return its result, as `mesh.run` does.
+        """Wait until the cell is over, and return its result, as `mesh.run` does.
 
         Args:
             timeout: seconds; then RankTimeout is raised and the cell goes on.
@@ -381,7 +387,7 @@ class CellRun:
         return f"<CellRun of {number} on {name_ranks(self.result.ranks)}: {how}>"
 
     def seen(self) -> None:
-        """Tell the journal that somebody has seen how it ended."""
+        """Mark the cell's end as seen in the journal."""
         with suppress(TransportClosed):
             session_of(self._mesh).tell(Seen([self._feed.n]))
 
@@ -401,7 +407,7 @@ def failure_of(rank: int, end: CellEnd) -> RankFailure:
 
 
 def fold_failures(failures: Any) -> list[RankFailure]:
-    """Return equal failures once, with their ranks, first in time first and marked."""
+    """Merge equal failures, with their ranks, first in time first and marked."""
     found: dict[tuple[str, str, str], list[RankFailure]] = {}
     for failure in sorted(failures, key=lambda f: cause_time(f.type, f.when)):
         found.setdefault((failure.type, failure.message, failure.traceback), []).append(failure)

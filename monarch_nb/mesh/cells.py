@@ -1,4 +1,4 @@
-"""Cells of a mesh: started, waited for, interrupted, profiled."""
+"""Runs cells on a mesh: starts, waits for, interrupts and profiles them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Cells:
-    """Run cells on the ranks of a mesh: `mesh.run(...)` is `mesh.cells.run(...)`."""
+    """The runner of cells on the ranks of a mesh: `mesh.run(...)` is `mesh.cells.run(...)`."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
@@ -47,7 +47,7 @@ class Cells:
         script: Script | None = None,
         always: bool = False,
     ) -> CellRun:
-        """Start a cell on ranks and return at once; it goes on if this program ends.
+        """Start a cell on ranks and return at once; the cell continues if this program ends.
 
         Args:
             source: IPython source: `await`, `!command` and magics work.
@@ -103,7 +103,7 @@ class Cells:
         quiet: bool = False,
         always: bool = False,
     ) -> CellResult:
-        """Run a cell on ranks, show what it prints and returns, as `%%mesh` does, and wait for it.
+        """Run a cell on ranks, show its output and values, as `%%mesh` does, and wait for it.
 
         Args:
             source: IPython source: `await`, `!command` and magics work.
@@ -141,8 +141,8 @@ class Cells:
         timeout: float | None = None,
         quiet: bool = False,
     ) -> CellResult:
-        """Run a script on ranks as torchrun would, show what it prints, and wait for it. Ranks stay warm for
-        the next.
+        """Run a script on ranks as torchrun would, show its output, and wait for it. Ranks stay warm for the
+        next one.
 
         Each run has a rendezvous of its own (MASTER_ADDR, MASTER_PORT), a new `__main__`, its arguments in
         `sys.argv`, and imports the user's modules anew. Process groups that it leaves are ended; variables
@@ -172,7 +172,7 @@ class Cells:
         self, source: str, ranks: tuple[int, ...], watcher: Watcher | None, number: int,
         timeout: float | None, *, quiet: bool, script: Script | None = None, always: bool = False,
     ) -> CellResult:  # fmt: skip
-        """Run a cell or a script, show what comes, and wait for it."""
+        """Run a cell or a script, show its output, and wait for it."""
         if quiet or watcher is not None:
             return self.submit(
                 source, ranks, watcher=watcher, number=number, timeout=timeout, script=script, always=always
@@ -236,13 +236,13 @@ class Cells:
         return self._mesh.last_profile
 
     def interrupt(self, ranks: str | Sequence[int] = "all") -> None:
-        """Interrupt what runs on ranks: cells, step by step as Ctrl-C does, and functions."""
+        """Interrupt the work of ranks: cells, step by step as Ctrl-C does, and functions."""
         chosen = self._mesh.select(ranks)
         procs = placement_of(self._mesh).procs_at(chosen)
         session_of(self._mesh).request(Interrupt(procs, format_ranks(chosen)))
 
     def forget_definitions(self) -> int:
-        """Run cells that were to run always on no further ranks, of this mesh and of those that this program
-        starts; return how many there were.
+        """Stop running registered cells on new ranks, of this mesh and of those that this program starts;
+        return how many there were.
         """
         return max(forget(), session_of(self._mesh).request(ForgetDefinitions()))

@@ -1,4 +1,4 @@
-"""The code that ranks run: files brought to the hosts, modules reloaded."""
+"""The code that ranks run: copies files to the hosts, and reloads modules."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Code:
         watch: bool = False,
         timeout_s: float = SYNC_S,
     ) -> SyncReceipt:
-        """Bring the workspace to all other hosts; then have this program and all ranks run what the files of
-        their modules hold now.
+        """Copy the workspace to all other hosts; then have this program and all ranks run the present code of
+        their modules' files.
 
         The workspace is the repository that this program works in, or else its working directory. Files that
         git ignores don't go along, nor do secrets, environments, and files over 100 MB; a `.meshignore` says
@@ -99,5 +99,5 @@ class Code:
         return sync_mode(self._mesh)
 
     def set_mode(self, mode: str) -> None:
-        """Say what ranks do before a cell when modules that they have loaded have changed."""
+        """Set how ranks react before a cell when files of their modules have changed."""
         set_sync_mode(self._mesh, mode)

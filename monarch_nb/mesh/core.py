@@ -1,4 +1,4 @@
-"""Mesh: a ProcMesh with a name, cells, variables, a journal, and a life of its own.
+"""The class Mesh: a ProcMesh with a name, cells, variables, a journal, and a lifetime of its own.
 
 Each part of a mesh is a class of its own (`Cells`, `Namespace`, `Debugging` ...), and what users type most
 often is also a name of the mesh: `mesh.run(...)` is `mesh.cells.run(...)`. The part has the code, and the
@@ -36,20 +36,20 @@ R = TypeVar("R")
 
 
 class Mesh(ProcMesh):
-    """A named mesh. Everything that a `ProcMesh` can, and cells.
+    """A named mesh: a `ProcMesh` that also runs cells.
 
     Attributes:
-        last_error: what the last cell that failed has raised, with all its failures.
-        last_profile: what the last cell with a profile took.
-        when_stopped: called with the reason once this program stops it.
+        last_error: the error of the last cell that failed, with all its failures.
+        last_profile: the profile of the last cell that was profiled.
+        when_stopped: called with the reason when this program stops the mesh.
         actors: the actors that run on it, by name.
-        cells: what runs cells on it.
-        tasks: what gives many small tasks to whichever rank is free.
+        cells: the runner of cells.
+        tasks: the distribution of many small tasks over the ranks.
         variables: the variables of cells on its ranks.
-        code: what code its ranks run.
-        journal: what ran on it.
-        debugging: what finds out what is wrong with it.
-        life: its state, how long it lives, and what puts back what it has lost.
+        code: the code that its ranks run.
+        journal: the record of what ran on it.
+        debugging: the diagnosis of problems.
+        life: its state, lifetime and healing.
 
     Example:
         >>> mesh = start("dev", {"gpus": 4})          # doctest: +SKIP
@@ -139,12 +139,12 @@ class Mesh(ProcMesh):
     def sync_mode(self, mode: str) -> None:
         self.code.set_mode(mode)
 
-    # --- what ran, and what was printed
+    # --- journal and output
 
     history = delegate("journal", History.entries)
     last_lines = delegate("journal", History.last_lines)
 
-    # --- what is wrong
+    # --- diagnosis
 
     stacks = delegate("debugging", Debugging.stacks)
     why = delegate("debugging", Debugging.why)
@@ -153,7 +153,7 @@ class Mesh(ProcMesh):
     diff_env = delegate("debugging", Debugging.diff_env)
     diff_hosts = delegate("debugging", Debugging.diff_hosts)
 
-    # --- its life
+    # --- life cycle
 
     status = delegate("life", Life.status)
     watch_status = delegate("life", Life.watch_status)
@@ -166,7 +166,7 @@ class Mesh(ProcMesh):
     set_notice = delegate("life", Life.set_notice)
 
     def heal(self, *, replay: bool = False, timeout_s: float = HEAL_S) -> HealReport:
-        """Put back what this mesh has lost; see `ProcMesh.heal`.
+        """Repair the losses of this mesh; see `ProcMesh.heal`.
 
         Args:
             replay: run the cells of the journal again, on the new ranks only, that have defined their state.
@@ -187,20 +187,20 @@ class Mesh(ProcMesh):
 
     @property
     def dashboard_url(self) -> str:
-        """The address of a page that shows this mesh, live: on the Jupyter server that this kernel belongs
-        to, else on `monarch-nb dashboard`'s.
+        """The address of a page that shows this mesh live: on the Jupyter server that this kernel belongs to,
+        otherwise on that of `monarch-nb dashboard`.
 
         Raises:
             MeshUsageError: if neither runs, saying what to type.
         """
         return dashboard_url(self._name)
 
-    # --- its picture
+    # --- display
 
     def _ipython_display_(self) -> None:
         """Show the card: this mesh was the last line of a cell."""
         picture.show(self)
 
     def _mime_(self) -> tuple[str, str]:
-        """Show the card in marimo, whose protocol this is: a picture of the state as it is now."""
+        """Show the card in marimo, whose protocol this is: a picture of the present state."""
         return picture.mime(self)

@@ -1,4 +1,4 @@
-"""Finds the ranks that `monarch-nb debug` talks to: those of a named mesh, or of a program's own."""
+"""Finds the ranks that `monarch-nb debug` talks to: those of a named mesh, or of a program's own mesh."""
 
 from __future__ import annotations
 

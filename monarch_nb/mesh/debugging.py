@@ -1,4 +1,6 @@
-"""Diagnosis of a mesh: stacks, hangs, paths for bytes, differences between ranks and between hosts."""
+"""Diagnosis of a mesh: stacks, hangs, paths of the data plane, differences between ranks and between
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Debugging:
-    """Find out what is wrong with a mesh: `mesh.why()` is `mesh.debugging.why()`."""
+    """The diagnosis of a mesh: `mesh.why()` is `mesh.debugging.why()`."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
 
     def stacks(self, ranks: str | Sequence[int] = "all", *, native: bool = False) -> dict[int, RankStacks]:
-        """Return where ranks stand, also those that can't answer: something holds the interpreter's lock, or
-        the main thread waits in C.
+        """Return the stacks of ranks, also of those that can't answer because something holds the
+        interpreter's lock, or the main thread waits in C.
 
         Args:
             native: frames of C code, too; only py-spy has them, and it takes some seconds.
@@ -45,7 +47,8 @@ class Debugging:
         return session_of(self._mesh).request(Stacks(procs, native))
 
     def why(self, ranks: str | Sequence[int] = "all") -> HangReport:
-        """Say why nothing moves: what each rank waits for, and which one is the odd one.
+        """Explain why the mesh makes no progress: what each rank waits for, and which rank deviates from the
+        others.
 
         Example:
             >>> print(mesh.why().sentence)                # doctest: +SKIP
@@ -64,7 +67,7 @@ class Debugging:
         measures: bool = True,
         all_paths: bool = False,
     ) -> DoctorReport:
-        """Say what ranks have for moving bytes, what each path between them gives, and what to change.
+        """Report the ranks' transports, the speed of each path between them, and what to change.
 
         Args:
             ranks: which ones; by default all are looked at, and those that stand for their hosts are
@@ -82,7 +85,7 @@ class Debugging:
         return diagnose(self._mesh, ranks, size_bytes, measures, all_paths=all_paths)
 
     def debugger(self) -> MeshDebugger:
-        """Return the debugger of this mesh: who stands at a breakpoint, and commands to them."""
+        """Return the debugger of this mesh, which lists stops and sends commands to them."""
         from monarch_nb._debug.client import MeshDebugger
 
         return MeshDebugger(self._mesh)
@@ -90,8 +93,8 @@ class Debugging:
     def diff_env(
         self, ranks: str | Sequence[int] = "all", *, shows_all: bool = False
     ) -> EnvironmentDifference:
-        """Return where ranks run with different things: versions, environment variables, git commit, GPU
-        driver, torch's settings, limits.
+        """Return the differences between the environments of ranks: versions, environment variables, git
+        commit, GPU driver, torch's settings, limits.
 
         Args:
             shows_all: its text has what is equal, too, and what is each rank's own.
@@ -99,7 +102,7 @@ class Debugging:
         return find_environment_difference(self._mesh, self._mesh.select(ranks), shows_all=shows_all)
 
     def diff_hosts(self) -> HostsDifference:
-        """Return the packages that hosts have otherwise than this program: version, build, edited by hand.
+        """Return the packages that differ between hosts and this program: version, build, edited by hand.
 
         Raises:
             EnvironmentSyncError: if this program runs in a distribution's own environment.

@@ -1,4 +1,4 @@
-"""A method of a mesh that one of its parts does: written once, with its signature and its text."""
+"""Methods of a mesh that one of its parts implements: written once, with signature and docstring."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 def delegate(part: str, method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Return a method that calls one of a part of its object; help and signature are that one's.
+    """Return a method that calls a method of an object's part, with its signature and docstring.
 
     Args:
         part: the attribute of the object that holds the part.
@@ -39,7 +39,8 @@ def delegate(part: str, method: Callable[Concatenate[T, P], R]) -> Callable[Conc
             trace = error.__traceback__
             if trace is None or trace.tb_next is not None:
                 raise
-            wrong = str(error).replace(method.__qualname__, method.__name__)  # the call itself was wrong
+            # the call itself had wrong arguments
+            wrong = str(error).replace(method.__qualname__, method.__name__)
             raise BadType(wrong) from None
 
     return update_wrapper(call, method)

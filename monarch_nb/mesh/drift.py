@@ -1,5 +1,5 @@
-"""In what hosts differ from this program, found out in the background when it has started a mesh or attached
-to one: packages, Python itself, and copies of the workspace that were brought there earlier.
+"""Differences between hosts and this program, determined in the background when the program has started a
+mesh or attached to one: packages, Python itself, and earlier copies of the workspace.
 
 What is found is said in one line, and stands in the mesh's status, where panel and card show it. Hosts that
 run this program's own environment, as those of one machine do, answer at once.
@@ -33,11 +33,11 @@ WAIT_S = 90.0
 _NUM_NAMES = 3
 _ENVIRONMENT = "%mesh sync --env, or see %mesh diff --env --hosts"
 _known: weakref.WeakKeyDictionary[Session, dict[int, str]] = weakref.WeakKeyDictionary()
-"""In what hosts differ, by session; "" of those that are just being compared for the first time."""
+"""Differences of hosts, by session; "" for hosts that are being compared for the first time."""
 
 
 def compare_later(session: Session, hosts: Iterable[int]) -> threading.Thread | None:
-    """Compare hosts that haven't been yet, in a thread of its own; return it."""
+    """Compare hosts that haven't been compared yet, in a thread of its own; return the thread."""
     known = _known.setdefault(session, {})
     new = sorted(set(hosts) - set(known))
     known.update(dict.fromkeys(new, ""))
@@ -45,14 +45,14 @@ def compare_later(session: Session, hosts: Iterable[int]) -> threading.Thread | 
 
 
 def compare_newcomers(session: Session, hosts: Iterable[int]) -> threading.Thread | None:
-    """Compare hosts that have joined or taken a lost one's place, whatever was known of that one."""
+    """Compare hosts that have joined, or replaced a lost one, regardless of earlier results."""
     known, new = _known.setdefault(session, {}), sorted(hosts)
     known.update(dict.fromkeys(new, ""))
     return _begin_comparison(session, new) if new else None
 
 
 def compare_again(session: Session) -> threading.Thread | None:
-    """Compare those hosts again that differed, after something was brought to them."""
+    """Compare hosts that differed again, after a sync."""
     differed = sorted(host for host, text in _known.get(session, {}).items() if text)
     return _begin_comparison(session, differed) if differed else None
 
@@ -65,7 +65,7 @@ def _begin_comparison(session: Session, hosts: Sequence[int]) -> threading.Threa
 
 def _compare(session: Session, hosts: Sequence[int]) -> None:
     asks_quietly.set(True)
-    with suppress(Exception):  # the mesh ends, or this program: nobody waits for the answer
+    with suppress(Exception):  # the mesh or this program ends: nobody waits for the answer
         found, known = differences(session, hosts), _known[session]
         new = {host: text for host, text in found.items() if text != known.get(host, "")}
         known.update(found)
@@ -76,7 +76,8 @@ def _compare(session: Session, hosts: Sequence[int]) -> None:
 
 
 def differences(session: Session, hosts: Sequence[int]) -> dict[int, str]:
-    """Return in what hosts differ from this program, in words and with what to type; "" for those that don't.
+    """Return the differences between hosts and this program, in words and with what to type; "" for hosts
+    without any.
 
     Hosts that don't say what they have are left out.
     """
@@ -118,13 +119,14 @@ def _read(reply: Reply[HostPackages], limit: float) -> HostPackages | None:
 
 
 def _of_packages(answers: Mapping[int, HostPackages]) -> dict[int, str]:
-    from monarch_nb._sync.env.errors import EnvironmentSyncError  # SQLite and more, which no start waits for
+    # imports SQLite and more, which no start waits for
+    from monarch_nb._sync.env.errors import EnvironmentSyncError
     from monarch_nb._sync.env.installed import installed_here
     from monarch_nb._sync.env.packages import PackageDigest
 
     try:
         here = installed_here()
-    except EnvironmentSyncError:  # a distribution's: `%mesh sync --env` says why it can't go
+    except EnvironmentSyncError:  # a distribution's Python: `%mesh sync --env` explains why it can't be sent
         return {}
     found = {}
     for host, answer in answers.items():
@@ -134,8 +136,8 @@ def _of_packages(answers: Mapping[int, HostPackages]) -> dict[int, str]:
 
 
 def package_text(here: Mapping[str, PackageDigest], there: Mapping[str, PackageDigest]) -> str:
-    """Return in what packages of a host differ, with what to type; "" if in nothing. What is only there is
-    no difference: it was needed by somebody else.
+    """Return the differences in a host's packages, with what to type; "" if there are none. Packages that
+    only the host has don't count.
     """
     names = [name for name in sorted(here) if there.get(name) != here[name]]
     if not names:
@@ -154,6 +156,6 @@ def _word(name: str, here: PackageDigest, there: PackageDigest | None) -> str:
 
 
 def _of_workspace(session: Session, hosts: Sequence[int]) -> dict[int, str]:
-    """Return which hosts have a copy of the workspace that isn't what is here."""
+    """Return the hosts whose copy of the workspace is outdated."""
     folder, behind = copies_behind(session, os.getcwd(), hosts)
     return dict.fromkeys(behind, f"its copy of {folder} isn't what is here: %mesh sync")

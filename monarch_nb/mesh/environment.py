@@ -1,4 +1,4 @@
-"""Compare what ranks run with: versions, variables, code, GPU drivers, settings, limits."""
+"""Compares the environments of ranks: versions, variables, code, GPU drivers, settings, limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PER_RANK = re.compile(
     r"|NVIDIA_VISIBLE_DEVICES|SLURM_(PROCID|LOCALID|NODEID|GTIDS|TASK_PID|TOPOLOGY_ADDR)"
     r"|(OMPI_COMM_WORLD|PMI|PMIX|MPI)_\w*RANK|JPY_PARENT_PID|SHLVL|PWD|OLDPWD|_"
 )
-"""Variables that are each rank's or each host's own, as a whole name."""
+"""Names of variables that are each rank's or each host's own; whole names."""
 
 _ABOUT_RANDOM = (
     "right if ranks draw their own (dropout, order of data); wrong if all are to build the same weights: "
@@ -45,7 +45,7 @@ class EnvironmentItem:
         section: python, packages, variables, code, gpu, torch, limits, or random states.
         name: of the package, the variable, ...
         groups: each distinct value with its ranks, the largest group first.
-        expected: whether it's each rank's own, so that other values elsewhere mean nothing.
+        expected: whether the value is each rank's own, so that different values are no difference.
     """
 
     section: str
@@ -64,9 +64,9 @@ class EnvironmentDifference:
     """A comparison of what ranks run with. True if they differ in something that ought to be equal.
 
     Attributes:
-        ranks: those that were compared.
-        items: all that was compared.
-        shows_all: whether `text` has what is equal, and what is each rank's own, too.
+        ranks: ranks that were compared.
+        items: everything that was compared.
+        shows_all: whether `text` also lists equal items, and items that are each rank's own.
 
     Example:
         >>> mesh.diff_env()                            # doctest: +SKIP
@@ -145,7 +145,7 @@ class EnvironmentDifference:
 def find_environment_difference(
     mesh: Mesh, ranks: tuple[int, ...], *, shows_all: bool = False
 ) -> EnvironmentDifference:
-    """Ask ranks what they run with, and compare."""
+    """Ask ranks for their environments, and compare them."""
     found = (
         work_on(mesh.part(ranks), Work.ENVIRONMENT, secrets.token_bytes(16), "diff of environments")
         .get()
@@ -155,7 +155,7 @@ def find_environment_difference(
 
 
 def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, str]]]) -> Iterator[EnvironmentItem]:
-    """Yield each thing that a rank runs with, equal values once.
+    """Yield each item of the environments, equal values merged.
 
     >>> old, new = {"packages": {"numpy": "1.26"}}, {"packages": {"numpy": "2.1"}}
     >>> for item in compare({0: new, 1: old, 2: new}):

@@ -1,4 +1,4 @@
-"""A notebook, or a script for torchrun, made of the journal's cells."""
+"""Exports the journal's cells as a notebook, or as a script for torchrun."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _is_plain(value: Any, depth: int = 3) -> bool:
 
 
 def export(path: str | Path, mesh: Mesh, entries: Sequence[Entry]) -> Exported:
-    """Write the cells of entries, and what was pushed between them, to FILE.ipynb or FILE.py.
+    """Write the cells of entries, and the variables pushed between them, to FILE.ipynb or FILE.py.
 
     Raises:
         MeshUsageError: if it's another kind of file, or can't be written.
@@ -106,13 +106,13 @@ def _is_push(entry: Entry) -> bool:
 
 
 def _missing(entry: Entry) -> list[str]:
-    """Return the names of what was pushed and isn't in the journal."""
+    """Return the names of pushed variables whose values aren't in the journal."""
     values = entry.record.values or {}
     return [name for name in entry.record.names if name not in values]
 
 
 def _pushed(entry: Entry) -> str:
-    """Return the source that defines what was pushed; a comment where it isn't known."""
+    """Return the source that defines the pushed variables; a comment where the value isn't known."""
     values = entry.record.values or {}
     return "\n".join(
         f"{name} = {values[name]}"
@@ -136,8 +136,8 @@ local_rank = int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def write_script(path: Path, mesh: Mesh, cells: Sequence[Entry]) -> None:
-    """Write the sources of cells as one script; what only IPython understands, and cells that failed,
-    become comments.
+    """Write the sources of cells as one script; IPython's own syntax, and cells that failed, become
+    comments.
     """
     parts = [_HEADER.format(name=mesh.name, size=len(mesh), file=path.name)]
     parts += [_script_cell(mesh, entry) for entry in cells]
@@ -178,7 +178,7 @@ def _for_ranks(mesh: Mesh, entry: Entry, source: str) -> str:
 
 
 def _still_there(mesh: Mesh, entry: Entry) -> list[int]:
-    """Return the ranks of an entry that the mesh still has; it may have got other sizes since."""
+    """Return the ranks of an entry that the mesh still has; it may have been resized since."""
     return [rank for rank in entry.ran_on if rank < len(mesh)]
 
 
@@ -192,9 +192,7 @@ def _has_long_string(source: str) -> bool:
 
 
 def write_notebook(path: Path, mesh: Mesh, cells: Sequence[Entry]) -> None:
-    """Write cells as a notebook that starts such a mesh and runs them; with the output that the journal
-    has.
-    """
+    """Write cells as a notebook that starts such a mesh and runs them; with the output in the journal."""
     dims = ",".join(f"{k}={v}" for k, v in mesh.sizes.items())
     notebook = {
         "cells": [

@@ -1,4 +1,4 @@
-"""A mesh that is up gets more hosts or ranks, or does with fewer; hosts that it has no use for go back to
+"""Adds hosts or ranks to a running mesh, or removes some; hosts that are no longer needed are returned to
 their engine.
 """
 
@@ -25,7 +25,7 @@ from monarch_nb.mesh.core import Mesh
 HOSTS = "hosts"
 
 
-# --- more
+# --- growing
 
 
 def grow(
@@ -38,8 +38,8 @@ def grow(
     wait_s: float | None = None,
     on_wait: Callable[[str], None] = lambda _text: None,
 ) -> HealReport:
-    """Give a mesh that is up `num` more along a dimension. Hosts come from where the mesh's hosts are from:
-    its engine is asked for them, and they're waited for. Ranks that are there keep what they hold.
+    """Add `num` to a dimension of a running mesh. Hosts come from the mesh's source of hosts: they are
+    requested from its engine, and waited for. Existing ranks keep their state.
 
     Args:
         num: how many more.
@@ -107,13 +107,13 @@ def _more_hosts(
     wait_s: float | None,
     on_wait: Callable[[str], None],
 ) -> tuple[Allocation, list[int]]:
-    """Ask a mesh's engine for more hosts, and wait until they have joined; what was asked for, and their
-    indices. Whatever goes wrong, nothing of it is kept.
+    """Request more hosts from a mesh's engine, and wait until they have joined; return the request, and their
+    indices. On any error, all of it is released.
     """
     session, engine = session_of(mesh), engine_of(asked.spec)
     part = _request_for(engine, asked, num, machines)
     part, invitation = reserve(session, engine, part)
-    _put(mesh.name, part)  # first: if we end now, whoever looks finds it
+    _put(mesh.name, part)  # first: if this process ends now, the record shows the request
     try:
         part = engine.submit(part, invitation)
         _put(mesh.name, part)
@@ -140,12 +140,12 @@ def _request_for(engine: Engine, asked: Allocation, num: int, machines: Sequence
     return Allocation.new(asked.mesh, asked.profile, spec, replace(asked.plan, num_spares=0))
 
 
-# --- fewer
+# --- shrinking
 
 
 def shrink(mesh: Mesh, num: int = 0, *, dim: str = "", hosts: Sequence[str] = ()) -> HealReport:
-    """Have a mesh do with fewer. Hosts without ranks go back to their engine; ranks that stay keep what they
-    hold.
+    """Reduce a dimension of a mesh. Hosts without ranks return to their engine; remaining ranks keep their
+    state.
 
     Args:
         num: by how many; 0: leave out what is lost, of the dimension that costs the fewest living ranks.
@@ -168,7 +168,7 @@ def shrink(mesh: Mesh, num: int = 0, *, dim: str = "", hosts: Sequence[str] = ()
 
 
 def check_shrink(mesh: Mesh, num: int = 0, *, dim: str = "", hosts: Sequence[str] = ()) -> None:
-    """Check what `shrink` is to be given, before anybody is asked whether it's meant.
+    """Check the arguments of `shrink`, before the user is asked to confirm.
 
     Raises:
         MeshUsageError: for an unknown dimension or host, and if nothing would be left.
@@ -201,7 +201,7 @@ def _indices(mesh: Mesh, hosts: Sequence[str]) -> list[int]:
 
 
 def give_back_idle(mesh: Mesh) -> list[str]:
-    """Give back those hosts of an engine that have no ranks, but for spares; return what there is to say."""
+    """Release hosts of an engine that have no ranks, except spares; return messages about it."""
     asked = records.read_record(mesh.name)
     if asked is None:
         return []
@@ -224,7 +224,7 @@ def give_back_idle(mesh: Mesh) -> list[str]:
 def _without(
     mesh: Mesh, asked: Allocation, left: Sequence[on_engine.HostRow], messages: list[str]
 ) -> Allocation:
-    """Return the rest of a mesh's requests when hosts have left; a request without hosts is ended."""
+    """Return a mesh's requests without hosts that have left; a request without hosts is ended."""
     engine = engine_of(asked.spec)
     up = {row.index for row in on_engine.host_rows(mesh) if row.state == HostState.UP}
     kept: list[Allocation] = []
@@ -240,7 +240,7 @@ def _without(
 
 
 def _smaller(engine: Engine, asked: Allocation, names: Sequence[str], messages: list[str]) -> Allocation:
-    """Return a request without hosts that have left; if the engine keeps them, that is said."""
+    """Return a request without hosts that have left; if the engine keeps them, a message says so."""
     try:
         return engine.release(asked, names) if names else asked
     except EngineError as error:
@@ -248,14 +248,14 @@ def _smaller(engine: Engine, asked: Allocation, names: Sequence[str], messages: 
         return asked
 
 
-# --- what was lost
+# --- replacing lost hosts
 
 
 def heal(
     mesh: Mesh, *, replay: bool = False, on_wait: Callable[[str], None] = lambda _text: None
 ) -> HealReport:
-    """Put back what a mesh has lost, as `Mesh.heal` does; if that's hosts of an engine, and too few spares
-    wait, the engine is asked for others first.
+    """Repair the losses of a mesh, as `Mesh.heal` does; if hosts of an engine are lost, and too few spares
+    wait, others are requested first.
 
     Raises:
         EngineError: if the engine has no more.
@@ -281,7 +281,7 @@ def _replace_lost(mesh: Mesh, asked: Allocation, on_wait: Callable[[str], None])
 
 
 def _without_lost(asked: Allocation, names: Sequence[str]) -> Allocation:
-    """Return the rest of a mesh's requests when some have ended, and others have lost hosts."""
+    """Return a mesh's requests when some have ended, and others have lost hosts."""
     engine = engine_of(asked.spec)
     left = [r for r in asked.requests if engine.look(r).state not in (State.ENDED, State.LEAVING)]
     kept = [replace(r, parts=tuple(p for p in r.parts if p.split()[0] not in names)) for r in left]
@@ -304,13 +304,13 @@ def _edit(name: str, change: Callable[[Allocation], Allocation]) -> None:
 
 
 def _put(name: str, part: Allocation) -> None:
-    """Enter a further request into the record of a mesh."""
+    """Add a further request to the record of a mesh."""
     _edit(name, lambda a: replace(a, added=(*(p for p in a.added if p.hosts != part.hosts), part)))
 
 
 def _give_back(session: Session, name: str, part: Allocation) -> None:
-    """Give back all of a further request, and forget it."""
-    session.request(Withdraw(part.plan.guest))  # else it would wait for those that have never come
+    """Release everything of a further request, and remove it from the record."""
+    session.request(Withdraw(part.plan.guest))  # otherwise it would wait for hosts that never joined
     session.request(StopHosts(list(part.hosts)))
     engine_of(part.spec).end_allocation(part)
     _edit(name, lambda asked: replace(asked, added=tuple(p for p in asked.added if p.hosts != part.hosts)))

@@ -1,4 +1,4 @@
-"""The journal of a mesh: what ran on it, what was missed, logs, and a notebook or a script made of it."""
+"""The journal of a mesh: what ran on it, what was missed, logs, and its export as a notebook or a script."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Entry:
         kind: start, cell, calls, variables, command, lost or note.
         number: the notebook's number of a cell, as in In[3].
         ended: None while it runs.
-        status: ok, error, interrupted, lost; running; for a cell that was missed by all also "unseen" is
+        status: ok, error, interrupted, lost; running; a cell whose end nobody has seen also has `unseen`
             true.
         seconds: run time of a cell by rank.
         env: id of the environment that the mesh was started with.
-        record: all that is known.
+        record: the complete entry.
     """
 
     n: int
@@ -72,7 +72,7 @@ class Entry:
 
     @classmethod
     def of(cls, record: JournalEntry) -> Entry:
-        """Make an entry of what the journal has."""
+        """Make an entry from a journal entry."""
         return cls(
             n=record.n,
             kind=record.kind,
@@ -90,20 +90,20 @@ class Entry:
 
     @property
     def ran_on(self) -> tuple[int, ...]:
-        """The ranks it was for, by the numbers of that time: the mesh may have got other sizes since."""
+        """The ranks that it ran on, by their numbers then: the mesh may have been resized since."""
         return read_ranks(self.ranks)
 
     def width(self, mesh: Mesh) -> int:
-        """Return how many ranks to show it among: those of the mesh, and those that have left since."""
+        """Return the number of ranks to show it among: those of the mesh, and those that have left since."""
         return max(len(mesh), *(rank + 1 for rank in self.ran_on), 1)
 
     @property
     def details(self) -> Mapping[str, Any]:
-        """All that is known, as on disk: fields that say nothing aren't there."""
+        """All known fields, as on disk; empty ones are left out."""
         return self.record.plain()
 
     def columns(self) -> tuple[str, ...]:
-        """Return the entry in columns: number, time, what, ranks, status, how long, source, who."""
+        """Return the entry's columns: number, time, what, ranks, status, duration, source, who."""
         took = (
             ""
             if self.ended is None
@@ -129,12 +129,12 @@ class Entry:
         )
 
     def line(self) -> str:
-        """Return it in one line."""
+        """Return the entry as one line."""
         return _aligned([self.columns()])[0]
 
     def text(self) -> str:
-        """Return all about it: the line, the source, how long each rank took; of calls, each by itself;
-        failures that are alike once.
+        """Return the complete entry as text: the line, the source, each rank's run time; of calls, each
+        separately; equal failures merged.
         """
         parts = [self.line(), *(f"    {line}" for line in self.source.splitlines())]
         if self.seconds and self.kind != EntryKind.CALLS:
@@ -150,7 +150,7 @@ class Entry:
 
 _DAY_S = 86400.0
 _TOOK, _SOURCE = 5, 6
-"""Which columns are set flush right, and not filled up beyond `_MAX_SHOWN`."""
+"""Columns that are right-aligned, and not padded beyond `_MAX_SHOWN`."""
 
 
 def _clock(when: float) -> str:
@@ -160,7 +160,7 @@ def _clock(when: float) -> str:
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return rows as lines whose columns stand below each other."""
+    """Return rows as lines with aligned columns."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
     widths = [width if i != _SOURCE else min(width, _MAX_SHOWN) for i, width in enumerate(widths)]
     return [
@@ -183,7 +183,7 @@ def _call_line(each: CallRecord) -> str:
 
 
 class Entries(list[Entry]):
-    """Entries; shows itself as lines."""
+    """A list of journal entries, displayed as lines."""
 
     note = ""
 
@@ -203,11 +203,11 @@ class Entries(list[Entry]):
 
 @dataclass(frozen=True)
 class Missed:
-    """The cells and the output that nobody has seen.
+    """The cells and the output that nobody has seen yet.
 
     Attributes:
         cells: entries of cells that have ended unseen, or run with nobody watching.
-        position: from where in the journal on output of actors is unseen; None: all has been seen.
+        position: position in the journal after which output of actors is unseen; None: all has been seen.
     """
 
     cells: tuple[Entry, ...]
@@ -263,7 +263,7 @@ class History:
         return [line.text for line in page.lines[-limit:]]
 
     def settings(self, *, off: bool | None = None, keep_s: float | None = None) -> JournalSettings:
-        """Turn the journal off or on, or say for how long what is in it is kept; return what holds."""
+        """Turn the journal off or on, or set how long it is kept; return the present settings."""
         return session_of(self._mesh).request(SetJournal(off, keep_s))
 
     def rows(self, limit: int = 1000) -> list[EntryRow]:
@@ -293,7 +293,7 @@ class History:
         )
 
     def replay(self, entry: Entry, watcher: Watcher | None) -> CellRun:
-        """Show a cell from its beginning: what it has printed so far at once, the rest as it comes."""
+        """Show a cell from its beginning: its output so far at once, the rest as it arrives."""
         run = CellRun(self._mesh, entry.ran_on, watcher)
         run.result.reason = entry.record.reason
         return run.start(WatchCell(entry.n))
@@ -308,7 +308,7 @@ class History:
         actors: bool = False,
         follow: bool = False,
     ) -> Feed:
-        """Have kept output shown to a watcher; the feed is ready when all has come (with `follow`, never)."""
+        """Send kept output to a watcher; the feed is ready when all has arrived (with `follow`, never)."""
         feed = Feed(transport_of(self._mesh), watcher)
         wanted = WatchOutput(
             group=placement_of(self._mesh).group,
@@ -329,7 +329,7 @@ class History:
         tail_bytes: int = TAIL_BYTES,
         follow: bool = False,
     ) -> Iterator[str]:
-        """Yield the output of ranks, folded by rank set; with `follow`, on and on.
+        """Yield the output of ranks, folded by rank set; with `follow`, continuously.
 
         Args:
             grep: only lines that match this regular expression.
@@ -354,8 +354,8 @@ class History:
                 feed.complete()
 
     def export(self, path: str | Path) -> Exported:
-        """Write the cells of the journal, and what was pushed to them, to a notebook (.ipynb, with output) or
-        a script (.py, for torchrun).
+        """Write the cells of the journal, and the variables pushed to them, to a notebook (.ipynb, with
+        output) or a script (.py, for torchrun).
 
         Returns:
             what was written, and which variables are missing: the journal has numbers that were pushed, but
@@ -368,7 +368,9 @@ class History:
 
 
 class LogLines:
-    """Collects lines of ranks that match, folded. Fed in the reading thread, drained in another."""
+    """The collector of matching lines of ranks, folded. The reading thread adds lines, another thread drains
+    them.
+    """
 
     def __init__(self, ranks: Sequence[int], grep: str | None) -> None:
         self._fold = Fold(ranks, max_rows=None, prefix=True)
@@ -406,12 +408,12 @@ class LogLines:
         """Do nothing: only lines are shown."""
 
     def message(self, text: str) -> None:
-        """Collect a message of the host process, which says that something is missing."""
+        """Collect a message of the host process about missing output."""
         with self._lock:
             self._fold.say(text)
 
     def finish(self) -> None:
-        """Take unfinished lines for lines."""
+        """Turn unfinished lines into complete ones."""
         with self._lock:
             for (rank, stream), text in self._partial.items():
                 if text and self._pattern is not None and self._pattern.search(text):

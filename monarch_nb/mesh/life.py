@@ -1,4 +1,4 @@
-"""The life of a mesh: its state, ranks that are put back, its lease and its end."""
+"""The life cycle of a mesh: its state, the healing of ranks, its lease and its end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RESTART_S = 60.0
 
 
 def check_lease(idle_timeout_s: float) -> float:
-    """Return a lease, or refuse what is none.
+    """Return a lease if it's valid.
 
     Raises:
         MeshUsageError: if it's no number of seconds, or not above 0.
@@ -42,7 +42,7 @@ def check_lease(idle_timeout_s: float) -> float:
 
 
 class Life:
-    """See how a mesh is, put back what it has lost, end it: `mesh.status()` is `mesh.life.status()`."""
+    """The state and lifetime of a mesh, and its healing: `mesh.status()` is `mesh.life.status()`."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
@@ -53,7 +53,7 @@ class Life:
         return {} if record is None else dict(record.env)
 
     def status(self, *, fresh: bool = True) -> MeshStatus:
-        """Return how the mesh is just now.
+        """Return the present state of the mesh.
 
         Args:
             fresh: whether hosts look at everything first, which takes them some 20 ms; else memory, CPU and
@@ -64,7 +64,7 @@ class Life:
     def watch_status(
         self, on_change: Callable[[StatusChange], None], on_end: Callable[[], None] | None = None
     ) -> StatusFeed[StatusChange]:
-        """Watch how the mesh is: all of it first, then what changes, up to twenty times a second.
+        """Watch the state of the mesh: all of it first, then the changes, up to twenty times a second.
 
         Args:
             on_change: called in the reading thread with all of it, or a change (see `status.apply`), and must
@@ -82,13 +82,15 @@ class Life:
         return feed
 
     def restart(self, ranks: str | Sequence[int]) -> None:
-        """Kill ranks and start them anew at their places. Their state is lost; handles on them stay good."""
+        """Kill ranks and start them again at their places. Their state is lost; handles on them stay
+        valid.
+        """
         chosen = self._mesh.select(ranks)
         procs = placement_of(self._mesh).procs_at(chosen)
         session_of(self._mesh).request(Restart(procs, format_ranks(chosen)), RESTART_S)
 
     def heal(self, *, replay: bool = False, timeout_s: float = HEAL_S) -> HealReport:
-        """Put back what the mesh has lost; see `Mesh.heal`."""
+        """Repair the losses of the mesh; see `Mesh.heal`."""
         report = ProcMesh.heal(self._mesh, timeout_s=timeout_s)
         newcomers.supply(self._mesh)
         if replay and report.ranks:
@@ -98,23 +100,25 @@ class Life:
         return report
 
     def resize(self, /, *, timeout_s: float = HEAL_S, force: bool = False, **sizes: int) -> HealReport:
-        """Give the mesh other sizes, and new hosts what the others were given; see `ProcMesh.resize`."""
+        """Change the sizes of the mesh, and bring new hosts up to date; see `ProcMesh.resize`."""
         report = ProcMesh.resize(self._mesh, timeout_s=timeout_s, force=force, **sizes)
         newcomers.supply(self._mesh)
         return report
 
     def take_hosts(self, hosts: Sequence[int], *, timeout_s: float = HEAL_S) -> HealReport:
-        """Start ranks on further hosts, which get what the others were given; see `ProcMesh.take_hosts`."""
+        """Start ranks on further hosts, which are brought up to date; see `ProcMesh.take_hosts`."""
         report = ProcMesh.take_hosts(self._mesh, hosts, timeout_s=timeout_s)
         newcomers.supply(self._mesh)
         return report
 
     def notice(self) -> float | None:
-        """Return how long before an engine takes hosts away it's told, in seconds; None: it isn't."""
+        """Return how long before an engine takes hosts away programs are warned, in seconds; None: they
+        aren't.
+        """
         return session_of(self._mesh).request(SetNotice()).notice_s
 
     def set_notice(self, notice_s: float | None) -> None:
-        """Say how long before an engine takes hosts away, in seconds, programs are told and the states of
+        """Set how long before an engine takes hosts away, in seconds, programs are warned and the states of
         `Checkpointed` actors are saved. Both happen once more near the end, and in the last 20 s no cell is
         taken. None: none of that.
 
@@ -124,7 +128,7 @@ class Life:
         session_of(self._mesh).request(SetNotice(notice_s, changes=True))
 
     def set_lease(self, idle_timeout_s: float) -> None:
-        """Say after how long without client and running cell the mesh ends; the time begins anew."""
+        """Set how long the mesh lives without a client and a running cell; the time starts again."""
         session_of(self._mesh).request(SetLease(check_lease(idle_timeout_s)))
 
     def stop(self, reason: str = "", *, grace_s: float | None = 3.0) -> Future[None]:
@@ -132,7 +136,7 @@ class Life:
         session = session_of(self._mesh)
         session.check_may_end()
         for tell in self._mesh.when_stopped:
-            tell("it was stopped")  # a picture stays where it is shown
+            tell("it was stopped")  # a static picture stays where it was displayed
         mark_stopped(self._mesh, reason or "it was stopped")
         reply, pid = session.ask_to_end()
 

@@ -1,5 +1,5 @@
-"""The meshes of this user, a row each: how big, how they are, how old, who has started them. All are asked
-at once, and none can hold up the others.
+"""Lists the meshes of this user, a row each: size, state, age, creator. All are asked at once, so that none
+delays the others.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Row:
     """One row of a list of meshes.
 
     Attributes:
-        state: ok or busy, or what is the trouble.
-        age: since when it runs.
-        owner: who has started it.
-        num_clients: programs that are connected.
+        state: ok or busy, or the trouble.
+        age: seconds since it started.
+        owner: the program that has started it.
+        num_clients: number of connected programs.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Row:
     num_clients: int | None
 
     def cells(self) -> tuple[str, ...]:
-        """Return it as columns."""
+        """Return the row's columns."""
         clients = (
             ""
             if self.num_clients is None
@@ -58,7 +58,7 @@ def list_rows(timeout_s: float = ANSWER_S) -> list[Row]:
     def ask(connection: Connection) -> None:
         try:
             found[connection.name] = _asked(connection)
-        except Exception as error:  # whatever is wrong with one mesh is said of that one
+        except Exception as error:  # an error of one mesh is reported in its row
             found[connection.name] = _unknown(connection, str(error).partition("\n")[0][:80])
 
     threads = [
@@ -84,7 +84,7 @@ def table_text(rows: Sequence[Row], current: str | None = None) -> str:
 
 
 def _asked(connection: Connection) -> Row:
-    if why_unusable(connection):  # which `attach` says in full
+    if why_unusable(connection):  # which `attach` explains in full
         return _unknown(connection, "out of reach" if connection.trouble else "another version")
     mesh = attach(connection.name, listens=False, observes=True)
     try:

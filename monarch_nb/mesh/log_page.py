@@ -1,4 +1,4 @@
-"""Pages of the ranks' printed output: backwards from the end, and on from a position.
+"""Pages of the ranks' output: backwards from the end, and forwards from a position.
 
 The pages of a log view. `History.logs` is for reading on and on.
 """
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
 
 SEARCH_BYTES = 32 << 20
-"""How much of the journal one page looks through for lines that match."""
+"""Length of the journal that one page searches for matching lines."""
 MAX_LINE = 10_000
 LONGEST_BYTES = 4 << 20
-"""How far around a page the ends of lines are looked for that are cut by its bounds."""
+"""Distance around a page that is searched for the ends of lines cut by its bounds."""
 
 Key = tuple[int, str]
 
@@ -56,8 +56,8 @@ def read_page(
 def _whole_lines(
     mesh: Mesh, ranks: Sequence[int], parts: Sequence[OutputPart], pattern: re.Pattern[str] | None
 ) -> list[LogLine]:
-    """Return the lines that begin in a stretch of the journal: what one of the stretch before goes on with
-    is left out, and the last ones are completed.
+    """Return the lines that begin in a part of the journal: the continuation of an earlier line is left out,
+    and the last lines are completed.
     """
     lines = Lines(pattern)
     data = [part.data for part in parts]
@@ -75,7 +75,7 @@ def _whole_lines(
 
 
 def _unfinished_before(mesh: Mesh, part: OutputPart, keys: set[Key]) -> set[Key]:
-    """Return the ranks with an unfinished line when a stretch of the journal begins."""
+    """Return the ranks with an unfinished line where a part of the journal begins."""
     begin, start, found, left = part.begin, part.start, set(), set(keys)
     limit = begin - LONGEST_BYTES
     while left and begin > max(start, limit):
@@ -88,7 +88,7 @@ def _unfinished_before(mesh: Mesh, part: OutputPart, keys: set[Key]) -> set[Key]
 
 
 class LogTail:
-    """Follows what ranks print, from a position on: whole lines only.
+    """A reader that follows the output of ranks from a position on, in complete lines.
 
     Raises:
         MeshUsageError: if `grep` is no regular expression.
@@ -100,7 +100,7 @@ class LogTail:
         self._lines = Lines(compile_pattern(grep))
 
     def read(self, mesh: Mesh) -> list[LogLine]:
-        """Return the next lines; none if nothing has been completed since."""
+        """Return the next lines; none if no line has been completed since."""
         part = _read(mesh, self._ranks, after=self.after)
         self.after = part.end
         return self._lines.feed(part.data)
@@ -125,13 +125,12 @@ def _read(
 
 
 class Lines:
-    """Puts lines together that come in pieces; of one that was overwritten (by a carriage return), what was
-    there last.
+    """The assembler of lines from pieces. A line overwritten by a carriage return keeps its last text.
 
     Attributes:
-        rests: what has begun and isn't complete, by rank and stream.
-        skip: whose first line is left out: it began earlier.
-        only: whose first line is wanted, and nothing else.
+        rests: incomplete lines, by rank and stream.
+        skip: streams whose first line is left out, because it began earlier.
+        only: streams of which only the first line is wanted.
     """
 
     def __init__(self, pattern: re.Pattern[str] | None) -> None:
@@ -143,7 +142,7 @@ class Lines:
         self._when = 0.0
 
     def feed(self, data: bytes) -> list[LogLine]:
-        """Return the lines that are complete with these records."""
+        """Return the lines that these records complete."""
         found: list[LogLine] = []
         for record in records.unpack(data):
             key = (record.rank, record.stream)
@@ -157,7 +156,7 @@ class Lines:
         return found
 
     def finish(self) -> list[LogLine]:
-        """Return unfinished lines as lines: nothing more comes."""
+        """Return the unfinished lines as lines, at the end."""
         return [line for key, text in self.rests.items() if text for line in self._line(key, text)]
 
     def _line(self, key: Key, text: str) -> list[LogLine]:

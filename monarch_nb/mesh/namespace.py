@@ -1,4 +1,4 @@
-"""The cells' namespace on the ranks of a mesh: variables go there, and come from there."""
+"""The namespace of cells on the ranks of a mesh: pushes variables to it, and pulls them from it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Namespace:
-    """The variables of cells, on the ranks of a mesh: `mesh.push(...)` is `mesh.variables.push(...)`."""
+    """The variables of cells on the ranks of a mesh: `mesh.push(...)` is `mesh.variables.push(...)`."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
@@ -42,7 +42,8 @@ class Namespace:
         _note(mesh, "push", list(variables), mesh.select(ranks), values=literals(variables))
 
     def scatter(self, name: str, value: Any, ranks: str | Sequence[int] = "all", *, dim: int = 0) -> None:
-        """Give each rank a part of a value, as a variable of that name: sizes of parts differ by one at most.
+        """Give each rank a part of a value, as a variable of that name; the sizes of parts differ by at most
+        one.
 
         Args:
             value: a tensor, an array, a list; or a table, whose rows are split: Arrow, Polars, pandas, a
@@ -84,8 +85,8 @@ class Namespace:
         return found.map(lambda values: values[names[0]]) if len(names) == 1 else found
 
     def vars(self, ranks: str | Sequence[int] = "all", names: Sequence[str] = ()) -> Variables:
-        """Return the variables of ranks in the cells' namespace: type, shape, dtype, device, norm; where they
-        differ.
+        """Return the variables of ranks in the cells' namespace: type, shape, dtype, device, norm; and where
+        they differ.
 
         Args:
             names: only these.
@@ -96,7 +97,8 @@ class Namespace:
         return Variables(dict(zip(chosen, found.values(), strict=True)))
 
     def diff(self, name: str, ranks: str | Sequence[int] = "all") -> Difference:
-        """Return where ranks disagree on a variable: a tensor, a module, a state dict, or anything else.
+        """Return the differences between ranks in a variable: a tensor, a module, a state dict, or anything
+        else.
 
         Raises:
             UnknownVariable: (an ActorError and a NameError) if a rank has no such variable.
@@ -117,7 +119,7 @@ def _note(
 
 
 def _host_broadcast() -> Any:
-    """Return the service that brings big arrays to other machines: loaded where there are any."""
+    """Return the service that brings big arrays to other machines, loaded if there are other machines."""
     from monarch_nb.rdma.broadcast import hosts
 
     return hosts

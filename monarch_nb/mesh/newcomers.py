@@ -1,5 +1,5 @@
-"""Hosts that have joined, or taken a lost one's place, since the others were given files and an environment:
-they get the workspace, too, and are compared with this program as those of a mesh that starts.
+"""Brings hosts that have joined later, or replaced a lost host, up to date: they get the workspace, and are
+compared with this program, like those of a mesh that starts.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
 
 _TELL_S = 10.0
-"""So long ranks of new hosts are waited for to take on where the files are."""
+"""How long to wait for ranks of new hosts to be told where the files are."""
 _GONE = (HostState.LEAVING, HostState.STOPPED)
 _seen: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
-"""How often ranks had moved when their hosts were looked at last, by session."""
+"""Number of moves of ranks when their hosts were last checked, by session."""
 _compared: weakref.WeakKeyDictionary[Session, dict[int, int]] = weakref.WeakKeyDictionary()
-"""Generations of the hosts that newcomers are told by, by session."""
+"""Generations of the hosts, by which newcomers are recognised, by session."""
 
 
 def supply(mesh: Mesh) -> None:
-    """Give hosts that have come since what the others were given; say so, and in what they differ.
+    """Bring hosts that have joined later up to date; print that, and their differences.
 
     Costs nothing unless ranks were started anew, or the mesh has got other sizes.
     """
@@ -77,7 +77,7 @@ def _lines(receipt: WorkspaceReceipt) -> list[str]:
 
 
 def _tell_ranks(mesh: Mesh, spaces: Workspaces, hosts: Sequence[int]) -> None:
-    """Have ranks of hosts know where the files are."""
+    """Tell ranks of hosts the paths of the files."""
     futures: dict[int, Future[Any]] = {}
     for rank in mesh.living_ranks() if hosts else ():
         part = mesh.part([rank])

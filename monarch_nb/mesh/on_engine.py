@@ -1,4 +1,5 @@
-"""Meshes on hosts of an engine: asked for, waited for, joined, and never forgotten.
+"""Meshes on hosts of an engine: requests hosts, waits for them, starts ranks on them, and keeps a record of
+them.
 
 The controller is on this machine, and hosts dial it. It has the mesh's name from the moment hosts are asked
 for, so a request that waits in a queue outlives the program that has made it: whoever types `%mesh start
@@ -32,12 +33,12 @@ from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
 
 SPAWN_S = 120.0
-"""How long ranks may take to start on hosts that are there."""
+"""Limit for ranks to start on hosts that have joined."""
 
 
 class MeshQueued(MeshError):
-    """Hosts were asked for, and aren't there yet: the request stays in the engine's queue. The text says
-    how to come back, and how to give up.
+    """The error of hosts that were requested and aren't available yet: the request stays in the engine's
+    queue. The text says how to come back, and how to give up.
     """
 
 
@@ -93,7 +94,7 @@ def wait_on(
     keeps_queued: bool = True,
     on_wait: Callable[[str], None] = lambda _text: None,
 ) -> Mesh:
-    """Go on waiting for the hosts of a mesh that was asked for before, by whatever program.
+    """Continue to wait for the hosts of a mesh that any program has requested before.
 
     Raises:
         MeshNotFound: if nothing of that name waits.
@@ -106,7 +107,7 @@ def wait_on(
 
 
 def waits(name: str) -> bool:
-    """Say whether a mesh of that name waits for its hosts: its controller is there, its ranks aren't."""
+    """Say whether a mesh of that name waits for its hosts: its controller runs, its ranks don't."""
     asked = records.read_record(name)
     return asked is not None and not asked.is_up and any(c.name == name for c in launch.list_connections())
 
@@ -123,9 +124,7 @@ def _usable_engine(profile: Profile) -> Engine:
 
 
 def _check_ended(name: str) -> None:
-    """See that nothing is left of an earlier mesh of that name; what is, whose controller is gone, is
-    given back.
-    """
+    """Raise if an earlier mesh of that name still exists; release hosts of one whose controller is gone."""
     left = records.read_record(name)
     if left is not None and launch.find_claim(name) is None:
         end_all(left)
@@ -133,7 +132,7 @@ def _check_ended(name: str) -> None:
 
 
 def end_all(asked: Allocation) -> None:
-    """Give back all that an engine was asked for by a mesh.
+    """Release everything that a mesh has requested from an engine.
 
     Raises:
         EngineError: if the engine can't be reached.
@@ -144,7 +143,7 @@ def end_all(asked: Allocation) -> None:
 
 
 def _ask(session: Session, engine: Engine, asked: Allocation, with_program: bool | None) -> Allocation:
-    """Reserve places in the mesh, show the mesh by its name, and ask the engine."""
+    """Reserve places in the mesh, publish the mesh's name, and submit the request to the engine."""
     name = asked.mesh
     asked, invitation = reserve(session, engine, asked)
     owner = os.getpid() if starting.ends_with_program(with_program) else None
@@ -159,14 +158,14 @@ def _ask(session: Session, engine: Engine, asked: Allocation, with_program: bool
         owner_pid=owner,
     )
     session.request(adopt)
-    records.write_record(asked)  # first: if we end now, whoever looks finds it
+    records.write_record(asked)  # first: if this process ends now, the record shows the request
     asked = engine.submit(asked, invitation)
     records.write_record(asked)
     return asked
 
 
 def _drop(asked: Allocation) -> None:
-    """Give back whatever an engine has given; what can't be given back stays on record."""
+    """Release what an engine has granted; what can't be released stays on record."""
     with suppress(MeshError):
         end_all(asked)
         records.remove_record(asked.mesh)
@@ -221,7 +220,7 @@ def _given_up(error: BaseException, asked: Allocation, wait_s: float | None) -> 
 
 
 def _spawn_on(session: Session, joined: list[int], asked: Allocation) -> Mesh:
-    """Start the ranks of a mesh on hosts that are there; if several programs have waited for them, one of
+    """Start the ranks of a mesh on hosts that have joined; if several programs have waited for them, one of
     these does.
     """
     me = f"{os.getpid()} {time.time_ns()}"
@@ -244,7 +243,7 @@ def _spawn_on(session: Session, joined: list[int], asked: Allocation) -> Mesh:
 
 def tell_limit(session: Session, asked: Allocation) -> None:
     """Tell a mesh when its engine takes the first of its hosts away. While one of its engines can't be
-    reached, the limit that the mesh knows holds on.
+    reached, the limit that the mesh knows stays in force.
     """
     looks = [(_look(each), each) for each in asked.requests]
     if any(look.reason.startswith(_UNKNOWN) for look, _ in looks):
@@ -267,19 +266,19 @@ def _spawned_by_another(session: Session, asked: Allocation) -> Mesh:
 
 
 def _default_dims(session: Session, indices: list[int]) -> Mapping[str, int]:
-    """Return one rank per GPU that hosts were given, or per core where there's none: as many as the
-    smallest has.
+    """Return the default dimensions: one rank per GPU that hosts were given, or per core without GPUs; as
+    many as the smallest host has.
     """
     rows = [row for row in session.request(Status()).hosts if row.index in indices]
     gpus = min(row.num_gpus for row in rows)
     return {"gpus": gpus} if gpus else {"procs": min(row.num_cores for row in rows)}
 
 
-# --- giving back
+# --- releasing hosts
 
 
 def cancel(name: str) -> Allocation:
-    """Give back all hosts of a mesh, whether it waits for them or runs; return what was given back.
+    """Release all hosts of a mesh, whether it waits for them or runs; return what was released.
 
     Raises:
         MeshNotFound: if nothing was asked for under that name.
@@ -301,7 +300,7 @@ def cancel(name: str) -> Allocation:
 
 
 def extend(name: str, seconds: float) -> list[str]:
-    """Ask the engine to leave a mesh its hosts for longer; return how it is now, in lines.
+    """Request more time for a mesh's hosts from the engine; return the new state, in lines.
 
     Raises:
         MeshUsageError: if the mesh isn't on hosts of an engine: then there's no end to put off.
@@ -322,17 +321,17 @@ def extend(name: str, seconds: float) -> list[str]:
 
 
 def give_back(name: str) -> None:
-    """Give back the hosts of a mesh that has ended, if an engine gave them."""
+    """Release the hosts of a mesh that has ended, if an engine provided them."""
     if records.read_record(name) is not None:
         cancel(name)
 
 
-# --- looking
+# --- listing
 
 
 def looks() -> list[tuple[Allocation, Look]]:
-    """Return this user's requests to engines, with their state; a request that has ended is forgotten, once
-    it was told.
+    """Return this user's requests to engines, with their state; an ended request is removed after it was
+    returned once.
     """
     found = []
     for asked in records.list_records():
@@ -352,7 +351,7 @@ _UNKNOWN = "unknown: "
 
 
 def _look(asked: Allocation) -> Look:
-    """Return how a request is; an engine that can't be reached is no reason not to show the others."""
+    """Return the state of a request; an unreachable engine must not hide the others."""
     try:
         return engine_of(asked.spec).look(asked)
     except MeshError as error:
@@ -374,7 +373,7 @@ class HostRow:
     ranks: str
 
     def cells(self) -> tuple[str, ...]:
-        """Return it as columns."""
+        """Return the row's columns."""
         return str(self.index), self.name, self.state, str(self.num_cores), str(self.num_gpus), self.ranks
 
 
@@ -396,8 +395,8 @@ def host_rows(mesh: Mesh) -> list[HostRow]:
 
 
 def allocation_lines(name: str) -> list[str]:
-    """Return what the engine says of a mesh's hosts, and what they have cost, if that's known; nothing for
-    a mesh on this machine.
+    """Return the engine's state of a mesh's hosts, and their cost, if it's known; nothing for a mesh on this
+    machine.
     """
     asked = records.read_record(name)
     return [] if asked is None else [_allocation_line(each) for each in asked.requests]

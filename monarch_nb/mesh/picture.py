@@ -1,4 +1,4 @@
-"""The display of a mesh that is the last line of a notebook's cell."""
+"""Displays a mesh that is the last line of a notebook's cell."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def show(mesh: Mesh) -> None:
     try:
         show_card(mesh)
     except MeshEnded as error:
-        print(error)  # it says all
+        print(error)  # its text explains everything
     except (MeshError, TransportClosed) as error:
         print(f"mesh {mesh.name!r} has ended ({error}). Start one anew: %mesh start {mesh.name}")
 
 
 def mime(mesh: Mesh) -> tuple[str, str]:
-    """Return the type and the text of a picture of the state as it is now."""
+    """Return the type and the text of a picture of the present state."""
     try:
         return "text/html", card_html.render(mesh.status())
     except (MeshError, TransportClosed) as error:
@@ -37,7 +37,7 @@ def mime(mesh: Mesh) -> tuple[str, str]:
 
 
 def _left(mesh: Mesh) -> str:
-    """Return why there's nothing to show: this program has stopped the mesh, or left it."""
+    """Return why there is nothing to show: this program has stopped the mesh, or left it."""
     reason = why_stopped(mesh)
     if reason:
         return f"mesh {mesh.name!r} has ended: {reason}. Start one anew: %mesh start {mesh.name}"

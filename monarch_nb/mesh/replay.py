@@ -1,6 +1,4 @@
-"""Giving ranks that were started anew what cells had given them: the cells of the journal are run there
-again.
-"""
+"""Restores the state that cells gave to ranks which were restarted: the journal's cells run there again."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.history import Entry
 
 CELL_S = 60.0
-"""How long a cell may take in a replay: one that waits for ranks that don't take part would wait for ever."""
+"""Limit for a cell in a replay: one that waits for ranks that don't take part would wait for ever."""
 
 _GROUP = "init_process_group"
 _COLLECTIVES = frozenset(
@@ -49,8 +47,8 @@ _COLLECTIVES = frozenset(
 
 
 def replay(mesh: Mesh, ranks: Sequence[int]) -> list[str]:
-    """Run the cells of the journal again that have defined some ranks' state, in their order; return what was
-    done, each in a sentence.
+    """Run the cells of the journal again that have defined some ranks' state, in order; return the actions,
+    each as a sentence.
 
     Those that failed are left out, as are those that only show something, those that make a process group,
     for healing has made it, and those in which the others would have to take part.
@@ -86,7 +84,7 @@ def replay(mesh: Mesh, ranks: Sequence[int]) -> list[str]:
 
 
 def _cannot(source: str) -> str:
-    """Return why a cell can't be run on new ranks alone; empty if it can, as far as one can see."""
+    """Return why a cell can't run on new ranks alone; empty if it can, as far as its source shows."""
     if _GROUP in source:
         return "it makes the process group, which is there already"
     try:
@@ -100,17 +98,17 @@ def _cannot(source: str) -> str:
 
 
 def defines_state(entry: Entry) -> bool:
-    """Say whether an entry is a cell that ended well and did more than show something."""
+    """Say whether an entry is a cell that ended well and did more than display something."""
     if entry.kind != EntryKind.CELL or entry.status != CellStatus.OK or entry.record.replay_of:
         return False
     if entry.record.script or entry.record.always:
-        return False  # its state ended with it; new ranks have run it
+        return False  # its state ended with the script; new ranks have run it
     if entry.record.nolog:
-        return True  # it may have: nobody knows
+        return True  # it may have changed state: unknown
     try:
         body = ast.parse(entry.source).body
     except SyntaxError:
-        return True  # IPython's own: %load_ext, !pip
+        return True  # IPython's syntax: %load_ext, !pip
     return not all(_only_shows(statement) for statement in body)
 
 

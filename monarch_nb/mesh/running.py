@@ -1,5 +1,5 @@
-"""Start of a mesh that runs: what was asked for is taken on where that can be done, and refused where it
-can't; nothing is dropped.
+"""`start` with the name of a running mesh: each option is applied where that is possible, and refused where
+it isn't; none is ignored.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """The options that a caller of `start` has asked for; None: nothing was said about it. The fields are the
-    parameters of `start`.
+    """The options that a caller of `start` has given; None: not given. The fields are the parameters of
+    `start`.
     """
 
     dims: Mapping[str, int] | None = None
@@ -38,7 +38,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def refuse_other(mesh: Mesh, asked: Asked) -> None:
-    """See whether a running mesh is what was asked for.
+    """Raise if a running mesh doesn't match the request.
 
     Raises:
         MeshUsageError: naming what differs, and how to get it.
@@ -100,7 +100,7 @@ def _refuse_owner(mesh: Mesh, with_program: bool | None, otherwise: str) -> None
 
 
 def take_on(mesh: Mesh, asked: Asked) -> list[str]:
-    """Give a running mesh what can be changed of what was asked for; return what there is to say about it."""
+    """Apply the changeable options of a request to a running mesh; return messages about it."""
     messages = []
     if asked.on_failure is not None:
         mesh.on_failure(asked.on_failure, max_restarts=asked.max_restarts)

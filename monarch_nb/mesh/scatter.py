@@ -1,4 +1,4 @@
-"""Data cut into a part for each rank: tensors, arrays, lists and tables, which stay what they are."""
+"""Splits data into a part for each rank: tensors, arrays, lists and tables, which keep their types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TABLES: dict[str, Callable[[Any, int, int], Any]] = {
     "polars": lambda frame, begin, length: frame.slice(begin, length),
     "pandas": lambda frame, begin, length: frame.iloc[begin : begin + length],
 }
-"""How rows are cut out of a package's tables."""
+"""Functions that cut rows out of a package's tables."""
 
 
 def parts_of(name: str, value: Any, num: int, dim: int) -> list[Any]:
@@ -67,6 +67,6 @@ def _rows(table: Any, num: int, dim: int, package: str) -> list[Any]:
 
 
 def _bounds(size: int, num: int) -> list[tuple[int, int]]:
-    """Return where each part begins, and how long it is."""
+    """Return the beginning and the length of each part."""
     length, rest = divmod(size, num)
     return [(i * length + min(i, rest), length + (i < rest)) for i in range(num)]

@@ -1,4 +1,4 @@
-"""Scripts on a mesh: what torchrun would start, on ranks that are warm."""
+"""Runs scripts on a mesh as torchrun would, on warm ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def prepare_script(
     is_module: bool = False,
     env: Mapping[str, str] | None = None,
 ) -> Script:
-    """Return a script's run with a rendezvous of its own, which the first of `ranks` has opened.
+    """Return a script's run with a rendezvous of its own, opened by the first of `ranks`.
 
     Raises:
         MeshUsageError: if that's no script.

@@ -1,4 +1,4 @@
-"""Starts a mesh, and finds one that runs."""
+"""Starts a mesh, or attaches to a running one."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def start(
 
 
 def _check_asked(asked: Asked) -> None:
-    """Refuse what no mesh can be started with.
+    """Raise if no mesh can be started with these options.
 
     Raises:
         MeshUsageError: naming it; a ValueError or TypeError for a size that is none.
@@ -119,18 +119,18 @@ def start_or_attach(
     start: Callable[[], Mesh],
     on_wait: Callable[[str], None] = lambda _text: None,
 ) -> tuple[Mesh, bool]:
-    """Start a mesh, unless one of that name runs; say whether it's new. Waits for one that another program is
-    starting just now.
+    """Start a mesh, unless one of that name runs; return whether it's new. Waits for a mesh that another
+    program is starting.
 
     Args:
         on_wait: told, if there's something to wait for, what that is.
     """
     while True:
         if launch.wait_until_settled(name, on_wait=on_wait):
-            with suppress(MeshNotFound, MeshEnded):  # it has just ended: look again
+            with suppress(MeshNotFound, MeshEnded):  # the mesh has just ended: look again
                 return attach(), False
         else:
-            with suppress(NameTaken):  # somebody else was quicker: look again
+            with suppress(NameTaken):  # another program was faster: look again
                 return start(), True
 
 
@@ -159,8 +159,9 @@ def _start(name: str, asked: Asked, *, force: bool) -> Mesh:
 
 
 def _check_room(dims: Mapping[str, int], num_hosts: int, num_spares: int, *, force: bool) -> None:
-    """See whether this machine has room for a mesh, before anything is made for it; the controller looks
-    again."""
+    """Raise if this machine has no room for a mesh, before anything is created; the controller checks
+    again.
+    """
     num_ranks = math.prod(dims.values()) * max(1, num_hosts)
     try:
         capacity.check_room(num_ranks + num_hosts + num_spares, force=force, how="--force (force=True)")
@@ -169,7 +170,7 @@ def _check_room(dims: Mapping[str, int], num_hosts: int, num_spares: int, *, for
 
 
 def claimed(name: str) -> Session:
-    """Return a session with a controller that has the right to a name, as nobody else has.
+    """Return a session with a controller that holds the claim to a name exclusively.
 
     Raises:
         NameTaken: if another controller has it.
@@ -227,7 +228,7 @@ def _start_on(
 
 
 def enter(session: Session, procs: ProcMesh, env: Mapping[str, str]) -> GroupRecord:
-    """Let other programs find these ranks as the named mesh of their controller; return their description."""
+    """Make the ranks findable as the named mesh of their controller; return their description."""
     extent, where = procs.extent, placement_of(procs)
     record = GroupRecord(
         where.group, where.procs, tuple(extent.labels), tuple(extent.sizes), where.hosts, dict(env)
@@ -237,7 +238,7 @@ def enter(session: Session, procs: ProcMesh, env: Mapping[str, str]) -> GroupRec
 
 
 def ends_with_program(asked: bool | None) -> bool:
-    """Say whether a mesh that this program starts ends with it, if not asked for the one or the other."""
+    """Say whether a mesh that this program starts ends with it by default."""
     return is_run_by_a_program() if asked is None else asked
 
 
@@ -266,7 +267,7 @@ def default_dims(session: Session) -> dict[str, int]:
 
 
 def abandon(session: Session) -> None:
-    """End a controller that no mesh has come of."""
+    """End a controller that no mesh was created on."""
     try:
         with suppress(MeshError):
             session.request(ShutDown())
@@ -304,9 +305,7 @@ def attach(name: str | None = None, *, listens: bool = True, observes: bool = Fa
 
 
 def current() -> Mesh | None:
-    """Return the mesh that this program has started or attached to last; None if it's in none that has a
-    name.
-    """
+    """Return the named mesh that this program has started or attached to last; None if there is none."""
     session = sessions.in_use()
     if session is None or session.connection is None or session.transport.closed:
         return None
@@ -318,12 +317,12 @@ _attach = attach  # `start` has a parameter of that name
 
 
 def made(name: str, session: Session, record: GroupRecord, *, make_current: bool = True) -> Mesh:
-    """Return the mesh that a controller describes; this program is in it from now on."""
+    """Return the mesh that a controller describes; this program is connected to it from now on."""
     mesh = Mesh(name, session, record)
     if "joblib" in sys.modules:  # so that joblib.parallel_config(backend="monarch_nb") finds it
         importlib.import_module("monarch_nb.mesh.tasks.joblib")
     assert session.output is not None and session.connection is not None
-    session.connection = session.connection._replace(name=name)  # a spare has had none
+    session.connection = session.connection._replace(name=name)  # a spare controller had no name
     if session.transport.mesh is not None:
         session.transport.mesh = session.transport.mesh._replace(name=name)
     session.output.default.sizes[record.group] = len(mesh)

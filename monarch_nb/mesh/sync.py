@@ -1,5 +1,5 @@
-"""New code on all ranks: which modules were reloaded where, and what ranks do by themselves about files
-that change.
+"""Brings new code to all ranks: reports which modules were reloaded where, and sets how ranks react to
+changed files.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 SYNC_S = 10.0
 BAR_AFTER_S = 1.0
-"""What takes longer is shown while it lasts."""
+"""Work that takes longer is displayed while it lasts."""
 MODE_S = 1.0
-"""So long ranks are waited for that are to do something else from now on."""
+"""How long to wait for ranks to take on another mode."""
 _NAME = "sync"
 _followed: weakref.WeakKeyDictionary[Session, shipping.FollowedEnvironment] = weakref.WeakKeyDictionary()
-"""This program's environment, where hosts of a mesh are to have it as it is."""
+"""This program's environment, for meshes whose hosts are kept up to date with it."""
 
 
 class EnvironmentChoice(msgspec.Struct, frozen=True):
@@ -51,9 +51,10 @@ class EnvironmentChoice(msgspec.Struct, frozen=True):
     Attributes:
         verify: whether every file here is read.
         copies: whether hosts that see this program's files get a copy, too.
-        machines: others than the mesh's hosts, which need `sh` and `tar` only: names for ssh, or commands.
+        machines: machines other than the mesh's hosts, which need `sh` and `tar` only: names for ssh, or
+            commands.
         same_path: whether these get a link to it at the environment's own path.
-        watch: whether what is installed or edited from then on goes before the next cell.
+        watch: whether packages installed or edited later are sent before the next cell.
     """
 
     verify: bool = False
@@ -68,9 +69,9 @@ class SyncRequest(msgspec.Struct, frozen=True):
 
     Attributes:
         paths: files or folders.
-        timeout_s: so long a rank that is busy is waited for.
+        timeout_s: seconds to wait for a busy rank.
         reload: whether modules are reloaded, too.
-        environment: how the environment is brought to hosts; None: it isn't.
+        environment: how the environment is sent to hosts; None: it isn't.
     """
 
     paths: tuple[str | os.PathLike[str], ...] = ()
@@ -80,8 +81,8 @@ class SyncRequest(msgspec.Struct, frozen=True):
 
 
 def sync(mesh: Mesh, request: SyncRequest, options: SyncOptions) -> SyncReceipt:
-    """Bring files to the other hosts of a mesh, and have this program and all ranks reload what has
-    changed; see `Mesh.sync`.
+    """Copy files to the other hosts of a mesh, and have this program and all ranks reload changed modules;
+    see `Mesh.sync`.
     """
     start = time.monotonic()
     session = session_of(mesh)
@@ -107,7 +108,7 @@ def sync(mesh: Mesh, request: SyncRequest, options: SyncOptions) -> SyncReceipt:
 
 
 def _environment(mesh: Mesh, choice: EnvironmentChoice, *, is_dry: bool) -> tuple[Part, ...]:
-    """Bring the environment of this program to all hosts that run ranks, and to machines that are named."""
+    """Send the environment of this program to all hosts that run ranks, and to named machines."""
     followed = shipping.FollowedEnvironment(copies=choice.copies) if choice.watch and not is_dry else None
     progress = shipping.Progress()
     over = show_until_over(progress, BAR_AFTER_S)
@@ -141,7 +142,7 @@ def _environment(mesh: Mesh, choice: EnvironmentChoice, *, is_dry: bool) -> tupl
 def _send(
     mesh: Mesh, scanned: Scanned, progress: shipping.Progress, *, copies: bool, is_dry: bool = False
 ) -> EnvironmentPart:
-    """Bring an environment to all hosts that run ranks; return also which ranks run another one."""
+    """Send an environment to all hosts that run ranks; return also the ranks that run another one."""
     hosts = mesh.living().host_indices
     part = shipping.send_environment(
         session_of(mesh), hosts, scanned, copies=copies, dry_run=is_dry, progress=progress
@@ -153,13 +154,15 @@ def _send(
 
 
 def environment_has_changed(session: Session) -> bool:
-    """Say whether this program's environment is followed, and isn't any more what hosts were given."""
+    """Say whether this program's environment is followed, and has changed since it was sent."""
     followed = _followed.get(session)
     return followed is not None and followed.has_changed()
 
 
 def _bring_environment(mesh: Mesh) -> None:
-    """Bring what was installed or edited since; what can't be is said, and ranks run what they run."""
+    """Send packages that were installed or edited since; errors are printed, and ranks continue with what
+    they have.
+    """
     followed, progress = _followed[session_of(mesh)], shipping.Progress()
     over = show_until_over(progress, BAR_AFTER_S)
     try:
@@ -185,8 +188,8 @@ def remote_hosts(mesh: Mesh) -> list[int]:
 
 
 def before_cell(mesh: Mesh) -> None:
-    """See whether other hosts have what the files of workspaces hold that were brought there; do about it as
-    `sync_mode` says. Hosts that have come since are given what the others were.
+    """Check whether other hosts have the present files of their workspaces; act as `sync_mode` says. Hosts
+    that have joined since are brought up to date.
 
     Costs some microseconds if nothing has been saved since.
 
@@ -248,14 +251,12 @@ def _absolute(paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
 
 
 def sync_mode(mesh: Mesh) -> SyncMode:
-    """Return the mode by which ranks handle code that has changed."""
+    """Return the mode in which ranks react to changed code."""
     return SyncMode.of(session_of(mesh).request(GetName(_NAME)) or mesh.started_with_env.get(SYNC_VARIABLE))
 
 
 def set_sync_mode(mesh: Mesh, mode: str) -> None:
-    """Have ranks do something else about code that has changed, and those that take their places; busy
-    ones when they're done.
-    """
+    """Set how ranks react to changed code, also those that replace them; busy ones once their work ends."""
     if mode not in tuple(SyncMode):
         raise MeshUsageError(f"sync_mode is one of {', '.join(SyncMode)}, not {mode!r}")
     session_of(mesh).request(SetName(_NAME, str(mode)))
@@ -263,5 +264,5 @@ def set_sync_mode(mesh: Mesh, mode: str) -> None:
         _stop_following(session_of(mesh))
     with suppress(
         RankTimeout, DeviceMeshError
-    ):  # those that are busy read it when they're done; those that have died, when they're started again
+    ):  # busy ranks read it when their work ends; dead ones, when they are restarted
         mesh.living().set_environment({SYNC_VARIABLE: str(mode)}).get(MODE_S)

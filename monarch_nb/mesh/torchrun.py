@@ -1,6 +1,6 @@
-"""`torchrun --nproc-per-node 4 -m monarch_nb.mesh.torchrun NAME`: nodes of a launch are the hosts of a mesh,
-with as many ranks on each as the launch has processes there. srun and others that set RANK, WORLD_SIZE,
-MASTER_ADDR and MASTER_PORT do as well.
+"""`torchrun --nproc-per-node 4 -m monarch_nb.mesh.torchrun NAME`: the nodes of a launch become the hosts of a
+mesh, with as many ranks on each as the launch has processes there. srun and other launchers that set RANK,
+WORLD_SIZE, MASTER_ADDR and MASTER_PORT work as well.
 
 The launch's own processes wait until the mesh ends. A notebook on the first node attaches to it by name.
 """

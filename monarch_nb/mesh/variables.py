@@ -199,7 +199,7 @@ class Difference:
         return bool(self.leaves)
 
     def text(self) -> str:
-        """Return it in words."""
+        """Return the differences between ranks as text."""
         if not self.leaves:
             return f"{self.name} is equal on all ranks"
         num = len(self.leaves) + self.num_hidden
@@ -253,7 +253,7 @@ def _compare(mesh: Mesh, name: str, path: str, groups: list[tuple[int, ...]]) ->
 
 
 MISSING = "<missing>"
-"""What a rank answers that has no such part."""
+"""A rank's answer if it has no such part."""
 
 
 def describe_difference(value: Any, reference: Any) -> str:

@@ -1,5 +1,6 @@
-"""Collect a profile after the cell: what ranks have recorded is fetched, put together and written next to the
-notebook."""
+"""Collects a profile after the cell: the recordings of ranks are fetched, merged and written next to the
+notebook.
+"""
 
 from __future__ import annotations
 

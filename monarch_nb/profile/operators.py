@@ -1,4 +1,4 @@
-"""The operators of a cell, folded over ranks: who spends how much in what, and which rank the most."""
+"""Operators of a cell, folded over ranks: their total time, and the rank that spent most."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from monarch_nb._units import time_text
 
 Row = tuple[str, int, float, float]
-"""Of one rank: name, calls, its own CPU time, its own GPU time in microseconds."""
+"""A row of one rank: name, calls, its own CPU time, its own GPU time in microseconds."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Profile: what ranks have recorded of a cell, as tables; the traces are in a file."""
+"""The profile of a cell: the recordings of ranks as tables; the traces are in a file."""
 
 from __future__ import annotations
 

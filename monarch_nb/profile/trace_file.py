@@ -1,5 +1,5 @@
-"""One file with the traces of all ranks, as Perfetto and Chrome read it. Ranks have prepared their parts
-(`_rank/trace.py`): here they are put behind each other.
+"""Merges the traces of all ranks into one file for Perfetto and Chrome. Ranks have prepared their parts
+(`_rank/trace.py`), which are concatenated here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The data plane: handles travel in messages, bytes go from memory to memory by the fastest way there is.
+"""The data plane: handles travel in messages, bytes from memory to memory by the fastest available path.
 
     >>> import torch
     >>> from monarch_nb.rdma import RDMABuffer

@@ -1,4 +1,4 @@
-"""`RDMAAction`: many transfers in one."""
+"""`RDMAAction`: a list of transfers that are executed together."""
 
 from __future__ import annotations
 

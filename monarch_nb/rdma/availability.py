@@ -1,4 +1,4 @@
-"""Says whether RDMA is available here, by functions with the names that Monarch gives them."""
+"""Reports whether RDMA is available here, by functions with Monarch's names."""
 
 from __future__ import annotations
 

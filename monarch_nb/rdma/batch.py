@@ -1,6 +1,4 @@
-"""Several transfers that are one for whoever waits: those that a path does in one go are put together, and
-some run at a time.
-"""
+"""Several transfers with one result: those that a path can fuse are combined, and a few run at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     from monarch_nb.rdma.data_plane import DataPlane
 
 MAX_WORKERS = 4
-"""So many at a time."""
+"""Maximum number of concurrent transfers."""
 
 Unit = Callable[[], Receipt]
 
@@ -90,7 +88,7 @@ class Batch:
         start = time.perf_counter()
         try:
             path.transfer_together(jobs)
-        except PathUnavailable:  # as each of them is told
+        except PathUnavailable:  # each transfer is run alone, as its own paths permit
             return together([self._plane.run(job, self._forced) for job in jobs], time.perf_counter() - start)
         receipt = Receipt(jobs[0].op, path.name, sum(job.nbytes for job in jobs), time.perf_counter() - start)
         self._plane.totals.add(receipt)

@@ -1,6 +1,4 @@
-"""Parts of an n-dimensional array, as boxes: where two overlap, and what is left of one without the other.
-Pure.
-"""
+"""Boxes, parts of an n-dimensional array: intersection and difference. Pure."""
 
 from __future__ import annotations
 

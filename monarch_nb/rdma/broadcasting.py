@@ -28,7 +28,7 @@ class BroadcastToBuffers(Protocol):
         """Copy a buffer into others."""
 
     def fill(self, plane: DataPlane, question: Fill, /) -> Receipt:
-        """Read another's buffer into one of this process, as somebody asks."""
+        """Read another process' buffer into one of this process, on request."""
 
 
 class BroadcastToMesh(Protocol):
@@ -47,7 +47,7 @@ _load: Callable[[], tuple[BroadcastToBuffers, BroadcastToMesh]] | None = None
 
 
 def provide(load: Callable[[], tuple[BroadcastToBuffers, BroadcastToMesh]]) -> None:
-    """Say how to get them."""
+    """Set the functions that load the implementations."""
     global _load
     _load = load
 

@@ -1,5 +1,5 @@
-"""`RDMABuffer`: memory that others may read and write. The handle travels in messages, the bytes by the
-best way there is.
+"""`RDMABuffer`: memory that other processes may read and write. The handle travels in messages, the bytes by
+the best path.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class RDMABuffer:
             512 MiB to 16 in 1.1 s; copies: 2 by verbs, 14 by shm
             >>> weights.broadcast_into(mesh, "weights").get()                         # doctest: +SKIP
         """
-        deadline_of(timeout)  # bad ones are told at once
+        deadline_of(timeout)  # invalid arguments raise at once
         if isinstance(to, ProcMesh):
             if name is None or not name.isidentifier():
                 raise MeshUsageError(
@@ -214,7 +214,7 @@ class RDMABuffer:
         """
         return RDMABuffer._of(self._handle.part(index))
 
-    # --- what it is
+    # --- description
 
     def size(self) -> int:
         """Return its bytes."""

@@ -1,5 +1,4 @@
-"""The data plane of one process: what it has registered, which ways it knows, and the threads that move
-bytes.
+"""The data plane of one process: its registrations, its paths, and the threads that move bytes.
 
 Made when first used. Small transfers by a quick path are done in the thread that asks for them, for a
 hand-over costs more than they do; others in threads of their own, so that an event loop goes on meanwhile.
@@ -37,11 +36,11 @@ from monarch_nb.rdma.totals import Totals
 from monarch_nb.rdma.transfer import Receipt, Transfer
 
 INLINE_BYTES = 256 << 10
-"""Up to that many bytes a quick path moves at once, in the thread that asks."""
+"""Maximum number of bytes that a fast path moves at once, in the calling thread."""
 
 MAX_MOVES = 8
 MAX_ANSWERS = 64
-"""More than may ever wait for each other; threads are made when they're needed."""
+"""More threads than can ever wait for each other; they are made when needed."""
 LEFT = "this process has left its mesh"
 T = TypeVar("T")
 _PR_SET_PTRACER = 0x59616D61
@@ -74,7 +73,7 @@ class DataPlane:
         self.services: dict[str, Answerer] = {
             Drop.to: self._drop_asked, Fill.to: self._fill_asked, Lead.to: self._lead_asked,
         }  # fmt: skip
-        """What others may ask of this process, besides of its paths."""
+        """Requests that other processes may make to this one, besides those of its paths."""
         _let_peers_read_us()
         link.serve(self.answer, self.in_background)
 
@@ -188,7 +187,7 @@ class DataPlane:
 
     def submit(self, jobs: Sequence[Job], path: str | None = None) -> Transfer:
         """Begin transfers that are one for whoever waits."""
-        path = path or chosen()  # here: another thread has another context
+        path = path or chosen()  # in this thread: another thread has another context
         transfer = Transfer(list(jobs))
         with self._lock:
             self._check_open()
@@ -198,7 +197,7 @@ class DataPlane:
         else:
             try:
                 self._moves.submit(self._run, transfer, path)
-            except RuntimeError:  # closed this very moment
+            except RuntimeError:  # closed at this very moment
                 self._check_open()
                 raise
         return transfer
@@ -215,10 +214,10 @@ class DataPlane:
     def _run(self, transfer: Transfer, forced: str | None) -> None:
         start = time.perf_counter()
         try:
-            with use_path(forced):  # as it is where the transfer was asked for
+            with use_path(forced):  # the path that the caller has forced
                 receipts = Batch(self, transfer.jobs, forced).run()
         except MeshError as error:
-            # The message says it all; the reader's own lines are what matters.
+            # The message explains everything; only the user's own lines matter.
             transfer.finish(None, RDMAError(LEFT) if self.closed else error.with_traceback(None))
         except BaseException as error:
             transfer.finish(None, error)
@@ -243,7 +242,7 @@ class DataPlane:
         self.totals.add(receipt)
         return receipt
 
-    # --- asking, and answering
+    # --- requests
 
     def ask(self, question: Question[T], timeout_s: float = 30.0) -> T:
         """Ask the owner of a buffer, about it: the path there that the question names answers
@@ -290,7 +289,7 @@ class DataPlane:
             path.close()
         self._moves.shutdown()
         self._answers.shutdown()
-        for transfer in list(self._active):  # those that had not begun
+        for transfer in list(self._active):  # transfers that hadn't begun
             if not transfer.done():
                 transfer.finish(None, RDMAError(LEFT))
 

@@ -1,4 +1,4 @@
-"""Extract big arrays from a value, and restore them: the value travels in a message, the arrays as
+"""Extracts big arrays from a value, and restores them: the value travels in a message, the arrays as
 buffers.
 """
 
@@ -14,7 +14,7 @@ from monarch_nb.rdma.segments import empty
 
 
 class Placeholder:
-    """Stands where an array was extracted; `index` is its number in the list."""
+    """A placeholder for an extracted array; `index` is its number in the list."""
 
     __slots__ = ("index",)
 

@@ -1,5 +1,4 @@
-"""Describe a buffer in messages, in place of its bytes: who owns them, where they are, and the key that says
-whether they're still there.
+"""Describes a buffer in messages: its owner, its location, and the key that shows whether it still exists.
 
 Three numbers make a handle safe to keep. `process` names one run of one program, so that a rank that was
 respawned, or another program with its pid, is not mistaken for the owner. `key` names one registration; the
@@ -19,9 +18,9 @@ from monarch_nb._wire.mesh_address import APART
 from monarch_nb.rdma.layout import Layout
 
 MemoryKind = Literal["tensor", "array", "bytes"]
-"""What memory was made of."""
+"""Kind of object that memory was made from."""
 PROCESS = secrets.randbits(63)
-"""This run of this program. A fork draws anew (`_drawn_anew`)."""
+"""Random number of this run of the program. A fork draws anew (`_drawn_anew`)."""
 
 
 def _drawn_anew() -> None:
@@ -44,7 +43,7 @@ def this_machine() -> str:
 
 
 Addresses = tuple[tuple[str, int], ...]
-"""Meshes, and the proc id in each."""
+"""Meshes, with the proc id in each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +52,10 @@ class Owner:
 
     Attributes:
         addresses: its proc id in each mesh that it's in.
-        process: this run of it.
+        process: identifies this run of the process.
         pid: on `machine`.
         machine: see `this_machine`.
-        label: what people call it: `rank 3`.
+        label: name for people: `rank 3`.
         host: its host's name.
         table: descriptor and inode of its table of keys, in that process.
     """
@@ -80,8 +79,8 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Memory that others can map: descriptor and inode in the owner's process, and where the region begins
-    in it.
+    """Memory that other processes can map: descriptor and inode in the owner's process, and the offset of the
+    region in it.
     """
 
     fd: int
@@ -94,17 +93,17 @@ class Handle:
     """A registered region, or a part of it.
 
     Attributes:
-        owner: whose memory it is.
+        owner: owner of the memory.
         slot, key: its line in the owner's table of keys.
         address: of the region, in the owner's address space (on its device).
         region_bytes: length of the region.
         layout: where the elements lie, in bytes from `address`.
         dtype: name of the element type, as torch and numpy know it: `float32`.
-        kind: what it was made of.
+        kind: kind of object that it was made from.
         device: `cpu`, or `cuda:0` as the owner counts.
         gpu: the GPU's UUID.
         read_only: whether it may not be written.
-        shared: where others can map it, if they can.
+        shared: where other processes can map it, if they can.
     """
 
     owner: Owner

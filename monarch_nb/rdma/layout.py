@@ -1,4 +1,4 @@
-"""The memory layout of arrays: shape, strides, and the runs of memory that they make. Pure.
+"""The memory layout of arrays: shape, strides, and their contiguous runs of memory. Pure.
 
 A transfer between two layouts is a list of pieces, each contiguous on both sides; nothing else in this room
 knows about strides.

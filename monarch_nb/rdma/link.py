@@ -1,5 +1,5 @@
-"""Links the data plane of one process to those of others, and says who this process is. The mesh's messages
-do both; a test may do it otherwise.
+"""Connects the data plane of one process to those of others, and identifies this process. The mesh's messages
+do both; tests have another implementation.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer with something that is done once it has been sent, whether that went well or not."""
+    """An answer with a callback that runs after it has been sent, successfully or not."""
 
     value: object
     afterwards: Callable[[], None]
 
 
 Answerer = Callable[[Any], object]
-"""Answers a question, by what its type says or by an `Answer` that holds it."""
+"""Answers a request, with the type that the request declares or an `Answer` that holds it."""
 
 
 class Link(Protocol):
@@ -91,8 +91,8 @@ def ask_process(
 
 
 class _LateReply(OneReply):
-    """A reply that somebody may wait for, or not; how long it took. Who is interrupted waits no longer,
-    and the other goes on.
+    """A reply that may be waited for, or abandoned, with its duration. An interrupted waiter abandons it, and
+    the request continues.
     """
 
     __slots__ = ("seconds",)
@@ -108,7 +108,7 @@ class _LateReply(OneReply):
         return ()
 
     def when_ready(self, callback: Callable[[], None]) -> None:
-        if self.due is not None and not self.ready:  # a thread that waits looks at the clock itself
+        if self.due is not None and not self.ready:  # a waiting thread checks the time itself
             self.transport.reader.call_at(self.due, self._on_timer)
         super().when_ready(callback)
 
@@ -173,7 +173,7 @@ def _read(reply: OneReply, who: str) -> Any:
 
 
 class MeshLink:
-    """Asks by a mesh's messages: between machines they are encrypted and come from those who are let in.
+    """The link through a mesh's messages: between machines they are encrypted and authenticated.
 
     A rank is in one mesh; a program may be connected to several.
     """
@@ -230,7 +230,7 @@ class MeshLink:
             def on_request(message: Message) -> None:
                 body = Body(
                     transport, message
-                )  # now: a buffer that travels along is mapped before its sender forgets it
+                )  # at once: a buffer in the answer is mapped before its sender drops it
                 submit(lambda: self._answer(transport, answerer, message, body))
 
             transport.services[calls.DATA_PLANE] = on_request
@@ -262,7 +262,7 @@ class MeshLink:
 
 
 class LoopLink:
-    """Asks nobody but this process: a data plane without a mesh."""
+    """The link of a data plane without a mesh: it reaches only this process."""
 
     def __init__(self, label: str = "this process") -> None:
         self.addresses: Addresses = (("", 0),)

@@ -1,4 +1,4 @@
-"""A `Future` whose value some thread of this process sets: `.get()`, `await` and callbacks, without a
+"""A `Future` whose value a thread of this process sets: `.get()`, `await` and callbacks, without a
 message.
 """
 
@@ -17,7 +17,7 @@ U = TypeVar("U")
 
 
 class LocalFuture(Future[T]):
-    """The answer to something that this process does itself.
+    """A future whose value this process sets itself.
 
     Example:
         >>> future = LocalFuture()

@@ -1,5 +1,5 @@
-"""Local memory of any kind: a tensor, an array, anything with the buffer protocol. Where it is, how it
-lies, whether it may be written.
+"""Describes local memory of any kind (a tensor, an array, anything with the buffer protocol): its address,
+its layout, and whether it may be written.
 """
 
 from __future__ import annotations

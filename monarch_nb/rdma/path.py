@@ -29,24 +29,24 @@ WRITE: Final = "write"
 
 
 class PathUnavailable(Exception):
-    """A path can't be taken between these two, which showed only when it was tried; nothing has been
-    moved. The next one is tried.
+    """The error of a path that can't be used between these two processes, found only when it was tried;
+    nothing has been moved. The next one is tried.
     """
 
 
 @dataclass
 class Job:
-    """One transfer, as a path sees it. Used by the one thread that runs it.
+    """A transfer, as a path sees it. Used by the one thread that runs it.
 
     Attributes:
         op: `read`: from the buffer into local memory; `write`: the other way.
         handle: the buffer, or a part of it.
-        local: as many bytes of this process.
+        local: local memory of the same size.
         deadline: when it must be over (`time.monotonic`); None: never.
         after: a CUDA event that must pass before local GPU memory is touched: what was queued when the
             transfer was asked for.
-        cancelled: set when nobody waits any more.
-        done_bytes: how far it is; the path adds to it.
+        cancelled: set when no thread waits for the transfer any more.
+        done_bytes: bytes moved so far; the path adds to it.
     """
 
     op: Op
@@ -116,28 +116,29 @@ def gone(handle: Handle, why: str = "") -> BufferGone:
 
 
 class Path(ABC):
-    """One way for bytes, in one process. Made once per process, by `DataPlane`, when first looked at.
+    """The base of paths: one way of moving bytes. Made once per process, by `DataPlane`, when first looked
+    at.
 
     `refusal` and `transfer` are called in the process that reads or writes, `answer` in the owner's.
     `transfer` and `answer` run in threads of the data plane and may block; several at once.
     """
 
     name: str
-    """What people call it: `verbs`."""
+    """Name for display: `verbs`."""
     reaches_gpus = False
     """Whether local memory and the buffer may be on a GPU. If not, the data plane brings local GPU memory
     through the host.
     """
 
     takes_strides = False
-    """Whether it moves elements that lie strewn as fast as they can be. If not, the data plane brings thin
-    ones through memory in one piece.
+    """Whether it moves strided elements at full speed. If not, the data plane copies scattered ones into
+    contiguous memory.
     """
 
     encrypts = False
-    """Whether what leaves the machine can't be read on its way."""
+    """Whether bytes that leave the machine are encrypted."""
     fuses = False
-    """Whether many transfers cost less in one go (`transfer_together`)."""
+    """Whether many transfers cost less together (`transfer_together`)."""
 
     def __init__(self, plane: DataPlane) -> None:
         self.plane = plane

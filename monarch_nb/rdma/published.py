@@ -1,4 +1,5 @@
-"""Whole models: `publish` says where each tensor's shards are, `load_into` reads what a rank needs of them.
+"""Published models: `publish` describes where each tensor's shards are, `load_into` reads the parts that a
+rank needs.
 
 The two sides may be sharded differently, over meshes of different shapes: each reader takes, for each of its
 shards, just the parts that overlap, straight out of the owners' memory into its own. Where several ranks have
@@ -42,12 +43,13 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Published:
-    """The location of a model's tensors. Travels in messages; `join` puts those of several ranks together.
+    """The location of a published model's tensors, as a handle. Travels in messages; `join` puts those of
+    several ranks together.
 
     Attributes:
         tensors: by name, as in the state dict; nested names are joined by dots.
         values: what isn't a tensor, by name.
-        counters: of each rank that has published it, which version it holds; empty without versions.
+        counters: the version that each publishing rank holds; empty without versions.
 
     Example:
         >>> published = trainer.publish.call().get()         # doctest: +SKIP

@@ -1,5 +1,5 @@
-"""Types of questions of one data plane to another: a path has its own questions beside its code; here are
-those that every process answers.
+"""Types of requests between data planes: a path's own requests are beside its code; here are those that every
+process answers.
 
 Questions travel as calls of the mesh's messages do, encoded by the sender: some hold a handle of the user's,
 such as a mesh. Each names who answers it: a path, or one of `DataPlane.services`.
@@ -19,7 +19,9 @@ AnswerT = TypeVar("AnswerT", covariant=True)
 
 
 class Question(Record, Generic[AnswerT], frozen=True):
-    """Asks the owner of a buffer for something; `AnswerT` is the type of the answer, which is never None."""
+    """The base of requests to the owner of a buffer; `AnswerT` is the type of the answer, which is never
+    None.
+    """
 
     to: ClassVar[str]
     """The path, or the service, that answers."""
@@ -28,17 +30,17 @@ class Question(Record, Generic[AnswerT], frozen=True):
 
 
 class Done(Record, frozen=True):
-    """The answer that says no more than that it's done."""
+    """The answer that a request was carried out."""
 
 
 class Drop(Question[Done], frozen=True):
-    """Ends a registration."""
+    """The request to end a registration."""
 
     to = "drop"
 
 
 class Fetched(Question[Done], frozen=True):
-    """Says that a receiver has fetched what a message refers to; `by`: its places in its meshes."""
+    """The notice that a receiver has fetched the buffers of a message; `by`: its places in its meshes."""
 
     to = "fetched"
     by: Addresses

@@ -1,4 +1,4 @@
-"""Keeps the memory that this process has registered: its keys, and each path's registration of it."""
+"""Keeps the memory registrations of this process: their keys, and each path's registration of them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from monarch_nb.rdma.table import Table
 
 @dataclass
 class Region:
-    """A registration. It keeps the memory alive until it is dropped.
+    """A registration of memory, which it keeps alive until it is dropped.
 
     Attributes:
-        memory: what is registered.
+        memory: the registered memory.
         slot, key: its line in the table.
-        shared: where others can map it.
-        made: what a path has made for it, by the path's name: memory regions, IPC handles.
-        lock: held while a path makes something of it, and while it's dropped.
+        shared: where other processes can map it.
+        made: objects that a path has made for it, by the path's name: memory regions, IPC handles.
+        lock: held while a path makes such an object, and while the registration is dropped.
     """
 
     memory: Memory

@@ -1,5 +1,5 @@
-"""Send big arguments and results to other machines: the message says where the bytes are, and whoever opens
-it fetches them by the best path.
+"""Sends big arguments and results to other machines: the message describes where the bytes are, and the
+receiver fetches them by the best path when it decodes the message.
 
 Without this they'd go through both host processes, encrypted. The sender keeps a copy, as of every message,
 until all receivers have fetched it or have ended.
@@ -33,13 +33,15 @@ Receiver = tuple[str, int]
 
 
 class RemoteArguments:
-    """The buffers that this process offers to others, and who hasn't fetched them yet. Thread-safe."""
+    """The buffers that this process offers to others, with the receivers that haven't fetched them yet.
+    Thread-safe.
+    """
 
     def __init__(self, plane: DataPlane) -> None:
         self.plane = plane
         self._lock = threading.Lock()
         self._left: dict[int, tuple[RDMABuffer, set[Receiver]]] = {}
-        """By key: the buffer, and who has still to fetch it."""
+        """By key: the buffer, and the receivers that haven't fetched it yet."""
         self._watched: set[str] = set()
         plane.services[Fetched.to] = self.fetched
 
@@ -97,7 +99,7 @@ def remote_arguments() -> RemoteArguments:
 
 
 class _EndsOf:
-    """Tells of processes of one mesh that have ended."""
+    """The subscription to ends of processes of one mesh."""
 
     def __init__(self, mesh: str, arguments: RemoteArguments) -> None:
         self._mesh, self._arguments = mesh, arguments
@@ -108,7 +110,7 @@ class _EndsOf:
 
 
 class RemoteBody:
-    """Stands for a value in a message: decoding it fetches the buffers, and gives the value."""
+    """A stand-in for a value in a message: decoding it fetches the buffers, and returns the value."""
 
     def __init__(self, payload: bytes, buffer: RDMABuffer, sizes: Sequence[int]) -> None:
         self._contents = (payload, buffer, tuple(sizes))
@@ -153,5 +155,5 @@ def fetch(payload: bytes, buffer: RDMABuffer, sizes: Sequence[int]) -> Any:
 
 
 def _notify_fetched(plane: DataPlane, buffer: RDMABuffer) -> None:
-    with suppress(RDMAError, TransportClosed):  # the owner has ended, or we are about to
+    with suppress(RDMAError, TransportClosed):  # the owner has ended, or this process is about to
         plane.ask(Fetched(handle_of(buffer), plane.owner.addresses))

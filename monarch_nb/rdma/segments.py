@@ -1,4 +1,4 @@
-"""Memory that others can map: `empty` allocates it, and whoever reads a buffer of it needs no copy."""
+"""Memory that other processes can map: `empty` allocates it, and a reader of a buffer of it needs no copy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MADV_POPULATE_WRITE = 23
 
 
 class Segment(mmap.mmap):
-    """A mapped memfd of this process; known by its address until the last array in it is gone."""
+    """A mapped memfd of this process, found by its address until the last array in it is gone."""
 
     fd: int
     address: int
@@ -35,9 +35,9 @@ class Segment(mmap.mmap):
 
 
 _by_address: dict[int, tuple[int, int, int]] = {}
-"""By the address where it begins: length, descriptor, inode."""
+"""By start address: length, descriptor, inode."""
 _starts: list[int] = []
-_lock = threading.RLock()  # __del__ may come at any time, in the same thread
+_lock = threading.RLock()  # __del__ may run at any time, in the same thread
 
 
 def allocate(nbytes: int) -> Segment:

@@ -1,5 +1,5 @@
-"""Moves memory that a path can't take in place: GPU memory where it only knows the host's, and elements
-strewn so thinly that one by one costs more than a copy.
+"""Moves memory that a path can't take in place: GPU memory where it supports only the host's, and scattered
+elements whose individual transfer costs more than a copy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from monarch_nb.rdma.path import READ, WRITE, Job, Path
 THIN_BYTES = 1024
 """Runs shorter than this are gathered or scattered here, by a copy."""
 MAX_SPAN_RATIO = 4
-"""Up to so many times the wanted bytes are read when the wanted ones lie strewn among them."""
+"""Maximum ratio of read bytes to wanted bytes, when wanted ones are scattered."""
 HOST_CHUNK_BYTES = 64 << 20
 """GPU memory goes through the host in pieces of this size."""
 

@@ -1,5 +1,5 @@
-"""Keep which registrations hold, in a table in shared memory that the owner writes and everybody on its
-machine may read.
+"""A table of valid registrations, in shared memory that the owner writes and every process on its machine may
+read.
 
 So a reader on the same machine needs no word of the owner to learn that a buffer was dropped, and a NIC can
 read the line, too. A line is one 64-bit key; 0: free. The owner clears the line *before* it lets the memory
@@ -25,16 +25,16 @@ from contextlib import contextmanager
 NUM_SLOTS = 1 << 17
 KEY_BYTES = 8
 WRITERS_S = 10.0
-"""Writers look at the key between chunks: none is at it for so long."""
+"""Time after which no writer can still be using a key: writers check it between chunks."""
 _TICK_S = 0.0005
 
 
 class TableFull(RuntimeError):
-    """More registrations than the table has lines."""
+    """The error of more registrations than the table has lines."""
 
 
 class Table:
-    """This process' table. Lines that were never used cost no memory."""
+    """The table of this process' registrations. Lines that were never used take no memory."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("monarch_nb-keys", os.MFD_CLOEXEC)
@@ -119,7 +119,7 @@ class TableView:
         """Let the owner wait for us before it lets the memory of a line go. Look at the key inside: it may
         have been cleared before.
         """
-        with self._lock:  # a lock is the open file's: several threads of ours have one together
+        with self._lock:  # the lock belongs to the open file: several threads of this process share it
             self._writers[slot] = self._writers.get(slot, 0) + 1
             if self._writers[slot] == 1:
                 _lock(self._fd, slot, fcntl.F_RDLCK)

@@ -1,5 +1,6 @@
-"""Count what this process has moved, by path: a rank notes it on its activity page, where its host process
-reads it."""
+"""Counts the bytes that this process has moved, by path: a rank writes them to its activity page, where its
+host process reads them.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Totals:
-    """Running totals, counted where transfers are asked for. Thread-safe.
+    """The running totals of transfers, counted where they are requested. Thread-safe.
 
     Args:
-        page: where they're said, too.
+        page: activity page to which they are written.
     """
 
     def __init__(self, page: ActivityPage | None = None) -> None:

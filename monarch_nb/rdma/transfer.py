@@ -1,4 +1,4 @@
-"""A transfer on its way, and the receipt that says how it went."""
+"""A transfer in progress, and the receipt that describes its result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monarch_nb.rdma.local_future import LocalFuture
 from monarch_nb.rdma.path import Job, Op
 
 STOP_S = 5.0
-"""How long somebody who has given up waits for the transfer to leave the memory alone."""
+"""How long a cancelled wait lasts until the transfer has stopped using the memory."""
 
 LONG_S = 1.0
 """A transfer that takes longer is shown in a notebook while it's waited for."""
@@ -26,12 +26,12 @@ class Receipt:
 
     Attributes:
         op: `read` or `write`.
-        path: by which way: `local`, `shm`, `cuda_ipc`, `verbs`, `tcp`, or one that was added; several are
+        path: name of the path: `local`, `shm`, `cuda_ipc`, `verbs`, `tcp`, or an added one; several are
             joined by `+`.
-        num_bytes: that were moved.
-        seconds: from the call to the last byte.
+        num_bytes: bytes moved.
+        seconds: duration from the call to the last byte.
         why_not: for each better path, why it was not taken.
-        version: of a model that was published with one: which one this is.
+        version: version of a published model.
     """
 
     op: Op
@@ -56,7 +56,7 @@ class Receipt:
 
 
 class Transfer(LocalFuture[Receipt]):
-    """The result of `read_into` and `write_from`: `.get()` it, or `await` it. It has begun already.
+    """The transfer started by `read_into` or `write_from`: `.get()` it, or `await` it.
 
     Example:
         >>> receipt = buffer.read_into(tensor).get()   # doctest: +SKIP
@@ -92,7 +92,7 @@ class Transfer(LocalFuture[Receipt]):
             return super()._wait(timeout)
         except KeyboardInterrupt:
             self.cancel()
-            super()._wait(STOP_S)  # who is interrupted may use the memory again
+            super()._wait(STOP_S)  # an interrupted caller may reuse the memory
             raise
 
     def _wait_for(self, ended: threading.Event, timeout: float | None) -> bool:

@@ -28,11 +28,11 @@ from monarch_nb.rdma.path import READ, WRITE, Job
 _BEGUN, _DONE, _ASKED = 0, 1, 2
 _FIRST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.02
-"""How often a reader that waits looks: less often each time."""
+"""Maximum interval at which a waiting reader looks; the interval grows."""
 
 _FIRST_ASK_S = 0.05
 _LONGEST_ASK_S = 10.0
-"""For how long a reader asks a writer to hold still: at first, and at most."""
+"""How long a reader asks a writer to pause: at first, and at most."""
 _HOLD_POLL_S = 0.0005
 _TELL_S = 10.0
 
@@ -80,7 +80,7 @@ def writing(counters: Sequence[RDMABuffer], version: int | None) -> Iterator[int
         raise MeshUsageError(f"updating: a new version is a number above {before}, not {new!r}")
     _hold_still(memory)
     memory[_BEGUN] = new
-    yield new  # if this raises, what is there is no version: it stays begun, until the next one is done
+    yield new  # if this raises, there is no valid version: it stays begun until the next one is complete
     _finish_on_devices()
     memory[_DONE] = new
 
@@ -93,7 +93,7 @@ def _hold_still(memory: Any) -> None:
         while int(memory[_ASKED]) == asked and time.monotonic() < until:
             time.sleep(_HOLD_POLL_S)
         if int(memory[_ASKED]) == asked:
-            break  # whoever asked has taken longer than it has said, or has ended
+            break  # the asker has exceeded its time, or has ended
     memory[_ASKED] = 0
 
 
@@ -126,11 +126,12 @@ def _key(counter: RDMABuffer) -> tuple[int, int]:
 
 
 class Turn:
-    """One reader's turn: it looks until it has all of one version, and has writers hold still if that fails.
+    """One reader's attempt to get one version completely; if versions change too quickly, it has writers
+    pause.
 
     Args:
         counters: of all publishers.
-        deadline: when it must be over (`time.monotonic`); None: never.
+        deadline: time limit (`time.monotonic`); None: none.
     """
 
     def __init__(self, counters: Sequence[RDMABuffer], deadline: float | None) -> None:
@@ -160,7 +161,7 @@ class Turn:
                 raise TransferTimeout(_late(states, at_least))
             first = first or done
             if done != first and all(_reaches(each, at_least) for each in done):
-                self._ask()  # versions come, but no moment in which nobody writes
+                self._ask()  # new versions arrive continuously, without a moment in which nobody writes
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -185,7 +186,7 @@ class Turn:
     def end_turn(self) -> None:
         """Have writers go on, if they were asked to hold still."""
         if self._num_asked:
-            with suppress(RDMAError):  # one has ended: nobody waits there
+            with suppress(RDMAError):  # a publisher has ended: no writer pauses there
                 self._tell(0)
 
     def _ask(self) -> None:

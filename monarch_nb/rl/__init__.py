@@ -1,5 +1,5 @@
-"""A queue and a buffer of rollouts for reinforcement learning between meshes: they hold producers back when
-consumers can't follow. Weights go the other way by `rdma.publish(state, version=0)`.
+"""A queue and a replay buffer of rollouts for reinforcement learning between meshes: they hold producers back
+when consumers can't keep up. Weights travel in the other direction by `rdma.publish(state, version=0)`.
 
     >>> from monarch_nb.rl import RolloutQueue
     >>> queue = trainer_mesh.slice(gpus=0).spawn("rollouts", RolloutQueue, 32)    # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""Rollouts that are used more than once, or never: a replay buffer."""
+"""A replay buffer: rollouts that may be used several times, or never."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from monarch_nb.rl.queue import QueueState, Rollout, check_count
 
 
 class ReplayBuffer(Actor):
-    """Holds the newest rollouts, and hands out random ones, without replacement within one sample.
+    """A buffer that holds the newest rollouts, and returns random ones, without replacement within one
+    sample.
 
     Args:
-        capacity: how many it holds; beyond that, the oldest goes.
-        min_size: `sample` waits until it holds so many.
+        capacity: maximum number of rollouts; beyond that, the oldest is dropped.
+        min_size: number of rollouts that `sample` waits for.
         samples_per_add: how often a rollout is to be sampled on average: `add` waits while consumers are
-            behind by more than `min_size` rollouts. None: nobody is held back.
-        seed: of the choice.
+            behind by more than `min_size` rollouts. None: producers never wait.
+        seed: seed of the random choice.
 
     Example:
         >>> buffer = mesh.slice(gpus=0).spawn("replay", ReplayBuffer, 10_000, min_size=256)  # doctest: +SKIP

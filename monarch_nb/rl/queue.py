@@ -1,4 +1,4 @@
-"""Rollouts on their way from generators to trainers: each is used once."""
+"""A queue of rollouts from generators to trainers: each is used once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from monarch_nb.exceptions import MeshError, MeshUsageError
 
 
 class QueueClosed(MeshError):
-    """Nothing more comes, or may be put."""
+    """The error of a queue that is closed: nothing more can be taken or put."""
 
 
 class Rollout(NamedTuple):
@@ -20,7 +20,7 @@ class Rollout(NamedTuple):
 
     Attributes:
         value: anything that can be sent.
-        version: of the weights that it was made with.
+        version: version of the weights that it was made with.
     """
 
     value: Any
@@ -32,13 +32,13 @@ class QueueState:
     """The state of a queue or a buffer.
 
     Attributes:
-        num_held: rollouts that it holds.
-        num_put: that were ever put.
-        num_taken: that were ever handed out.
-        num_stale: that were dropped because their version was too old.
-        num_held_back: producers that wait just now.
-        num_waiting: consumers that wait just now.
-        is_closed: whether nothing may be put any more.
+        num_held: number of rollouts in it.
+        num_put: number of rollouts ever put.
+        num_taken: number of rollouts ever taken.
+        num_stale: number of rollouts dropped because their version was too old.
+        num_held_back: number of waiting producers.
+        num_waiting: number of waiting consumers.
+        is_closed: whether it is closed to producers.
     """
 
     num_held: int
@@ -51,7 +51,7 @@ class QueueState:
 
 
 class RolloutQueue(Actor):
-    """A queue between meshes: `put` waits while it's full, `get` while it has too few.
+    """A queue between meshes: `put` waits while it is full, `get` while it holds fewer than requested.
 
     A producer that dies while it waits leaves its rollout behind; what a consumer was handed before it died
     is lost.

@@ -1,5 +1,5 @@
-"""Programs that torchrun would start, on the processes of a mesh: `SPMDActor` runs a script with the
-environment that it expects.
+"""Programs for torchrun, on the processes of a mesh: `SPMDActor` runs a script with the environment that
+torchrun sets.
 """
 
 from monarch_nb.spmd.environment import (

@@ -13,7 +13,7 @@ from monarch_nb.actor.proc_mesh import ProcMesh
 
 
 class AddrType(enum.Enum):
-    """The kind of a host's address that others are to connect to."""
+    """The kind of address of a host that others connect to."""
 
     Default = "IPv6, or else IPv4"
     IPv4 = "IPv4"

@@ -22,7 +22,7 @@ from monarch_nb.spmd.environment import AddrType, host_and_port
 
 
 class SPMDActor(Actor):
-    """Runs a script or a module on each process as torchrun would.
+    """The actor that runs a script or a module on each process as torchrun would.
 
     Example:
         >>> spmd = procs.spawn("spmd", SPMDActor)                                     # doctest: +SKIP

@@ -30,7 +30,9 @@ _PEAKS = ("active_bytes.all.peak", "reserved_bytes.all.peak")
 
 
 class CpuDevice(ModuleType):
-    """`torch.cpu`, with what TorchTitan asks of `torch.cuda`: a name, and memory in bytes."""
+    """The module `torch.cpu`, extended by the functions of `torch.cuda` that TorchTitan calls: name and
+    memory of the device.
+    """
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
@@ -67,7 +69,9 @@ class Properties:
 
 
 class _WithoutTriton(ModuleType):
-    """Kernels that can be imported, and say what they need when they are called."""
+    """A replacement for Triton's kernels, which can be imported, and raises an error that names the
+    requirement when called.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -104,7 +108,8 @@ def adapt_to_cpu() -> None:
 def _set_device() -> None:
     importlib.import_module("torchtitan.tools.utils")
     cpu = {"device_type": "cpu", "device_module": CpuDevice("torch.cpu")}
-    for name, module in list(sys.modules.items()):  # also those that have taken one of them by name already
+    # also modules that have imported one of them by name already
+    for name, module in list(sys.modules.items()):
         if name.startswith("torchtitan."):
             vars(module).update({each: cpu[each] for each in cpu.keys() & vars(module).keys()})
 
@@ -114,7 +119,7 @@ def _set_attention() -> None:
 
     attention: Any = importlib.import_module("torchtitan.models.common.attention")
     attention.FlexAttention._compiled_flex_attn = staticmethod(dense_attention)
-    attention._compiled_create_block_mask = create_block_mask  # to compile takes longer than to run it
+    attention._compiled_create_block_mask = create_block_mask  # compiling takes longer than running it
 
 
 def dense_attention(

@@ -1,4 +1,4 @@
-"""The one snapshot of a mesh: everything that shows its state renders this. Pure.
+"""The snapshot of a mesh, which everything that displays its state renders. Pure.
 
 model     the snapshot, its hosts and ranks
 delta     what changes of it

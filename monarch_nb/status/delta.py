@@ -1,4 +1,4 @@
-"""The changes of a mesh's state: found by whoever publishes it, applied by whoever shows it."""
+"""The changes of a mesh's state: computed by the publisher, applied by displays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monarch_nb.status.model import HostStatus, MeshHead, MeshStatus, RankStatus
 if TYPE_CHECKING:
 
     class HeadChange(MeshHead, frozen=True):
-        """The fields of a `MeshHead` that are new; the others aren't there."""
+        """The changed fields of a `MeshHead`; unchanged ones are unset."""
 
 else:
     HeadChange = defstruct(
@@ -28,13 +28,13 @@ HEAD_FIELDS = tuple(field.name for field in structs.fields(MeshHead))
 
 
 class FullStatus(Record, frozen=True, tag="status", tag_field="type"):
-    """All of a mesh's state."""
+    """The complete state of a mesh."""
 
     status: MeshStatus
 
 
 class StatusDelta(Record, frozen=True, tag="delta", tag_field="type"):
-    """The changed part of a mesh's state: fields of the mesh, and whole rows of hosts and ranks."""
+    """The change of a mesh's state: changed fields of the mesh, and complete rows of hosts and ranks."""
 
     mesh: HeadChange
     hosts: tuple[HostStatus, ...] = ()
@@ -45,8 +45,8 @@ StatusChange = FullStatus | StatusDelta
 
 
 class Versioned:
-    """A mesh's state in rows, each with the number of its last change: what is new since a given change is
-    found without comparing states.
+    """A mesh's state in rows, each with the number of its last change, so that the changes since a given
+    number are found without comparing states.
 
     Args:
         order: the keys of the ranks' rows, in order.

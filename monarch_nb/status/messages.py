@@ -7,25 +7,27 @@ from monarch_nb.status.model import MeshStatus
 
 
 class WatchStatus(Request[None], frozen=True):
-    """Send a group's state, and then what changes, as fast as it's taken: each a `StatusChange`."""
+    """Send a group's state, and then the changes, as fast as the client acknowledges them: each a
+    `StatusChange`.
+    """
 
     group: str
 
 
 class StatusTaken(Request[None], frozen=True):
-    """The state that was sent has been taken."""
+    """Acknowledge the state that was sent."""
 
     watch: int
 
 
 class UnwatchStatus(Request[None], frozen=True):
-    """Watch no longer."""
+    """End a watch on a group's state."""
 
     watch: int
 
 
 class Snapshot(Request[MeshStatus], frozen=True):
-    """Return a group's state. `fresh`: whether all hosts look at everything first."""
+    """Return a group's state. `fresh`: whether all hosts take new readings first."""
 
     group: str
     fresh: bool = True

@@ -1,4 +1,4 @@
-"""The one snapshot of a mesh, as data: everything that shows its state renders this.
+"""The snapshot of a mesh as data: everything that displays its state renders this.
 
 The controller makes it (`_host/controller/status_publisher`), `Mesh.status()` returns it, and text, widget,
 server extension, sidebar and command line show it. Times are seconds since the epoch, durations seconds,
@@ -24,7 +24,7 @@ TROUBLED = (RankState.LOST, RankState.UNRESPONSIVE, RankState.STOPPED)
 
 
 class HostStatus(Record, frozen=True):
-    """A machine of a mesh."""
+    """The state of a machine of a mesh."""
 
     index: int
     hostname: str
@@ -44,7 +44,7 @@ class HostStatus(Record, frozen=True):
 
 
 class RankStatus(Record, frozen=True):
-    """One rank."""
+    """The state of one rank."""
 
     rank: int
     host: int
@@ -79,7 +79,7 @@ class RankStatus(Record, frozen=True):
 
 
 class MeshHead(Record, frozen=True):
-    """A mesh without its hosts and ranks."""
+    """The state of a mesh without its hosts and ranks."""
 
     name: str
     pid: int
@@ -115,7 +115,7 @@ class MeshHead(Record, frozen=True):
 
 
 class MeshStatus(MeshHead, frozen=True, kw_only=True):
-    """A mesh at one moment."""
+    """The state of a mesh at one moment."""
 
     hosts: tuple[HostStatus, ...]
     ranks: tuple[RankStatus, ...]

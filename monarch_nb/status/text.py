@@ -1,4 +1,4 @@
-"""A mesh's state in words, and what a rank does."""
+"""Describes a mesh's state, and the activity of a rank, in words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from monarch_nb.status.model import HostStatus, MeshStatus, RankStatus
 
 MAX_CELLS_NAMED = 4
-"""Of those that wait for a rank."""
+"""Maximum number of named cells that wait for a rank."""
 
 
 def status_text(status: MeshStatus) -> str:

@@ -1,1 +1,1 @@
-"""For tests of programs that run on meshes: `chaos` breaks things on purpose."""
+"""Tools for tests of programs that run on meshes: `chaos` injects faults."""

@@ -1,5 +1,5 @@
-"""Breaks things on purpose: kill, stop, crash, starve or slow down ranks, cut off hosts; at random, but the
-same again with the same seed.
+"""Injects faults: kills, stops, crashes, starves or slows down ranks, disconnects hosts; at random, but
+reproducibly with a given seed.
 
 Example:
     >>> chaos = Chaos(mesh, seed=7)                          # doctest: +SKIP
@@ -47,7 +47,7 @@ class Fault:
     Attributes:
         kind: kill, segfault, abort (signals), exit (`os._exit`), stop (SIGSTOP until it's over), slow (a
             thread that computes), memory (an allocation that fails).
-        outcome: of what was run on the rank for it, if anything was.
+        outcome: result of what was run on the rank for it, if anything was.
     """
 
     kind: str
@@ -90,12 +90,12 @@ def release(mesh: ProcMesh, fault: Fault) -> None:
 
 
 class Chaos:
-    """Random faults, one after the other.
+    """A generator of random faults, one after the other.
 
     Args:
-        mesh: whose ranks suffer.
-        seed: the same faults come with the same seed.
-        kinds: which ones.
+        mesh: mesh whose ranks are broken.
+        seed: seed of the random choice; equal seeds give equal faults.
+        kinds: permitted kinds of faults.
     """
 
     def __init__(self, mesh: ProcMesh, seed: int = 0, kinds: Sequence[str] = KINDS) -> None:

@@ -1,4 +1,4 @@
-"""TensorBoard, Weights & Biases and MLflow, as far as a run needs them. Each is imported where it's used."""
+"""TensorBoard, Weights & Biases and MLflow, as far as a run needs them. Each is imported at its first use."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Config = Mapping[str, str | int | float | bool]
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A run, before it has begun.
+    """The specification of a run that hasn't begun yet.
 
     Attributes:
-        to: which tracker.
-        name: of the run.
-        project: what it belongs to (MLflow: the experiment).
-        key: makes it unique; a run of the same key goes on.
-        folder: where it's kept, if the tracker keeps it on this machine; empty: its own default.
-        group: runs of the same one stand together (W&B): the mesh.
-        config: what the user says of it.
-        facts: what the mesh says of itself.
+        to: name of the tracker.
+        name: name of the run.
+        project: project that it belongs to (MLflow: the experiment).
+        key: unique key; a run with the same key is continued.
+        folder: folder of the run, if the tracker keeps it on this machine; empty: its default.
+        group: group of the run (W&B): the mesh.
+        config: the user's configuration.
+        facts: facts about the mesh.
     """
 
     to: str
@@ -47,10 +47,10 @@ class RunSpec:
 
 
 class Backend(Protocol):
-    """A run that has begun."""
+    """The interface of a run that has begun."""
 
     where: str
-    """Where people find it."""
+    """Where users find the run."""
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         """Record values of a step."""
@@ -60,7 +60,7 @@ class Backend(Protocol):
 
 
 class TensorBoard:
-    """Event files, written by torch's SummaryWriter."""
+    """A run of TensorBoard: event files, written by torch's SummaryWriter."""
 
     def __init__(self, spec: RunSpec) -> None:
         module = _module("torch.utils.tensorboard", spec.to)
@@ -80,7 +80,7 @@ class TensorBoard:
 
 
 class WandB:
-    """One run of Weights & Biases; offline if WANDB_MODE says so. It prints nothing."""
+    """A run of Weights & Biases; offline if WANDB_MODE says so. It prints nothing."""
 
     def __init__(self, spec: RunSpec) -> None:
         wandb = _module("wandb", spec.to)
@@ -90,10 +90,11 @@ class WandB:
         self._run = wandb.init(
             project=spec.project, name=spec.name, group=spec.group or None, id=spec.key, resume="allow",
             config=spec.all_config, dir=spec.folder or None,
-            # Without `reinit` a second run of this process would be the first one.
+            # Without `reinit` a second run of this process would continue the first one.
             settings=wandb.Settings(silent=True, console="off", reinit="create_new"),
         )  # fmt: skip
-        # Ranks may be at different steps, and W&B drops what comes for an earlier one: so it's a value.
+        # Ranks may be at different steps, and W&B drops values for an earlier one: so the step is logged as a
+        # value.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
         self.where = self._run.dir if self._run.offline else self._run.url
@@ -108,7 +109,7 @@ class WandB:
 
 
 class MLflow:
-    """One run of an MLflow experiment."""
+    """A run of an MLflow experiment."""
 
     def __init__(self, spec: RunSpec) -> None:
         tracking = _module("mlflow.tracking", spec.to)
@@ -127,7 +128,7 @@ class MLflow:
     def write(self, values: Mapping[str, float], step: int) -> None:
         """See `Backend`."""
         for name, value in values.items():
-            # Its store of files can't have both `loss` and `loss/rank0`.
+            # MLflow's file store can't have both `loss` and `loss/rank0`.
             self._client.log_metric(self._id, _RANK.sub(r".\1", name), value, step=step)
 
     def finish(self, *, failed: bool) -> None:

@@ -1,17 +1,18 @@
-"""The mean over ranks of a value, once all have reported it."""
+"""Computes the mean of a value over ranks, once all have reported it."""
 
 from __future__ import annotations
 
 MAX_OPEN = 64
-"""So many steps of a value wait for ranks that haven't reported them; then the oldest is taken as it is. So
-what only one rank records has its mean, too."""
+"""Maximum number of steps of a value that wait for reports of ranks; beyond that, the mean of the oldest is
+taken over the ranks that reported. So a value recorded by only one rank has a mean, too.
+"""
 
 
 class Means:
-    """Of one run.
+    """The means over ranks of one run's values.
 
     Args:
-        num_ranks: of the mesh; it may get other sizes.
+        num_ranks: number of ranks of the mesh, which may change.
 
     >>> means = Means(2)
     >>> means.add("loss", 0, 0, 1.0), means.add("loss", 1, 0, 3.0)
@@ -23,7 +24,7 @@ class Means:
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
         self._open: dict[str, dict[int, dict[int, float]]] = {}
-        """By name, step and rank."""
+        """Values by name, step and rank."""
 
     def add(self, name: str, rank: int, step: int, value: float) -> list[tuple[int, float]]:
         """Take a rank's value; return steps that are complete with their means, in order."""

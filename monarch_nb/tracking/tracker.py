@@ -1,5 +1,5 @@
-"""`monarch_nb.track`: one run for all ranks. An actor on the first rank has it, so that it outlives the
-notebook; other ranks send their values there.
+"""`monarch_nb.track`: one run for all ranks. An actor on the first rank holds it, so that it outlives the
+notebook; other ranks send their values to that actor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import monarch_nb.mesh
 
 LOG_S = 60.0
-"""How long a tracker may take for one step, a first connection to its server included."""
+"""Time limit of a tracker for one step, including a first connection to its server."""
 _CHECK = {
     "tensorboard": "folder= says where its files go on the first rank's machine",
     "wandb": (
@@ -36,15 +36,14 @@ _CHECK = {
     "mlflow": "Check that its server runs, and that folder= or MLFLOW_TRACKING_URI on the ranks names it",
 }
 _NAME = "tracked run"
-"""Under it the mesh keeps the run that has begun last, for ranks that are started later."""
+"""Name under which the mesh keeps the latest run, for ranks that are started later."""
 _current: TrackedRun | None = None
-"""The run of the mesh that this process is in."""
+"""The run of this process' mesh."""
 
 
 class RunActor(Actor):
-    """Has the run of a tracker. Made again when its rank heals, it goes on with the same run, unless that was
-    finished.
-    """
+    """The actor that holds a run of a tracker. Created again when its rank is healed, it continues the
+    same run, unless that was finished."""
 
     def __init__(self, spec: RunSpec, num_ranks: int) -> None:
         self._spec = spec
@@ -93,11 +92,11 @@ class RunActor(Actor):
 
 
 class TrackedRun:
-    """A run of a tracker. It travels in messages; each rank's `log` goes to the same one. As a context
-    manager it ends with the block; if that raises, as a run that has failed.
+    """A handle on a run of a tracker. It can be sent in messages; each rank's `log` goes to the same run. As
+    a context manager it ends the run with the block, as failed if the block raises.
 
     Attributes:
-        where: a folder, an address, or a name under which people find it.
+        where: folder, address, or name under which the run is found.
 
     Example:
         >>> run = monarch_nb.track(mesh, to="wandb", project="llama")    # doctest: +SKIP
@@ -144,7 +143,7 @@ class TrackedRun:
             return
         try:
             self.finish(failed=True)
-        except MeshError as error:  # what was raised in the block is what the user is to see
+        except MeshError as error:  # the error raised in the block is what the user must see
             print(
                 f"the run at {self.where} couldn't be ended as failed: {error}\n"
                 "After mesh.heal(): run.finish(failed=True)",
@@ -245,11 +244,10 @@ def _adopt(run: TrackedRun) -> None:
 
 
 def _begun_before() -> TrackedRun | None:
-    """Return the run that had begun before this rank was started, if any. It's this rank's from now on."""
+    """Make the run that began before this rank was started this rank's run; return it, or None."""
     global _current
-    if process_context.rank is not None and _current is None:
-        kept = sessions.current().request(GetName(_NAME))
-        _current = codec.from_bytes(bytes.fromhex(kept)) if kept else None
+    kept = sessions.current().request(GetName(_NAME)) if process_context.rank is not None else None
+    _current = codec.from_bytes(bytes.fromhex(kept)) if kept else None
     return _current
 
 

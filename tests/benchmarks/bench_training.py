@@ -110,11 +110,11 @@ def compare(mesh: Mesh, folder: Path, what: str, words: tuple[str, ...], rounds:
     floor = _medians(found[THEIRS])
     for way, runs in found.items():
         mine = _medians(runs)
-        said = (
+        output = (
             f"{name} {ms:.2f} ms ({ms / base:.3f})"
             for name, ms, base in zip(("quickest", "median", "CPU"), mine, floor, strict=True)
         )
-        print(f"{what:<12} {way:<16} a step: {', '.join(said)}", flush=True)
+        print(f"{what:<12} {way:<16} a step: {', '.join(output)}", flush=True)
 
 
 def _medians(runs: list[Steps]) -> Steps:

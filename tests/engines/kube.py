@@ -259,8 +259,8 @@ class Kubelet(threading.Thread):
 
     def _ended(self, pod: Object, code: int) -> None:
         words = self._folder(pod) / "words"
-        said = words.read_text()[-4096:] if words.exists() else ""
-        terminated = {"exitCode": code, "reason": "Error" if code else "Completed", "message": said}
+        output = words.read_text()[-4096:] if words.exists() else ""
+        terminated = {"exitCode": code, "reason": "Error" if code else "Completed", "message": output}
         self._tell(pod, "Failed" if code else "Succeeded", {"terminated": terminated})
 
     def _tell(self, pod: Object, phase: str, state: Object) -> None:

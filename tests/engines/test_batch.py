@@ -42,15 +42,15 @@ def test_a_notebook_in_a_job_takes_its_nodes(cluster: Cluster, tmp_path: Path) -
         f"exec {sys.executable} -m papermill in.ipynb out.ipynb -k here\n"
     )
     (tmp_path / "job.sh").write_text(script)
-    said = tmp_path / "said"
-    job = cluster.command("sbatch", "--parsable", "--nodes=2", f"--output={said}", str(tmp_path / "job.sh"))
+    output = tmp_path / "said"
+    job = cluster.command("sbatch", "--parsable", "--nodes=2", f"--output={output}", str(tmp_path / "job.sh"))
     assert job.isdigit()
     try:
         wait_until(
             lambda: (tmp_path / "found.json").exists() or not cluster.command("squeue", "-h", "-j", job),
-            f"a notebook that has run: {said}",
+            f"a notebook that has run: {output}",
         )
-        assert (tmp_path / "found.json").exists(), said.read_text()
+        assert (tmp_path / "found.json").exists(), output.read_text()
         wait_until(lambda: not cluster.command("squeue", "-h", "-j", job), "a job that has ended")
         found, sizes, num_hosts = json.loads((tmp_path / "found.json").read_text())
         assert len({node for node, _ in found}) == 2 and {number for _, number in found} == {job}

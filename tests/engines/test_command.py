@@ -137,7 +137,7 @@ def test_a_host_that_has_only_ipv6_joins(hosts: Namespaces) -> None:
 
 @pytest.mark.usefixtures("lab")
 @pytest.mark.parametrize(
-    ("profile", "said"),
+    ("profile", "message"),
     [
         ("wrong", r"this machine has no address in 10\.91\.77\.0/24; it has .*: network = in the profile"),
         ("none", r"no-such-command isn't installed here"),
@@ -145,8 +145,8 @@ def test_a_host_that_has_only_ipv6_joins(hosts: Namespaces) -> None:
         ("taken", r"ports \d+-\d+ of this machine are all taken; name others: ports = in the profile"),
     ],
 )
-def test_what_cannot_be_is_said_in_a_sentence(profile: str, said: str) -> None:
-    with pytest.raises(MeshError, match=said):
+def test_what_cannot_be_is_said_in_a_sentence(profile: str, message: str) -> None:
+    with pytest.raises(MeshError, match=message):
         start("gone", profile)
 
 
@@ -176,9 +176,9 @@ def knock(invitation: Invitation, capfd: pytest.CaptureFixture[str], folder: Pat
     path.write_text(invitation.to_json())
     path.chmod(0o600)
     status = main(["--join", str(path), "--detach"])
-    said = capfd.readouterr()
-    assert (status == 0) == ("joined" in said.out)
-    return said.err + said.out
+    message = capfd.readouterr()
+    assert (status == 0) == ("joined" in message.out)
+    return message.err + message.out
 
 
 @pytest.mark.usefixtures("lab")
@@ -231,8 +231,8 @@ def test_a_batch_system_without_an_engine_of_its_own(
         '--job-name={name}\\\\n#SBATCH --output=/dev/null"\nsubmit = "sbatch --parsable '
         '--export=NONE"\nlook = "squeue -h -o %T --jobs={id}"\nend = "scancel {id}"\n'
     )
-    said: list[str] = []
-    mesh = start("batch", "batch", on_wait=said.append)
+    message: list[str] = []
+    mesh = start("batch", "batch", on_wait=message.append)
     asked = read_record("batch")
     on_engine.cancel("batch")
     assert mesh.sizes == {"hosts": 1, "procs": 1} and asked is not None and asked.id.isdigit()

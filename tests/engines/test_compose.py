@@ -95,7 +95,7 @@ def test_hosts_that_wait_are_in_a_mesh_and_wait_again_when_it_has_ended(hosts: P
 
 
 @pytest.mark.parametrize(
-    ("profile", "said"),
+    ("profile", "message"),
     [
         ("three", "3 hosts were asked for, and 2 wait in .*: a, b"),
         ("open", "/tmp isn't yours alone: invitations lie there; chmod 700 /tmp"),
@@ -103,8 +103,8 @@ def test_hosts_that_wait_are_in_a_mesh_and_wait_again_when_it_has_ended(hosts: P
         ("compose", "there is no /run/monarch_nb: `make cluster`"),
     ],
 )
-def test_what_cannot_be_had_is_said_before_a_host_is_taken(profile: str, said: str) -> None:
-    with pytest.raises(MeshUsageError, match=said):
+def test_what_cannot_be_had_is_said_before_a_host_is_taken(profile: str, message: str) -> None:
+    with pytest.raises(MeshUsageError, match=message):
         start("gone", profile)
 
 

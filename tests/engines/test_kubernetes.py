@@ -81,8 +81,8 @@ def start(name: str, profile: str, **options: object) -> Mesh:
 
 @pytest.mark.usefixtures("lab")
 def test_a_mesh_is_a_job_whose_pods_end_with_it(server: Kube) -> None:
-    said: list[str] = []
-    mesh = start("My_mesh", "two", on_wait=said.append)
+    message: list[str] = []
+    mesh = start("My_mesh", "two", on_wait=message.append)
     try:
         assert mesh.sizes == {"hosts": 2, "procs": 1} and len(mesh.execute(os.getpid).get(T)) == 2
         asked = read_record("My_mesh")
@@ -114,10 +114,10 @@ def test_fewer_hosts_than_there_could_be_are_taken() -> None:
 
 @pytest.mark.usefixtures("lab")
 def test_a_request_waits_with_the_schedulers_words(server: Kube) -> None:
-    said: list[str] = []
+    message: list[str] = []
 
     def interrupt(text: str) -> None:
-        said.append(text)
+        message.append(text)
         if "nodes are available" in text:
             raise KeyboardInterrupt
 
@@ -125,7 +125,7 @@ def test_a_request_waits_with_the_schedulers_words(server: Kube) -> None:
         on_engine.MeshQueued, match=r"kubernetes job mnb-later-\w+ on grows stays in the queue"
     ):
         start("later", "grows", on_wait=interrupt)
-    assert "(0/3 nodes are available: 3 node(s) didn't match pod" in said[-1] and "9 hosts" in said[-1]
+    assert "(0/3 nodes are available: 3 node(s) didn't match pod" in message[-1] and "9 hosts" in message[-1]
     ((asked, look),) = on_engine.looks()
     assert look.state == State.QUEUED and "0/3 nodes" in look.reason and not look.trouble
     on_engine.cancel("later")
@@ -134,7 +134,7 @@ def test_a_request_waits_with_the_schedulers_words(server: Kube) -> None:
 
 @pytest.mark.usefixtures("lab")
 @pytest.mark.parametrize(
-    ("profile", "said"),
+    ("profile", "message"),
     [
         ("many", r"9 hosts were asked for, and 3 of the cluster's 3 nodes would do\. .* autoscale = true"),
         ("gpus", "1 hosts were asked for, and 0 of the cluster's 3 nodes with 8 GPUs would do"),
@@ -148,14 +148,14 @@ def test_a_request_waits_with_the_schedulers_words(server: Kube) -> None:
         ("kubernetes", "Kubernetes needs an image that has monarch_nb: image = "),
     ],
 )
-def test_what_cannot_be_had_is_said_before_it_is_asked_for(profile: str, said: str) -> None:
-    with pytest.raises(MeshUsageError, match=said):
+def test_what_cannot_be_had_is_said_before_it_is_asked_for(profile: str, message: str) -> None:
+    with pytest.raises(MeshUsageError, match=message):
         start("gone", profile)
 
 
 @pytest.mark.usefixtures("lab")
 @pytest.mark.parametrize(
-    ("profile", "said"),
+    ("profile", "message"),
     [
         ("broken", r"node k\d: .*/none/python: not found"),
         ("setup", r"node k\d: no module cuda"),
@@ -167,7 +167,7 @@ def test_what_cannot_be_had_is_said_before_it_is_asked_for(profile: str, said: s
     ],
 )
 def test_hosts_that_do_not_come_are_said(
-    server: Kube, profile: str, said: str, monkeypatch: pytest.MonkeyPatch
+    server: Kube, profile: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(joining, "STUCK_S", 0.0)
     if profile == "space":
@@ -176,7 +176,7 @@ def test_hosts_that_do_not_come_are_said(
         server.ask("POST", "/api/v1/namespaces/limited/resourcequotas", quota)
         path = "/api/v1/namespaces/limited/resourcequotas/none"
         wait_until(lambda: "hard" in server.ask("GET", path).get("status", {}), "a quota that counts")
-    with pytest.raises(MeshStartError, match=said):
+    with pytest.raises(MeshStartError, match=message):
         start("gone", profile)
 
 
@@ -187,12 +187,12 @@ def test_no_server_no_login_no_file_are_sentences(
     path = tmp_path / "conf"
     monkeypatch.setenv("KUBECONFIG", str(path))
     monkeypatch.setenv("HOME", str(tmp_path))
-    for token, at, said in (
+    for token, at, message in (
         ("nobody", "", r"https://127\.0\.0\.1:\d+ doesn't know you \(Unauthorized\): log in again"),
         ("nobody", "https://127.0.0.1:1", r"no Kubernetes answers at https://127\.0\.0\.1:1 \(.*refused"),
     ):
         server.write_config(path, token, at)
-        with pytest.raises(MeshUsageError, match=said):
+        with pytest.raises(MeshUsageError, match=message):
             start("gone", "two")
     path.write_text("nonsense: [")
     with pytest.raises(MeshUsageError, match=r"the kubeconfig .*conf can't be used: "):

@@ -121,15 +121,15 @@ def _parent(pid: int) -> int:
 @needs_ray
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("profile", "error", "said"),
+    ("profile", "error", "message"),
     [
         ("gpus", MeshUsageError, "1 hosts were asked for, and 0 of Ray's 2 nodes with 8 GPUs would do"),
         ("broken", MeshStartError, "/none/python"),
         ("away", MeshUsageError, r"no Ray answers at 127.0.0.1:1 \(.*refused"),
     ],
 )
-def test_what_does_not_come_is_said(lab: None, profile: str, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_what_does_not_come_is_said(lab: None, profile: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         start("gone", profile)
 
 

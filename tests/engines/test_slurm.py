@@ -51,8 +51,8 @@ def variables() -> dict[str, str]:
 
 @pytest.mark.usefixtures("lab")
 def test_a_mesh_is_a_job(cluster: Cluster) -> None:
-    said: list[str] = []
-    mesh = start("big", "lab", on_wait=said.append)
+    message: list[str] = []
+    mesh = start("big", "lab", on_wait=message.append)
     try:
         assert mesh.sizes == {"hosts": 2, "gpus": 2}, "a rank for each GPU that was given"
         assert [row.num_gpus for row in on_engine.host_rows(mesh)[1:]] == [2, 2]
@@ -117,10 +117,10 @@ def full(cluster: Cluster) -> Iterator[Callable[[], None]]:
 
 @pytest.mark.usefixtures("lab")
 def test_a_request_waits_in_the_queue_and_goes_on_there(cluster: Cluster, full: Callable[[], None]) -> None:
-    said: list[str] = []
+    message: list[str] = []
 
     def interrupt(text: str) -> None:
-        said.append(text)
+        message.append(text)
         if "queued" in text:
             threading.Timer(0, os.kill, (os.getpid(), signal.SIGINT)).start()
 
@@ -131,9 +131,9 @@ def test_a_request_waits_in_the_queue_and_goes_on_there(cluster: Cluster, full: 
     ):
         start("later", "all", {"procs": 1}, on_wait=interrupt)
     assert (
-        ("3 hosts" in said[-1] and "(Resources)" in said[-1])
-        or "(Priority)" in said[-1]
-        or "(None)" in said[-1]
+        ("3 hosts" in message[-1] and "(Resources)" in message[-1])
+        or "(Priority)" in message[-1]
+        or "(None)" in message[-1]
     )
     ((asked, look),) = on_engine.looks()
     assert asked.mesh == "later" and look.state == State.QUEUED and on_engine.waits("later")
@@ -170,7 +170,7 @@ def test_a_launcher_that_cannot_start_is_quoted() -> None:
 
 @pytest.mark.usefixtures("lab")
 @pytest.mark.parametrize(
-    ("profile", "error", "said"),
+    ("profile", "error", "message"),
     [
         ("many", MeshUsageError, "9 hosts were asked for, and the largest partition has 3"),
         ("long", MeshUsageError, r"--time 60 min is longer than partition short allows: 1 min"),
@@ -179,8 +179,8 @@ def test_a_launcher_that_cannot_start_is_quoted() -> None:
         ("never", MeshError, "sbatch: .*Invalid feature specification"),
     ],
 )
-def test_what_cannot_be_had_is_said_in_a_sentence(profile: str, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_what_cannot_be_had_is_said_in_a_sentence(profile: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         start("gone", profile)
 
 

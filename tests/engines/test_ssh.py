@@ -78,7 +78,7 @@ def _is_host(pid: int) -> bool:
 
 @pytest.mark.usefixtures("lab", "before")
 @pytest.mark.parametrize(
-    ("profile", "said"),
+    ("profile", "message"),
     [
         ("far", r"1 of 2 hosts have come:\nhost nowhere\.invalid: there is no host of that name"),
         ("old", r"0 of 1 hosts have come:\nhost he1: exit code 1"),
@@ -88,8 +88,8 @@ def _is_host(pid: int) -> bool:
         ),
     ],
 )
-def test_a_host_that_does_not_come_is_named_and_nothing_is_left(profile: str, said: str) -> None:
-    with pytest.raises(MeshError, match=said):
+def test_a_host_that_does_not_come_is_named_and_nothing_is_left(profile: str, message: str) -> None:
+    with pytest.raises(MeshError, match=message):
         start("gone", profile)
     assert list_records() == []
 
@@ -112,18 +112,18 @@ def test_a_host_key_that_is_not_known_is_said_with_the_command_to_type(
 
 @pytest.mark.usefixtures("lab")
 @pytest.mark.parametrize(
-    ("profile", "changes", "said"),
+    ("profile", "changes", "message"),
     [
         ("ssh", "", "ssh needs the names of hosts"),
         ("lab", "9", "9 hosts were asked for, and the profile names 2: he1, he2"),
     ],
 )
 def test_what_cannot_be_had_is_refused_before_anything_is_asked(
-    profile: str, changes: str, said: str
+    profile: str, changes: str, message: str
 ) -> None:
     found = find_profile(profile, ENGINES)
     if changes:
         found = replace(found, spec=replace(found.spec, hosts=HostRange.parse(changes)))
-    with pytest.raises(MeshUsageError, match=said):
+    with pytest.raises(MeshUsageError, match=message):
         on_engine.start_on("gone", found, ONE_RANK)
     assert list_records() == []

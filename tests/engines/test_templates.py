@@ -29,20 +29,20 @@ CASES = [
 ]
 
 
-def _program(folder: Path, name: str, said: str) -> None:
+def _program(folder: Path, name: str, message: str) -> None:
     """Make a command that keeps what it was given, and answers what was recorded."""
     path = folder / name
     keep = f'cat >{folder}/{name}.in; echo "$@" >{folder}/{name}.args'
-    path.write_text(f"#!/bin/sh\n{keep}\ncat <<'SAID'\n{said}\nSAID\n")
+    path.write_text(f"#!/bin/sh\n{keep}\ncat <<'SAID'\n{message}\nSAID\n")
     path.chmod(0o755)
 
 
-@pytest.mark.parametrize(("template", "submit", "answer", "number", "look", "said", "state"), CASES)
+@pytest.mark.parametrize(("template", "submit", "answer", "number", "look", "message", "state"), CASES)
 def test_recorded_answers_are_understood(
-    template: str, submit: str, answer: str, number: str, look: str, said: str, state: State,
+    template: str, submit: str, answer: str, number: str, look: str, message: str, state: State,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    for name, text in ((submit, answer), (look, said), ("qdel", ""), ("bkill", "")):
+    for name, text in ((submit, answer), (look, message), ("qdel", ""), ("bkill", "")):
         _program(tmp_path, name, text)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     spec = HostSpec("command", HostRange(2, 2), python="/opt/python", own=(("template", template),))

@@ -141,20 +141,23 @@ def test_whoever_has_no_key_of_the_launch_gets_no_invitation(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "message"),
     [
         ({}, r"by torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set\. Type: torchrun"),
         ({"RANK": "0", "WORLD_SIZE": "two", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "'two' is no number"),
     ],
 )  # fmt: skip
 def test_without_a_launcher_it_says_what_to_type(
-    variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    variables: dict[str, str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     import re
 
-    assert re.search(said, missing(variables))
+    assert re.search(message, missing(variables))
     for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(key, raising=False)
         if key in variables:
             monkeypatch.setenv(key, variables[key])
-    assert main(["gone"]) == 1 and re.search(said, capsys.readouterr().err)
+    assert main(["gone"]) == 1 and re.search(message, capsys.readouterr().err)

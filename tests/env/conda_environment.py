@@ -233,6 +233,6 @@ def make_conda(folder: Path) -> Made:
     with suppress(subprocess.TimeoutExpired):
         ended = subprocess.run(command, capture_output=True, text=True, env=env, timeout=RATTLER_S)
     records = {path.name.partition("-")[0] for path in (prefix / "conda-meta").glob("*.json")}
-    said = f"nothing within {RATTLER_S:g} s" if ended is None else ended.stderr
-    assert records >= {"python", "prefixdemo", "meshpure"}, f"rattler installed {records} and said: {said}"
+    output = f"nothing within {RATTLER_S:g} s" if ended is None else ended.stderr
+    assert records >= {"python", "prefixdemo", "meshpure"}, f"rattler installed {records} and said: {output}"
     return Made(prefix)

@@ -105,8 +105,8 @@ def test_a_link_at_the_notebooks_path_and_what_a_second_time_takes(
     first = sync(runtime, tmp_path, "--to", host.command, "--same-path")
     assert first.returncode == 0, first.stderr + first.stdout
     assert f"at {runtime.prefix}, too" in first.stdout
-    said = host.run(runtime.python, "-c", "import sys, numpy; print(sys.prefix, numpy.__file__)")
-    assert said.stdout.count(str(runtime.prefix)) == 2, said.stderr
+    output = host.run(runtime.python, "-c", "import sys, numpy; print(sys.prefix, numpy.__file__)")
+    assert output.stdout.count(str(runtime.prefix)) == 2, output.stderr
     second = sync(runtime, tmp_path, "--to", host.command, "--same-path")
     assert second.returncode == 0, second.stdout
     assert "is there already" in second.stdout or SENT.search(second.stdout), second.stdout
@@ -117,22 +117,24 @@ def test_a_disk_that_is_full_is_named_and_the_next_sync_goes_on(
     runtime: Made, host: BareHost, tmp_path: Path
 ) -> None:
     with small_disk(host.root / "root" / ".cache", "100m") as disk:
-        said = sync(runtime, tmp_path, "--to", host.command)
-        assert said.returncode == 1
-        assert re.search(r"not there, .* are needed, .* free: monarch-nb sync --gc", said.stdout), said.stdout
+        output = sync(runtime, tmp_path, "--to", host.command)
+        assert output.returncode == 1
+        assert re.search(r"not there, .* are needed, .* free: monarch-nb sync --gc", output.stdout), (
+            output.stdout
+        )
         assert not list((disk.path / "monarch_nb" / "store" / "envs").iterdir())
     assert host.files() == [".cache"], "what was unpacked is removed"
 
 
 def test_what_cannot_be_is_one_sentence(runtime: Made, host: BareHost, tmp_path: Path) -> None:
-    said = sync(runtime, tmp_path, "--to", "/no/such/command")
-    assert (said.returncode, "/no/such/command: No such file" in said.stdout) == (1, True), said
-    said = sync(runtime, tmp_path, "--to", f"{host.command} no-such-shell")
-    assert said.returncode == 1
-    assert "no-such-shell" in said.stdout
+    output = sync(runtime, tmp_path, "--to", "/no/such/command")
+    assert (output.returncode, "/no/such/command: No such file" in output.stdout) == (1, True), output
+    output = sync(runtime, tmp_path, "--to", f"{host.command} no-such-shell")
+    assert output.returncode == 1
+    assert "no-such-shell" in output.stdout
     (host.root / "bin" / "tar").unlink()
-    said = sync(runtime, tmp_path, "--to", host.command)
-    assert "there is no tar there: install it" in said.stdout
+    output = sync(runtime, tmp_path, "--to", host.command)
+    assert "there is no tar there: install it" in output.stdout
     for machine in ("", "'"):
         with pytest.raises(MeshUsageError, match="--to"):
             shell_command(machine, "true")

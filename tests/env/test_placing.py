@@ -86,16 +86,16 @@ def test_the_path_of_the_notebook_is_translated(prefix: Prefix, made: Made) -> N
 
 
 def test_byte_code_is_valid_there(prefix: Prefix) -> None:
-    said = subprocess.run(
+    message = subprocess.run(
         [prefix.python, "-v", "-B", "-c", "import alpha, ssl"], capture_output=True, text=True, env=bare()
     ).stderr
     for name in ("alpha", "ssl"):
-        assert f"/{name}" in said
+        assert f"/{name}" in message
         assert f"code object from '{prefix.root}" not in "".join(
-            line for line in said.splitlines() if "# code object from" in line and f"{name}.py" in line
+            line for line in message.splitlines() if "# code object from" in line and f"{name}.py" in line
         )
     assert f"{prefix.root}/env/lib" in "".join(
-        line for line in said.splitlines() if "matches" in line and "alpha" in line
+        line for line in message.splitlines() if "matches" in line and "alpha" in line
     )
 
 
@@ -265,8 +265,8 @@ def test_killed_at_any_step_it_is_taken_up_again(made: Made, scanned: Scanned, t
 def test_two_at_once_make_one_prefix(made: Made, tmp_path: Path) -> None:
     commands = [program(made, str(tmp_path / "store"), str(tmp_path / f"cache{i}"), 0) for i in range(2)]
     running = [subprocess.Popen(c, stdout=subprocess.PIPE, text=True) for c in commands]
-    said = {p.communicate(timeout=120)[0] for p in running}
-    assert len(said) == 1
+    message = {p.communicate(timeout=120)[0] for p in running}
+    assert len(message) == 1
     assert [p.returncode for p in running] == [0, 0]
 
 
@@ -349,7 +349,7 @@ FITTING = Machine("x86_64", "glibc 2.31", "", "570.1", 1 << 40, 1 << 30)
 
 
 @pytest.mark.parametrize(
-    ("facts", "there", "said"),
+    ("facts", "there", "message"),
     [
         ({}, {}, ""),
         ({}, {"machine": "aarch64"}, "it is for x86_64, the host is aarch64"),
@@ -360,9 +360,9 @@ FITTING = Machine("x86_64", "glibc 2.31", "", "570.1", 1 << 40, 1 << 30)
         ({"system_python": "/usr"}, {"soabi": "cpython-311-x86_64-linux-gnu"}, ""),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused(facts: dict[str, str], there: dict[str, str], said: str) -> None:
+def test_what_does_not_fit_is_refused(facts: dict[str, str], there: dict[str, str], message: str) -> None:
     found = refusal({**FACTS, **facts}, Machine(**{**FITTING.__dict__, **there}))
-    assert found == "" if not said else said in found
+    assert found == "" if not message else message in found
 
 
 def test_a_driver_that_is_too_old_is_said() -> None:
@@ -387,12 +387,12 @@ def test_a_conda_prefix_with_text_and_binary_placeholders_runs_elsewhere(
     assert kinds["env/lib/libprefixdemo.so"] in manifest.MADE_THERE
     prefix = export(str(tmp_path / "host" / "store"), scanned, ["meshpure"])
     hide = hidden(str(conda.prefix), sys.base_prefix)
-    said = subprocess.check_output([*hide, f"{prefix.root}/env/bin/prefixdemo"], text=True, env=bare())
+    message = subprocess.check_output([*hide, f"{prefix.root}/env/bin/prefixdemo"], text=True, env=bare())
     assert (
         f"binary says {prefix.root}/env/etc/prefixdemo.conf "
         f"len={len(prefix.root + '/env/etc/prefixdemo.conf')}"
-    ) in said
-    assert f"conf says controller={prefix.root}/env" in said
+    ) in message
+    assert f"conf says controller={prefix.root}/env" in message
     assert (
         subprocess.check_output([*hide, f"{prefix.root}/env/bin/prefixscript"], text=True, env=bare())
         == f"script of {prefix.root}/env\n"

@@ -164,9 +164,9 @@ def test_a_conda_environment_with_packages_of_pip_is_what_restarted_ranks_run_in
     assert len(set(found["restarted"])) == 1
     prefix = Path(found["restarted"][0])
     assert prefix.is_relative_to(tmp_path / "store" / "envs")
-    said = subprocess.check_output([prefix / "bin" / "prefixdemo"], text=True, env=bare())
-    assert f"binary says {prefix}/etc/prefixdemo.conf len={len(f'{prefix}/etc/prefixdemo.conf')}" in said
-    assert f"conf says controller={prefix}\n" in said
+    output = subprocess.check_output([prefix / "bin" / "prefixdemo"], text=True, env=bare())
+    assert f"binary says {prefix}/etc/prefixdemo.conf len={len(f'{prefix}/etc/prefixdemo.conf')}" in output
+    assert f"conf says controller={prefix}\n" in output
     where = Made(prefix).run("import alpha, meshpure; print(alpha.__file__, meshpure.__file__)")
     assert where.count(str(prefix)) == 2
 
@@ -193,13 +193,13 @@ def test_a_terminal_exports_an_environment_and_cleans_the_store(runtime: Made, t
         "import sys; from monarch_nb._cli import main; sys.exit(main(sys.argv[1:]))",
         "sync",
     ]
-    said = subprocess.run([*command, "--gc"], capture_output=True, text=True, env=env, cwd=tmp_path)
-    assert (said.returncode, "there's no store at" in said.stderr) == (1, True), said
-    said = subprocess.run(
+    output = subprocess.run([*command, "--gc"], capture_output=True, text=True, env=env, cwd=tmp_path)
+    assert (output.returncode, "there's no store at" in output.stderr) == (1, True), output
+    output = subprocess.run(
         [*command, "--export", str(tmp_path / "away")], capture_output=True, text=True, env=env, cwd=tmp_path
     )
-    assert said.returncode == 0, said.stderr
-    python = said.stdout.strip().rpartition(": ")[2]
+    assert output.returncode == 0, output.stderr
+    python = output.stdout.strip().rpartition(": ")[2]
     assert python.startswith(str(tmp_path / "away" / "envs"))
     where = subprocess.check_output(
         [python, "-c", "import monarch_nb, sys; print(monarch_nb.__file__, sys.prefix)"],

@@ -24,9 +24,9 @@ from monarch_nb.mesh import sync as syncing
 
 def said_by(mesh: Mesh, cell: str = "pass") -> str:
     """Run a cell; return what was said before it."""
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    with contextlib.redirect_stderr(io.StringIO()) as output:
         mesh.run(cell)
-    return said.getvalue()
+    return output.getvalue()
 
 
 def value(mesh: Mesh, expression: str) -> Any:

@@ -122,9 +122,9 @@ def dropped_buffers(rig: Rig) -> None:
     buffer = owner.put.call_one("d", torch.zeros(1000), rig.device).get(T)
     reader.read_to.call_one(buffer, rig.device).get(T)
     owner.drop.call_one("d").get(T)
-    said = _error_of(lambda: reader.read_to.call_one(buffer, rig.device).get(T))
-    assert "its owner has dropped it" in str(said), said
-    assert isinstance(getattr(said, "exception", None), BufferGone), said
+    output = _error_of(lambda: reader.read_to.call_one(buffer, rig.device).get(T))
+    assert "its owner has dropped it" in str(output), output
+    assert isinstance(getattr(output, "exception", None), BufferGone), output
 
 
 def _error_of(function: Callable[[], Any]) -> MeshError:
@@ -175,12 +175,12 @@ def memory_over_tcp(rig: Rig) -> None:
             two.plane.submit([Job("write", handle.part(slice(3, nbytes)), memory_of(changed))], "tcp").get(T)
             assert torch.equal(two.far(_given, handle)[3:], changed)
             two.far(lambda plane, handle: plane.drop(handle), handle)
-            said = _error_of(
+            output = _error_of(
                 lambda there=handle, to=room: two.plane.submit(
                     [Job("read", there, memory_of(to))], "tcp"
                 ).get(T)
             )
-            assert isinstance(said, BufferGone), said
+            assert isinstance(output, BufferGone), output
 
 
 # --- figures
@@ -308,7 +308,8 @@ def nccl_healed(rig: Rig) -> None:
     assert run.wait().error() is not None, "the peer's death wasn't noticed"
     report = mesh.heal()
     assert any(
-        f"the process group has been made anew ({rig.backend}, 2 ranks)" in said for said in report.messages
+        f"the process group has been made anew ({rig.backend}, 2 ranks)" in output
+        for output in report.messages
     ), report
     assert list(mesh.execute(all_reduced, rig.device).get(T).values()) == [2.0, 2.0]
 
@@ -333,8 +334,8 @@ def nvml_rows(rig: Rig) -> str:
         wait_until(
             lambda own=rank.gpus[0]: _used(mesh, own) >= 256 * MIB, f"rank {rank.rank}'s memory on its GPU"
         )
-    told = _memory_of_ranks(mesh)
-    return f"{len(row.gpus)} x {row.gpus[0].name}; memory by rank: {told}"
+    reported = _memory_of_ranks(mesh)
+    return f"{len(row.gpus)} x {row.gpus[0].name}; memory by rank: {reported}"
 
 
 def _memory_of_ranks(mesh: Any) -> str:

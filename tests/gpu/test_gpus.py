@@ -89,12 +89,12 @@ def test_make_gpu_without_a_gpu_says_so_in_one_line() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_machine_that_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    said, status = check_gpus.why_no_gpu() or ("", -1)
+    reason, status = check_gpus.why_no_gpu() or ("", -1)
     if os.path.isdir("/proc/driver/nvidia/gpus"):
         assert status == 2
-        assert "there is an NVIDIA GPU, but torch" in said
+        assert "there is an NVIDIA GPU, but torch" in reason
     else:
-        assert (said, status) == ("no NVIDIA GPU on this machine: no GPU was checked", 0)
+        assert (reason, status) == ("no NVIDIA GPU on this machine: no GPU was checked", 0)
 
 
 def test_what_fails_crashes_or_hangs_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:

@@ -183,17 +183,17 @@ class Bench:
         says so.
         """
         program.do("start()")
-        said = []
+        output = []
         for _ in range(3):
             how, text = program.attempt("mesh.heal()")
-            said.append(text)
+            output.append(text)
             if how == "ok":
                 program.do("mesh.interrupt()")  # what the survivors of a failed call still do
                 how, text = program.attempt("mesh.run('6 * 7')")
             if how == "ok":
-                return "\n".join(said)
+                return "\n".join(output)
             assert how == "error" and any(words in text for words in LATE), f"{how}: {text}"
-        raise AssertionError("\n".join(said))
+        raise AssertionError("\n".join(output))
 
     def stop(self, program: Program) -> None:
         """End the mesh; nothing of it is left."""

@@ -143,7 +143,7 @@ def test_it_leaves_nothing_behind(dashboard: tuple[Any, str], environment: dict[
         "from monarch_nb._client.dashboard import dashboard_url\ntry: dashboard_url('x')\nexcept "
         "Exception as error: print(error)"
     )
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
     )
-    assert said.stdout.strip() == "no dashboard is running. Start one in a terminal: monarch-nb dashboard"
+    assert output.stdout.strip() == "no dashboard is running. Start one in a terminal: monarch-nb dashboard"

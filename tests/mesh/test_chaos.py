@@ -130,7 +130,7 @@ def test_faults_one_after_the_other(mesh: Mesh, unhandled: list[MeshFailure]) ->
     work, chaos = Work(mesh), Chaos(mesh, seed=2026)
     for number in range(NUM_FAULTS):
         do = chaos.random.choice((work.call, work.cell, work.reduce))
-        told: list[Any] = []
+        reported: list[Any] = []
         num_hanging = 0
         unhandled.clear()
         with chaos.strike() as fault:
@@ -141,7 +141,7 @@ def test_faults_one_after_the_other(mesh: Mesh, unhandled: list[MeshFailure]) ->
                 try:
                     do(number)
                 except MeshError as error:
-                    told = [f for f in getattr(error, "failures", ()) if f.end is not None]
+                    reported = [f for f in getattr(error, "failures", ()) if f.end is not None]
                     # gloo may wait for good to send to a peer that has died: such a rank is given up, and
                     # started anew by the heal
                     num_hanging = error.num_unfinished if isinstance(error, CellError) else 0
@@ -152,7 +152,7 @@ def test_faults_one_after_the_other(mesh: Mesh, unhandled: list[MeshFailure]) ->
             with pytest.raises(ActorError, match="MemoryError"):
                 fault.outcome.get(T)
         if not fault.is_lethal:
-            assert not told and not unhandled, f"fault {number}: {fault} was told as a death"
+            assert not reported and not unhandled, f"fault {number}: {fault} was told as a death"
             continue
         wait_for_news(mesh, fault.pid)
         of_exit = []
@@ -163,12 +163,12 @@ def test_faults_one_after_the_other(mesh: Mesh, unhandled: list[MeshFailure]) ->
             for failure in of_exit:
                 assert failure.end is not None and failure.end["pid"] == fault.pid
         by_hook = [f for failure in unhandled for f in failure.failures]
-        assert len(by_hook) <= 1 and (told or of_exit or by_hook), (
-            f"fault {number}: {fault} told {len(told)} times, by the hook {len(by_hook)}; known: "
+        assert len(by_hook) <= 1 and (reported or of_exit or by_hook), (
+            f"fault {number}: {fault} told {len(reported)} times, by the hook {len(by_hook)}; known: "
             f"{mesh._transport.ends.get(placement_of(mesh).procs[fault.rank])}"
         )
         # Told by both, if it was dead before it was used: at once, and at the next use.
-        for failure in (*told, *by_hook):
+        for failure in (*reported, *by_hook):
             check_report(fault, failure)
         report = mesh.heal()
         assert fault.rank in report.ranks and len(report.ranks) <= 1 + num_hanging

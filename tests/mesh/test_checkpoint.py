@@ -99,8 +99,8 @@ def test_a_replicated_state_comes_from_a_peers_memory(procs: ProcMesh) -> None:
         same.add.call(5).get(T)
     kill(procs, 2)
     report = procs.heal()
-    (said,) = [s for s in report.messages if "'same'" in s]
-    assert said.endswith("after 7 calls (from the others' memory)")
+    (message,) = [s for s in report.messages if "'same'" in s]
+    assert message.endswith("after 7 calls (from the others' memory)")
     assert list(same.look.call().get(T).values()) == [(35, 140.0, ["int", "int"])] * 3
     assert list(same.add.call(1).get(T).values()) == [36] * 3
 

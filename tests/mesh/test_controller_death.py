@@ -149,11 +149,11 @@ def test_whatever_is_tried_afterwards_raises_the_same(doomed: Mesh) -> None:
         "watch": lambda: doomed.watch_status(lambda _change: None),
     }
     for name, function in tries.items():
-        with pytest.raises(MeshError) as told:
+        with pytest.raises(MeshError) as raised:
             function()
-        assert isinstance(told.value, MeshEnded), (name, told.value)
-        assert re.fullmatch(SENTENCE, str(told.value)), (name, str(told.value))
-        assert told.value._render_traceback_() == [f"MeshEnded: {told.value}"]  # type: ignore[attr-defined]
+        assert isinstance(raised.value, MeshEnded), (name, raised.value)
+        assert re.fullmatch(SENTENCE, str(raised.value)), (name, str(raised.value))
+        assert raised.value._render_traceback_() == [f"MeshEnded: {raised.value}"]  # type: ignore[attr-defined]
 
 
 def test_nothing_is_left_and_the_name_is_free(doomed: Mesh) -> None:
@@ -234,9 +234,9 @@ def test_who_stops_it_is_named_to_the_others(doomed: Mesh, capfd: pytest.Capture
     )
     with pytest.raises(MeshEnded, match=expected):
         doomed.status()
-    said: list[str] = []
+    output: list[str] = []
     wait_until(
-        lambda: said.append(capfd.readouterr().err) or "was stopped by" in "".join(said),
+        lambda: output.append(capfd.readouterr().err) or "was stopped by" in "".join(output),
         "it's said, as nobody waits",
     )  # type: ignore[func-returns-value]
 

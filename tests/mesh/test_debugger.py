@@ -66,7 +66,7 @@ def wait_for(debugger: MeshDebugger, num: int, wanted: Callable[[Stop], bool] = 
 
 def talk(mesh: Mesh, *lines: str) -> list[str]:
     """Type lines at the prompt; return what it has shown for each, and the rest in the end."""
-    typed, shown, said = iter(lines), [[]], True
+    typed, shown, answers = iter(lines), [[]], True
 
     def read(prompt: str) -> str:
         line = next(typed, None)
@@ -75,8 +75,8 @@ def talk(mesh: Mesh, *lines: str) -> list[str]:
         shown.append([])
         return line
 
-    said = Prompt(mesh, read, lambda text: shown[-1].append(text)).run()
-    assert said or len(shown) == len(lines) + 1
+    answers = Prompt(mesh, read, lambda text: shown[-1].append(text)).run()
+    assert answers or len(shown) == len(lines) + 1
     return ["\n".join(texts) for texts in shown]
 
 
@@ -112,7 +112,7 @@ def test_one_rank_stops_and_the_others_end(mesh: Mesh, debugger: MeshDebugger) -
 def test_focus_cast_and_bad_input_leave_the_session_intact(mesh: Mesh, debugger: MeshDebugger) -> None:
     run = mesh.submit(CELL)
     wait_for(debugger, 4)
-    said = talk(
+    answers = talk(
         mesh,
         "focus 1",
         "p x",
@@ -130,26 +130,26 @@ def test_focus_cast_and_bad_input_leave_the_session_intact(mesh: Mesh, debugger:
         "list",
         "q",
     )
-    assert said[1].startswith("rank 1: ")
-    assert said[2] == "[1] 1"
-    assert said[3].startswith("*** can't read ranks 'ranks(7)': rank 7 is out of range")
-    assert said[4].startswith("*** expected: focus RANKS")
-    assert said[5] == "*** no such actor: 'nobody'; stopped are main (main: the rank's main thread)"
-    assert said[7] == "[3] 3"
-    assert said[8] == "[0] 0\n[2] 2"
-    assert said[9].startswith("*** expected: cast ACTOR RANKS COMMAND")
-    assert said[11].startswith("[0-3] *** SyntaxError")
-    assert said[12] == "[0-3] *** ZeroDivisionError: division by zero"
-    assert said[13].startswith("[0-3] *** ")
-    assert said[14].startswith("ranks 0-3: In")
-    assert said[15] == "ranks 0-3 run on"
+    assert answers[1].startswith("rank 1: ")
+    assert answers[2] == "[1] 1"
+    assert answers[3].startswith("*** can't read ranks 'ranks(7)': rank 7 is out of range")
+    assert answers[4].startswith("*** expected: focus RANKS")
+    assert answers[5] == "*** no such actor: 'nobody'; stopped are main (main: the rank's main thread)"
+    assert answers[7] == "[3] 3"
+    assert answers[8] == "[0] 0\n[2] 2"
+    assert answers[9].startswith("*** expected: cast ACTOR RANKS COMMAND")
+    assert answers[11].startswith("[0-3] *** SyntaxError")
+    assert answers[12] == "[0-3] *** ZeroDivisionError: division by zero"
+    assert answers[13].startswith("[0-3] *** ")
+    assert answers[14].startswith("ranks 0-3: In")
+    assert answers[15] == "ranks 0-3 run on"
     assert run.wait().failures == {}
 
 
 def test_all_of_pdb_and_python(mesh: Mesh, debugger: MeshDebugger) -> None:
     run = mesh.submit(CELL, "0-1", number=8)
     wait_for(debugger, 2)
-    said = talk(
+    answers = talk(
         mesh,
         "l 4,6",
         "display y",
@@ -171,18 +171,18 @@ def test_all_of_pdb_and_python(mesh: Mesh, debugger: MeshDebugger) -> None:
         "r",
         "c",
     )
-    assert "[0-1]   4  \t    breakpoint()" in said[1]
-    assert said[2] == "[0] display y: 0\n[1] display y: 2"
-    assert "in <module>: out = step(rank)" in said[3]
-    assert "in step: z = y" in said[4]
-    assert said[7] == "[0] 1\n[1] 21"
-    assert "display y: 100" in said[10]
-    assert said[11] == "[0-1] 100"
-    assert said[12] == "[0] x = 0\n[1] x = 1"
-    assert said[13] == "[0-1] <class 'int'>"
-    assert "Continue execution until the next line" in said[14]
-    assert "whom lines go to" in said[15]
-    assert "[0-1]   3  \t    y = x * 2" in said[16]
+    assert "[0-1]   4  \t    breakpoint()" in answers[1]
+    assert answers[2] == "[0] display y: 0\n[1] display y: 2"
+    assert "in <module>: out = step(rank)" in answers[3]
+    assert "in step: z = y" in answers[4]
+    assert answers[7] == "[0] 1\n[1] 21"
+    assert "display y: 100" in answers[10]
+    assert answers[11] == "[0-1] 100"
+    assert answers[12] == "[0] x = 0\n[1] x = 1"
+    assert answers[13] == "[0-1] <class 'int'>"
+    assert "Continue execution until the next line" in answers[14]
+    assert "whom lines go to" in answers[15]
+    assert "[0-1]   3  \t    y = x * 2" in answers[16]
     assert run.wait().failures == {}
 
 
@@ -193,11 +193,11 @@ def test_actors_sync_and_async_each_in_their_own_thread(mesh: Mesh, debugger: Me
     stops = wait_for(debugger, 4 + num_other)
     assert {s.thread for s in stops} == {"one", "other"}
     assert {s.what for s in stops} == {"Debugged.add", "DebuggedAsync.wait"}
-    said = talk(mesh, "attach one 3", "p doubled", "ll", "attach other 0", "p y", "focus all", "c")
-    assert "rank 3: " in said[1] and "in add: self.total += doubled" in said[1]
-    assert said[2] == "[3] 13"
-    assert "doubled = x * 2 + current_rank().rank" in said[3]
-    assert said[5] == "[0] 8"
+    answers = talk(mesh, "attach one 3", "p doubled", "ll", "attach other 0", "p y", "focus all", "c")
+    assert "rank 3: " in answers[1] and "in add: self.total += doubled" in answers[1]
+    assert answers[2] == "[3] 13"
+    assert "doubled = x * 2 + current_rank().rank" in answers[3]
+    assert answers[5] == "[0] 8"
     assert list(first.get(PATIENCE_S).values()) == [10, 11, 12, 13]
     assert set(second.get(PATIENCE_S).values()) == {8}
 
@@ -446,8 +446,8 @@ def test_ranks_run_on_when_everybody_has_gone() -> None:
     feed.close()
     assert run.wait().failures == {}
     assert any(
-        "nobody has been there to debug ranks 0-1 for 0.05 s: they run on" in said
-        for said in run.result.messages
+        "nobody has been there to debug ranks 0-1 for 0.05 s: they run on" in answers
+        for answers in run.result.messages
     )
     mesh.stop().get(PATIENCE_S)
 

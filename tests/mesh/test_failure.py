@@ -105,17 +105,17 @@ def test_broadcast_failures_reach_the_hook_and_break_the_mesh(
     import threading
 
     heard: list[MeshFailure] = []
-    told = threading.Event()
+    notified = threading.Event()
 
     def hook(failure: MeshFailure) -> None:
         if failure.mesh == "unlucky":
             heard.append(failure)
-            told.set()
+            notified.set()
 
     monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", hook)
     faulty = procs.slice(hosts=0, gpus=0).spawn("unlucky", Faulty)
     faulty.raise_alone.broadcast()
-    assert told.wait(T)
+    assert notified.wait(T)
     assert "unlucky.raise_alone raised ValueError" in heard[0].report()
     with pytest.raises(SupervisionError, match="the actor mesh 'unlucky' is dead"):
         faulty.ok.call()

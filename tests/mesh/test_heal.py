@@ -208,7 +208,7 @@ class Nanny(Actor):
         return True
 
     @endpoint
-    def news(self) -> list[str]:
+    def failures(self) -> list[str]:
         return self.heard
 
     @endpoint
@@ -220,11 +220,11 @@ def test_an_owner_is_asked_when_what_it_owns_is_lost(doomed: ProcMesh) -> None:
     nanny = doomed.slice(hosts=0, gpus=0).spawn("nanny", Nanny, doomed.slice(hosts=1))
     assert nanny.count.call_one().get(T) == [1, 1]
     kill(doomed, 3)
-    news: list[str] = []
-    while not news:
-        news = nanny.news.call_one().get(T)
-    assert len(news) == 1
-    assert "actor 'child' is lost on rank 3" in news[0] and "killed by SIGKILL" in news[0]
+    failures: list[str] = []
+    while not failures:
+        failures = nanny.failures.call_one().get(T)
+    assert len(failures) == 1
+    assert "actor 'child' is lost on rank 3" in failures[0] and "killed by SIGKILL" in failures[0]
     doomed.heal()
     assert nanny.count.call_one().get(T) == [2, 1]
 

@@ -75,8 +75,8 @@ def test_a_host_that_does_not_go_is_named_and_one_that_is_killed_meanwhile_has_g
     hosts.initialized.get(T)
     frozen = job._processes[1]
     frozen.send_signal(signal.SIGSTOP)
-    told = f"told to end, and not gone within 10 s: hosts1 (pid {frozen.pid})"
-    with pytest.raises(MeshError, match=re.escape(told)):
+    problem = f"told to end, and not gone within 10 s: hosts1 (pid {frozen.pid})"
+    with pytest.raises(MeshError, match=re.escape(problem)):
         hosts.shutdown().get(T)
     assert job._processes[0].poll() == 0
     frozen.kill()

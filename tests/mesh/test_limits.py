@@ -41,7 +41,7 @@ def memory_bytes(pid: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("op", "fields", "said"),
+    ("op", "fields", "message"),
     [
         ("spawn", {}, "not a 'spawn' as this version knows it: Object missing required field `hosts`"),
         (
@@ -59,10 +59,10 @@ def memory_bytes(pid: int) -> int:
         ("checkpoint_gather", {"actor_id": 1}, "missing required field"),
     ],
 )
-def test_every_request_is_answered(op: str, fields: dict[str, Any], said: str) -> None:
+def test_every_request_is_answered(op: str, fields: dict[str, Any], message: str) -> None:
     this_host().initialized.get(60)
-    if said:
-        with pytest.raises(RequestFailed, match=said):
+    if message:
+        with pytest.raises(RequestFailed, match=message):
             ask_raw(op.encode(), encode(fields))
     else:
         ask_raw(op.encode(), encode(fields))

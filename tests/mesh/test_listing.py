@@ -29,7 +29,7 @@ def test_a_mesh_whose_calls_are_over_is_not_busy(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (lambda mesh: mesh.run_script(5), "expected a script's file, as in train.py, .*; not 5"),
         (lambda mesh: mesh.run_script("a.py", env=5), r"env takes variables by name, as in .*; not 5"),
@@ -38,8 +38,10 @@ def test_a_mesh_whose_calls_are_over_is_not_busy(mesh: Mesh) -> None:
         (lambda mesh: mesh.status(1), r"status\(\) takes 1 positional argument but 2 were given"),
     ],
 )
-def test_a_wrong_type_is_told_at_the_callers_line(mesh: Mesh, call: Callable[[Any], Any], told: str) -> None:
-    with pytest.raises((MeshUsageError, BadType), match=told) as caught:
+def test_a_wrong_type_is_told_at_the_callers_line(
+    mesh: Mesh, call: Callable[[Any], Any], message: str
+) -> None:
+    with pytest.raises((MeshUsageError, BadType), match=message) as caught:
         call(mesh)
     shown = "\n".join(render(caught.value))
     assert "lambda mesh:" in shown and not any(is_hidden(line) for line in _files(shown))

@@ -85,8 +85,10 @@ def test_a_host_that_takes_a_lost_ones_place_gets_the_workspace(
     mesh.sync()
     index = lose_last_host(mesh)
     mesh.heal()
-    said = capsys.readouterr().err
-    assert f"hosts have joined since workspace {project} was sent:\n[host {index}] 1 new (brought.py)" in said
+    output = capsys.readouterr().err
+    assert (
+        f"hosts have joined since workspace {project} was sent:\n[host {index}] 1 new (brought.py)" in output
+    )
     assert versions(mesh) == ["('v2', True)"] * 2
     wait_until(lambda: is_named(mesh, index), "it's compared")
 

@@ -111,7 +111,7 @@ def test_some_ranks_of_a_cell_and_a_file_of_ones_own(mesh: Mesh, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"ranks": "0-1", "profile_ranks": "1-2"}, r"doesn't run on \[2\].*it runs on \[0-1\]"),
         ({"ranks": "0", "profile_ranks": "9"}, "9"),
@@ -120,10 +120,10 @@ def test_some_ranks_of_a_cell_and_a_file_of_ones_own(mesh: Mesh, tmp_path: Path)
     ],
 )
 def test_bad_requests_are_refused_before_anything_runs(
-    mesh: Mesh, arguments: dict[str, str], said: str
+    mesh: Mesh, arguments: dict[str, str], message: str
 ) -> None:
     num = len(mesh.history())
-    with pytest.raises((MeshUsageError, ValueError), match=said):
+    with pytest.raises((MeshUsageError, ValueError), match=message):
         mesh.profile("ran = True", **arguments)  # type: ignore[arg-type]
     assert len(mesh.history()) == num
 

@@ -286,8 +286,8 @@ def test_a_host_does_not_join_by_it(mesh: Mesh, tmp_path: Path) -> None:
 def test_new_keys_put_everybody_out(mesh: Mesh) -> None:
     before, unused = shared(mesh, Role.OPERATOR, "old"), shared(mesh, Role.OBSERVER, "unused")
     found = meshes.attach(membership.join(before.to_token(), "old").name, listens=False)
-    said = COMMANDS["rekey"].ask_text(mesh)
-    assert "old" in said and "unused" in said and not keys_of(mesh)
+    output = COMMANDS["rekey"].ask_text(mesh)
+    assert "old" in output and "unused" in output and not keys_of(mesh)
     wait_until(lambda: found._session.transport.lost, "it's out")
     assert "was given new keys" in found._session.transport.lost
     for invitation in (before, unused):
@@ -378,15 +378,15 @@ def test_from_terminals_of_two_users(mesh: Mesh, tmp_path: Path) -> None:
     file, theirs = tmp_path / "term.join", {"JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime")}
     share = terminal("share", NAME, "--for", "2h", "--to", "ada", "--file", str(file))
     assert "as an observer for 2 h" in share.stdout and "monarch-nb attach FILE" in share.stdout, share.stderr
-    said = terminal("attach", str(file), **theirs).stdout
-    assert "can be used here as an observer" in said
+    output = terminal("attach", str(file), **theirs).stdout
+    assert "can be used here as an observer" in output
     assert "2 ranks" in terminal("status", NAME, **theirs).stdout
     refused = terminal("stop", NAME, **theirs)
     assert refused.returncode and "'shut down' needs the role owner" in refused.stderr
     assert "ada" in terminal("share", NAME, "--list").stdout
     assert "ada" in terminal("unshare", NAME, "ada").stdout
-    said = terminal("history", NAME, "--audit").stdout
-    assert "shut down" in said and "refused" in said and "ada" in said
+    output = terminal("history", NAME, "--audit").stdout
+    assert "shut down" in output and "refused" in output and "ada" in output
 
 
 def test_the_audit_is_kept_beside_the_journal_for_its_user_alone(mesh: Mesh) -> None:

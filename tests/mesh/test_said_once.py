@@ -42,12 +42,12 @@ def test_a_constructor_that_fails_is_told_with_one_traceback(
         "all four ranks have told",
     )
     procs._session.reports.flush()
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert (
-        said.count("Traceback") == 1
-        and "actor 'unbuilt' was not constructed on ranks 0-3: RuntimeError: cannot construct" in said
+        output.count("Traceback") == 1
+        and "actor 'unbuilt' was not constructed on ranks 0-3: RuntimeError: cannot construct" in output
     )
-    assert "monarch_nb/_" not in said
+    assert "monarch_nb/_" not in output
     for _ in range(2):
         with pytest.raises(SupervisionError) as caught:
             bad.anything.call().get(T)
@@ -115,9 +115,9 @@ def test_a_dropped_call_that_failed_says_so_once(procs: ProcMesh, capsys: pytest
         faulty.raise_on.call([1, 2], f"lost {rank}")  # gone before its answer has come
     faulty.ok.call().get(T)
     reports.flush()
-    said = capsys.readouterr().err
-    assert said.count("a call has failed, and nobody has asked for its answer") == 1
-    assert "dropped.raise_on: 2 of 4 ranks failed" in said and "ranks 1-2: ValueError: lost" in said
+    output = capsys.readouterr().err
+    assert output.count("a call has failed, and nobody has asked for its answer") == 1
+    assert "dropped.raise_on: 2 of 4 ranks failed" in output and "ranks 1-2: ValueError: lost" in output
 
 
 def test_a_future_that_is_dropped_after_its_answer_says_so(
@@ -133,8 +133,8 @@ def test_a_future_that_is_dropped_after_its_answer_says_so(
     del held
     gc.collect()
     reports.flush()
-    said = capsys.readouterr().err
-    assert "dropped_later.raise_alone: rank 0 failed" in said and "ValueError: rank 0 is unique" in said
+    output = capsys.readouterr().err
+    assert "dropped_later.raise_alone: rank 0 failed" in output and "ValueError: rank 0 is unique" in output
 
 
 def test_futures_that_were_read_or_went_well_say_nothing(
@@ -250,20 +250,20 @@ def test_scripts_show_their_own_frames(tmp_path: Path) -> None:
         [sys.executable, str(script)], capture_output=True, text=True, timeout=180, env=env, check=False
     )
     assert done.returncode == 1
-    said = dict(part.split("\n", 1) for part in done.stderr.split("== ")[1:])
+    output = dict(part.split("\n", 1) for part in done.stderr.split("== ")[1:])
     package = os.path.dirname(monarch_nb.__file__) + os.sep
-    for name, text in said.items():
+    for name, text in output.items():
         assert f'File "{package}' not in text, f"{name} shows frames of the package:\n{text}"
         assert f'File "{script}"' in text, f"{name} doesn't show where it was called:\n{text}"
-    assert "ranks 0-3: ValueError: rank {0-3} is unique" in said["call"]
-    assert said["spawn"].count("raise RuntimeError") == 1
+    assert "ranks 0-3: ValueError: rank {0-3} is unique" in output["call"]
+    assert output["spawn"].count("raise RuntimeError") == 1
     assert (
-        said["pull"]
+        output["pull"]
         .rstrip()
         .endswith("name 'learning_rat' is not defined on ranks 0-3. Did you mean 'learning_rate'?")
     )
     assert "never read" in done.stderr and "nobody has asked for its answer" in done.stderr
-    assert "ValueError: mine" in said["main"]
+    assert "ValueError: mine" in output["main"]
 
 
 def test_failures_that_are_alike_are_in_the_journal_once() -> None:

@@ -73,14 +73,14 @@ def test_the_end_is_told_and_states_are_saved_before(
     limited.set_notice(1800.0)
     limit(limited, 1801.0)
     wait_until(lambda: list(tmp_path.glob("*/step-1/.metadata")), "a state on disk")
-    (said,) = notes(limited)
-    assert said.startswith("slurm job 7 ends in 30 min, and the hosts of mesh 'limited' with it. More time:")
+    (note,) = notes(limited)
+    assert note.startswith("slurm job 7 ends in 30 min, and the hosts of mesh 'limited' with it. More time:")
     limit(limited, 1750.0)
-    assert notes(limited) == [said], "told once"
+    assert notes(limited) == [note], "told once"
     limit(limited, None)
     limit(limited, 1750.0)
     assert len(notes(limited)) == 2, "a limit after there was none is told"
-    wait_until(lambda: said in capfd.readouterr().err, "a notice that the program shows")
+    wait_until(lambda: note in capfd.readouterr().err, "a notice that the program shows")
     counter.stop().get(T)
 
 

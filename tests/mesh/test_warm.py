@@ -65,7 +65,7 @@ class Program:
         )  # fmt: skip
         self.started.append(self.process)
 
-    def said(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         assert self.process.stdout is not None and self.process.stderr is not None
         line = self.process.stdout.readline()
         return dict(json.loads(line)) if line else {"error": self.process.stderr.read()}
@@ -132,14 +132,14 @@ def test_program_takes_the_warm_controller_as_its_own(folder: Path, monkeypatch:
     monkeypatch.setenv("MONARCH_NB_PRELOAD", "torch")
     kept = made_warm()
     program = Program(folder, WARM_TEST="mine", ONLY_BEFORE="")
-    said = program.said()
-    assert said["controller"] == controller_of(kept)
-    for rank in said["ranks"]:
-        assert rank == ["mine", "", str(folder), 7, said["controller"], str(folder), True]
+    report = program.report()
+    assert report["controller"] == controller_of(kept)
+    for rank in report["ranks"]:
+        assert rank == ["mine", "", str(folder), 7, report["controller"], str(folder), True]
     again = kept_warm()  # another one is warmed up
-    assert again.pid == kept.pid and controller_of(again) != said["controller"]
+    assert again.pid == kept.pid and controller_of(again) != report["controller"]
     program.end()
-    assert wait_for_exit(said["controller"]) and wait_for_exit(said["zygote"])
+    assert wait_for_exit(report["controller"]) and wait_for_exit(report["zygote"])
     assert command("--stop").stdout == "nothing is kept warm any more\n"
     assert nothing_is_left() and not os.path.exists(f"/proc/{controller_of(again)}")
 
@@ -149,17 +149,17 @@ def test_environment_of_the_taker_replaces_the_keepers(folder: Path, monkeypatch
     kept = made_warm()
     monkeypatch.delenv("ONLY_BEFORE")
     program = Program(folder)
-    said = program.said()
-    assert said["controller"] == controller_of(kept)
-    assert [rank[:2] for rank in said["ranks"]] == [[None, None]] * 2
-    os.kill(said["zygote"], signal.SIGKILL)
-    assert wait_for_exit(said["zygote"])
+    report = program.report()
+    assert report["controller"] == controller_of(kept)
+    assert [rank[:2] for rank in report["ranks"]] == [[None, None]] * 2
+    os.kill(report["zygote"], signal.SIGKILL)
+    assert wait_for_exit(report["zygote"])
     assert program.process.stdin is not None
     program.process.stdin.write("again\n")
     program.process.stdin.flush()
-    again = program.said()
+    again = program.report()
     assert (
-        again["zygote"] != said["zygote"] and again["ranks"] == said["ranks"]
+        again["zygote"] != report["zygote"] and again["ranks"] == report["ranks"]
     )  # its successor has what the program has, too
     program.end()
 
@@ -184,16 +184,16 @@ def test_module_path_that_is_relative(tmp_path: Path, folder: Path, monkeypatch:
     monkeypatch.setenv("PYTHONPATH", "lib")
     kept = made_warm()
     program = Program(tmp_path)
-    assert program.said()["controller"] == controller_of(kept)
+    assert program.report()["controller"] == controller_of(kept)
     program.end()
 
 
 def test_five_programs_at_once(folder: Path, tmp_path: Path) -> None:
     kept = made_warm()
     programs = [Program(tmp_path / f"program{i}") for i in range(5)]
-    said = [program.said() for program in programs]
-    assert [s["controller"] for s in said].count(controller_of(kept)) == 1
-    assert len({s["controller"] for s in said}) == 5
+    report = [program.report() for program in programs]
+    assert [s["controller"] for s in report].count(controller_of(kept)) == 1
+    assert len({s["controller"] for s in report}) == 5
     for program in programs:
         program.end()
 
@@ -217,7 +217,7 @@ def test_nonsense(folder: Path) -> None:
 def test_other_variables_that_count_when_torch_is_loaded(folder: Path) -> None:
     kept = made_warm()
     program = Program(folder, OMP_NUM_THREADS="3")
-    assert program.said()["controller"] != controller_of(kept)
+    assert program.report()["controller"] != controller_of(kept)
     program.end()
 
 
@@ -226,7 +226,7 @@ def test_a_module_beside_the_script_that_hides_an_installed_one(folder: Path) ->
     folder.mkdir()
     (folder / "cloudpickle.py").write_text("raise ImportError('mine')")
     program = Program(folder)
-    assert "ImportError: mine" in program.said()["error"]  # as without a warm one
+    assert "ImportError: mine" in program.report()["error"]  # as without a warm one
     assert kept_warm() == kept
     program.end()
 
@@ -276,7 +276,7 @@ def test_packages_that_were_installed_since(
     kept = made_warm()
     (packages / "new_package").mkdir()
     program = Program(folder)
-    assert program.said()["controller"] != controller_of(kept)
+    assert program.report()["controller"] != controller_of(kept)
     program.end()
     assert wait_for_exit(kept.pid) and wait_for_exit(controller_of(kept))  # nobody could take it any more
 
@@ -316,14 +316,14 @@ def test_keeper_is_killed(folder: Path, when: str) -> None:
         assert command("--status").stdout.startswith("nothing is kept warm")
         return
     program = Program(folder)
-    said = program.said()
+    report = program.report()
     os.kill(kept.pid, signal.SIGKILL)
     assert wait_for_exit(kept.pid)
     assert not warm.keepers() and nothing_is_left()  # who looks takes away what it has left
-    assert said["controller"] == kept.controller.pid and os.path.exists(f"/proc/{said['controller']}")
+    assert report["controller"] == kept.controller.pid and os.path.exists(f"/proc/{report['controller']}")
     program.end()
     assert program.process.returncode == 0
-    assert wait_for_exit(said["controller"])
+    assert wait_for_exit(report["controller"])
 
 
 def test_keeper_is_killed_while_it_warms_up(folder: Path) -> None:
@@ -333,8 +333,8 @@ def test_keeper_is_killed_while_it_warms_up(folder: Path) -> None:
     host = wait_until(lambda: new_processes("mnb-host"), "a controller")
     kept = wait_until(warm.keepers, "a keeper")[0]
     os.kill(kept.pid, signal.SIGKILL)
-    said = process.communicate()[1]
-    assert said.startswith("monarch-nb: no interpreter could be warmed up: its keeper has ended"), said
+    report = process.communicate()[1]
+    assert report.startswith("monarch-nb: no interpreter could be warmed up: its keeper has ended"), report
     assert wait_for_exit(host[0])
     wait_until(nothing_is_left, "nothing of the keeper")
 
@@ -347,8 +347,8 @@ def test_what_is_kept_warm_is_killed(folder: Path, who: str) -> None:
     os.kill(victim, signal.SIGKILL)
     assert wait_for_exit(victim)
     program = Program(folder)
-    said = program.said()
-    assert said["controller"] != controller  # it has started its own, without a word
+    report = program.report()
+    assert report["controller"] != controller  # it has started its own, without a word
     program.end()
     assert (
         controller_of(
@@ -365,11 +365,11 @@ def test_what_is_kept_warm_is_killed(folder: Path, who: str) -> None:
 def test_taker_dies(folder: Path) -> None:
     kept = made_warm()
     program = Program(folder)
-    said = program.said()
+    report = program.report()
     program.process.kill()
     program.process.communicate()
-    assert said["controller"] == controller_of(kept)
-    assert wait_for_exit(said["controller"]) and wait_for_exit(said["zygote"])
+    assert report["controller"] == controller_of(kept)
+    assert wait_for_exit(report["controller"]) and wait_for_exit(report["zygote"])
 
 
 def test_taker_dies_before_it_has_heard(folder: Path) -> None:
@@ -394,7 +394,7 @@ def test_controller_that_stands_still(folder: Path) -> None:
     controller = controller_of(kept)
     os.kill(controller, signal.SIGSTOP)
     program = Program(folder)
-    assert program.said()["controller"] != controller
+    assert program.report()["controller"] != controller
     os.kill(controller, signal.SIGCONT)
     assert wait_for_exit(controller)  # whom it would belong to has given up waiting
     program.end()
@@ -429,7 +429,7 @@ def test_strange_messages_to_a_warm_controller(folder: Path) -> None:
     silent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     silent.connect(path)
     program = Program(folder)
-    assert program.said()["controller"] == kept.controller.pid
+    assert program.report()["controller"] == kept.controller.pid
     program.end()
     for fd in [*fds, write_end]:
         os.close(fd)
@@ -441,25 +441,25 @@ def test_strange_messages_to_a_warm_controller(folder: Path) -> None:
 
 def test_setting_keeps_it_warm_for_the_next_program(folder: Path) -> None:
     first = Program(folder, MONARCH_NB_WARM="10m")
-    own = first.said()
+    own = first.report()
     kept = kept_warm()
     first.end()
     second = Program(folder, MONARCH_NB_WARM="10m")
-    assert second.said()["controller"] == controller_of(kept) != own["controller"]
+    assert second.report()["controller"] == controller_of(kept) != own["controller"]
     assert [k.pid for k in warm.keepers()] == [kept.pid]
     second.end()
 
 
 def test_setting_that_is_no_time(folder: Path) -> None:
     program = Program(folder, MONARCH_NB_WARM="soon")
-    said = program.said()["error"].splitlines()
-    assert said[-1].endswith(
+    report = program.report()["error"].splitlines()
+    assert report[-1].endswith(
         "MONARCH_NB_WARM: a duration is a number with s, m, h or d, as in 90s or 8h; not 'soon'; off "
         "keeps nothing warm"
-    ), said
+    ), report
     program.end()
     off = Program(folder, MONARCH_NB_WARM="off")
-    off.said()
+    off.report()
     off.end()
     assert nothing_is_left() and not warm.keepers()
 

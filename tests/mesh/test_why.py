@@ -333,13 +333,13 @@ def test_all_members_in_one_operation_are_no_mismatch() -> None:
 def test_a_diagnosis_is_given_once() -> None:
     status = MeshStatus("m", 1, 0.0, (("gpus", 1),), None, (), hosts=(), ranks=())
     assert status.health == "ok"
-    said: list[str] = []
+    output: list[str] = []
 
     class View:
         version = 0
 
         def note(self, text: str) -> None:
-            said.append(text)
+            output.append(text)
 
     class Run:
         done = False
@@ -355,7 +355,7 @@ def test_a_diagnosis_is_given_once() -> None:
 
     for _ in range(3):
         stall_detector._note(make_report(found, diagnose(found)))
-    assert len(said) == 1 and said[0].startswith("why: ranks 0-1 wait in all_reduce #41")
+    assert len(output) == 1 and output[0].startswith("why: ranks 0-1 wait in all_reduce #41")
     calm = situation(RankFacts(0, "idle"))
     stall_detector._note(make_report(calm, diagnose(calm)))
-    assert len(said) == 1
+    assert len(output) == 1

@@ -328,8 +328,8 @@ def test_a_rank_that_is_started_anew_finds_the_files(synced: Mesh, project: Path
 def test_a_breakpoint_is_set_at_the_notebooks_path(synced: Mesh, project: Path) -> None:
     mesh = synced
     mesh.run("import modelled as code")
-    said = mesh.debugger().break_at(f"{project}/src/modelled.py", 14)
-    assert set(said.values()) == {f"breakpoint at {project}/src/modelled.py:14"}
+    answers = mesh.debugger().break_at(f"{project}/src/modelled.py", 14)
+    assert set(answers.values()) == {f"breakpoint at {project}/src/modelled.py:14"}
     run = mesh.submit("code.version()")
     wait_until(lambda: len(mesh.debugger().stops()) == 4, "all ranks stop")
     stops = mesh.debugger().stops()

@@ -211,8 +211,8 @@ class Signal:
         os.close(self._fd)
 
 
-class Gate:
-    """Ranks wait until the test lets them go on."""
+class FileLatch:
+    """A file that ranks wait for, until the test creates it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -223,7 +223,7 @@ class Gate:
         return f"import os, time\nwhile not os.path.exists({str(self._path)!r}): time.sleep(0.01)"
 
     def open(self) -> None:
-        """Let them go on."""
+        """Create the file, so that the ranks continue."""
         self._path.touch()
 
 

@@ -198,8 +198,8 @@ def test_it_is_one_clear_error_in_a_red_cell(notebook: Notebook, source: str) ->
     text = shown(outputs)
     assert re.search(CASES[source], text), text
     assert not OUR_FRAMES.search(text), text
-    told = ANSI.sub("", errors[0].evalue).splitlines()[-1]
-    assert told and text.count(told) <= 2, text
+    printed = ANSI.sub("", errors[0].evalue).splitlines()[-1]
+    assert printed and text.count(printed) <= 2, text
     # The mesh is as it was, for all that may be asked of it next.
     assert notebook.text("%%mesh\nrank") == "[0] 0\n[1] 1\n[2] 2"
     assert "[0] rank 0\n[1] rank 1\n[2] rank 2" in notebook.text("%mesh run runs.py")

@@ -64,7 +64,7 @@ def test_ctrl_c_reaches_all_of_them(notebook: Notebook, tmp_path: object) -> Non
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("--name first,", "a mesh's name is letters"),
         ("--name first,nowhere", "nowhere"),
@@ -74,9 +74,9 @@ def test_ctrl_c_reaches_all_of_them(notebook: Notebook, tmp_path: object) -> Non
         ("--always --ranks 0 --name first", "runs on all ranks"),
     ],
 )
-def test_what_cant_be_is_said(notebook: Notebook, line: str, said: str) -> None:
+def test_what_cant_be_is_said(notebook: Notebook, line: str, message: str) -> None:
     shown = notebook.text(f"%%mesh {line}\n1")
-    assert shown.startswith("ERROR Mesh") and said in shown, shown
+    assert shown.startswith("ERROR Mesh") and message in shown, shown
 
 
 DEFINE = """%%mesh --name first,second --always
@@ -120,8 +120,8 @@ def test_a_definition_that_fails_on_new_ranks_is_a_problem(notebook: Notebook, t
     )
     open(mark, "w").close()
     notebook.run("%%mesh --name second\nimport os; os._exit(1)")
-    said = notebook.text("%mesh heal --name second")
-    assert "HealError" in said and "which runs always, failed on new ranks: AssertionError" in said
+    message = notebook.text("%mesh heal --name second")
+    assert "HealError" in message and "which runs always, failed on new ranks: AssertionError" in message
     assert notebook.text("%%mesh --name second\nrank") == "0"
     notebook.run("second.forget_definitions()")
 

@@ -77,10 +77,10 @@ def test_an_export_brings_what_was_pushed_or_says_that_it_is_missing(
     notebook.run("%mesh push lr sizes token")
     notebook.run("only = 3\n%mesh push only --ranks 1")
     notebook.run("%%mesh\nfound = (lr, sizes, rank)")
-    said = notebook.text(f"%mesh export {tmp_path}/out.ipynb")
+    output = notebook.text(f"%mesh export {tmp_path}/out.ipynb")
     assert (
-        "1 cell written to" in said
-        and "token, pushed from a notebook, is missing: the file says where to define it" in said
+        "1 cell written to" in output
+        and "token, pushed from a notebook, is missing: the file says where to define it" in output
     )
     sources = [c.source for c in nbformat.read(tmp_path / "out.ipynb", as_version=4).cells]
     assert sources[1].startswith(

@@ -52,8 +52,8 @@ def test_a_lost_rank_is_shown_at_once_and_heals_with_a_replay(notebook: Notebook
     notebook.run("%%mesh\nprint('only shown')")
     notebook.run("%%mesh --ranks 0\nraise ValueError('this one failed')")
     kill(notebook, 2)
-    said = notebook.text("%mesh status")
-    assert re.search(r"lost +rank 2", said) and "rank 2 lost: the process was killed by SIGKILL" in said
+    output = notebook.text("%mesh status")
+    assert re.search(r"lost +rank 2", output) and "rank 2 lost: the process was killed by SIGKILL" in output
     text = notebook.text("%%mesh\nx")
     assert "rank 2: lost: the process was killed by SIGKILL" in text
     text = notebook.text("%mesh heal --replay")

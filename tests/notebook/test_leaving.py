@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kernels import Gate, RawKernel
+from kernels import FileLatch, RawKernel
 
 DEFINED = (
     "import threading\nfrom monarch_nb.actor import Actor, Channel, endpoint\n"
@@ -66,7 +66,7 @@ def test_handles_say_what_to_type_and_the_users_names_stay(kernel: RawKernel) ->
 
 
 def test_what_waits_is_told_that_it_goes_on(kernel: RawKernel, tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "go")
+    gate = FileLatch(tmp_path / "go")
     cell = kernel.run(f"%%mesh --async --ranks 0\nprint('begun')\n{gate.source}\nprint('over')")
     kernel.wait_for(cell, "[0] begun")
     wait = (
@@ -104,7 +104,7 @@ def test_what_waits_is_told_that_it_goes_on(kernel: RawKernel, tmp_path: Path) -
 
 
 def test_the_journal_is_good_after_ranks_have_left(kernel: RawKernel, tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "go")
+    gate = FileLatch(tmp_path / "go")
     kernel.run("%%mesh\nlr = 0.1")
     cell = kernel.run(f"%%mesh --async --ranks 1\nprint('begun')\n{gate.source}\nprint('over')")
     kernel.wait_for(cell, "[1] begun")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kernels import ANSI, Gate, RawKernel
+from kernels import ANSI, FileLatch, RawKernel
 
 HELD = """
 def held(x):
@@ -34,7 +34,7 @@ def define(kernel: RawKernel, num: int, gate: str) -> None:
 
 
 def test_it_counts_what_is_done(kernel: RawKernel, tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "gate")
+    gate = FileLatch(tmp_path / "gate")
     define(kernel, 7, gate.source)
     cell = kernel.start("found = mesh.map(held, range(8)).get(); found == [*range(8)]")
     kernel.wait_for(cell, "7 of 8 done")
@@ -46,7 +46,7 @@ def test_it_counts_what_is_done(kernel: RawKernel, tmp_path: Path) -> None:
 
 
 def test_of_a_generator_it_says_how_many(kernel: RawKernel, tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "gate")
+    gate = FileLatch(tmp_path / "gate")
     define(kernel, 3, gate.source)
     cell = kernel.start("sum(mesh.map(held, (x for x in range(4)), ordered=False))")
     kernel.wait_for(cell, "3 done, ")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from kernels import Gate, Notebook, RawKernel
+from kernels import FileLatch, Notebook, RawKernel
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_colours_are_html_and_not_in_the_text(notebook: Notebook) -> None:
 def test_late_output_lands_in_its_own_cell(tmp_path: Path) -> None:
     kernel = RawKernel()
     kernel.run("%load_ext monarch_nb\n%mesh start late --procs 2")
-    gate, other = Gate(tmp_path / "gate"), Gate(tmp_path / "other")
+    gate, other = FileLatch(tmp_path / "gate"), FileLatch(tmp_path / "other")
     late = "\n    ".join(
         ["import threading\ndef late():", *gate.source.splitlines(), "print('late', flush=True)"]
     )
@@ -176,7 +176,7 @@ def test_plots_and_tables_have_tabs_by_rank_set(notebook: Notebook) -> None:
 
 
 def test_background_cells(show: Callable[[str], str], tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "gate")
+    gate = FileLatch(tmp_path / "gate")
     text = show(f"%%mesh --async\n{gate.source}\nprint('slept')\nrank")
     assert "runs in the background; %mesh result" in text or text == ""
     assert show("1 + 1") == "2"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from kernels import Gate, Notebook, Signal
+from kernels import FileLatch, Notebook, Signal
 from processes import mesh_processes, wait_for_exit
 
 
@@ -84,7 +84,7 @@ def test_a_new_kernel_finds_variables_and_actors(lasting: str, notebook: Noteboo
 
 
 def test_what_was_missed_is_shown_once(lasting: str, tmp_path: Path, notebook: Notebook) -> None:
-    go, begun = Gate(tmp_path / "go"), Signal(tmp_path / "begun")
+    go, begun = FileLatch(tmp_path / "go"), Signal(tmp_path / "begun")
     left = Notebook()
     left.run("%load_ext monarch_nb\n%mesh attach lasting")
     left.run(
@@ -112,7 +112,7 @@ def test_what_was_missed_is_shown_once(lasting: str, tmp_path: Path, notebook: N
 def test_cells_that_ended_meanwhile_are_replayed_in_order(
     lasting: str, tmp_path: Path, notebook: Notebook
 ) -> None:
-    go, begun = Gate(tmp_path / "go"), Signal(tmp_path / "begun")
+    go, begun = FileLatch(tmp_path / "go"), Signal(tmp_path / "begun")
     left = Notebook()
     left.run("%load_ext monarch_nb\n%mesh attach lasting")
     left.run(f"%%mesh --async\nif rank == 0: {begun.source}\n{go.source}\nprint('one')")
@@ -219,7 +219,7 @@ def test_logs_are_followed(lasting: str) -> None:
 
 
 def test_the_lease_counts_running_cells_and_can_be_extended(tmp_path: Path) -> None:
-    go, begun = Gate(tmp_path / "go"), Signal(tmp_path / "begun")
+    go, begun = FileLatch(tmp_path / "go"), Signal(tmp_path / "begun")
     left = Notebook()
     left.run("%load_ext monarch_nb\n%mesh start leased --procs 1 --idle-timeout 1h")
     assert "ends after 0.3 s without a client and a running cell" in left.text("%mesh lease 0.3s")

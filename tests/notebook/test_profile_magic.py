@@ -95,7 +95,7 @@ def test_memory_names_the_line(text: Callable[[str], str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("--profile --async", "--async or a profile"),
         ("--profile --ranks 0 --profile-ranks 1", "doesn't run on [1]"),
@@ -106,10 +106,10 @@ def test_memory_names_the_line(text: Callable[[str], str]) -> None:
     ],
 )
 def test_what_cannot_be_had_is_one_line_and_nothing_runs(
-    text: Callable[[str], str], line: str, said: str
+    text: Callable[[str], str], line: str, message: str
 ) -> None:
     shown = text(f"%%mesh {line}\nran_anyway = True")
-    assert said in shown
+    assert message in shown
     assert shown.startswith("ERROR")
     assert "no rank has a variable ran_anyway" in text("%mesh vars ran_anyway")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from jupyter_process import JupyterServer, ServedKernel
-from kernels import Gate, Messages, Notebook, RawKernel
+from kernels import FileLatch, Messages, Notebook, RawKernel
 
 NAME = "restarted"
 
@@ -41,8 +41,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
 
 
 @pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    opened = Gate(tmp_path / "go")
+def gate(tmp_path: Path) -> Iterator[FileLatch]:
+    opened = FileLatch(tmp_path / "go")
     yield opened
     opened.open()
 
@@ -58,7 +58,7 @@ def load(kernel: Messages) -> str:
     return kernel.run_text(f"%load_ext monarch_nb\n%mesh attach {NAME}")
 
 
-def begin_cell(kernel: Messages, gate: Gate, options: str = "") -> str:
+def begin_cell(kernel: Messages, gate: FileLatch, options: str = "") -> str:
     """Start a cell that waits at a gate; return once it's there."""
     load(kernel)
     cell = kernel.start(f"%%mesh {options}\nprint('step 1')\n{gate.source}\nprint('step 2')\nrank * 100")
@@ -66,7 +66,7 @@ def begin_cell(kernel: Messages, gate: Gate, options: str = "") -> str:
     return cell
 
 
-def check_missed(kernel: Messages, gate: Gate) -> None:
+def check_missed(kernel: Messages, gate: FileLatch) -> None:
     """A new kernel sees the cell from its beginning, and how it goes on; the next one sees nothing any
     more.
     """
@@ -115,7 +115,7 @@ def after_a_stop(kernel: RawKernel) -> None:
 
 @pytest.mark.parametrize("restart", [plainly, late, after_a_stop])
 def test_the_cell_runs_on_when_its_kernel_is_restarted(
-    mesh: Notebook, raw: RawKernel, gate: Gate, restart: Callable[[RawKernel], None]
+    mesh: Notebook, raw: RawKernel, gate: FileLatch, restart: Callable[[RawKernel], None]
 ) -> None:
     kernel = raw
     cell = begin_cell(kernel, gate)
@@ -126,7 +126,7 @@ def test_the_cell_runs_on_when_its_kernel_is_restarted(
     check_left(kernel.text(cell))
 
 
-def test_a_kernel_that_is_killed_passes_nothing_on(mesh: Notebook, raw: RawKernel, gate: Gate) -> None:
+def test_a_kernel_that_is_killed_passes_nothing_on(mesh: Notebook, raw: RawKernel, gate: FileLatch) -> None:
     begin_cell(raw, gate)
     raw.manager.restart_kernel(now=True)  # an interrupt, and SIGKILL right behind it
     raw.begin_anew()
@@ -134,7 +134,7 @@ def test_a_kernel_that_is_killed_passes_nothing_on(mesh: Notebook, raw: RawKerne
 
 
 def test_the_server_restarts_and_deletes_kernels(
-    mesh: Notebook, server: JupyterServer, gate: Gate, tmp_path: Path
+    mesh: Notebook, server: JupyterServer, gate: FileLatch, tmp_path: Path
 ) -> None:
     kernel = ServedKernel(server)
     cell = begin_cell(kernel, gate)
@@ -143,7 +143,7 @@ def test_the_server_restarts_and_deletes_kernels(
     kernel.begin_anew()
     check_missed(kernel, gate)
     check_left(kernel.text(cell))
-    second = Gate(tmp_path / "second")
+    second = FileLatch(tmp_path / "second")
     cell = kernel.start(f"%%mesh --async\nprint('step 1')\n{second.source}\nprint('step 2')\nrank * 100")
     kernel.wait_for(cell, "[0-1] step 1")
     kernel.delete()
@@ -154,7 +154,7 @@ def test_the_server_restarts_and_deletes_kernels(
     third.delete()
 
 
-def test_a_call_that_is_waited_for_goes_on(mesh: Notebook, server: JupyterServer, gate: Gate) -> None:
+def test_a_call_that_is_waited_for_goes_on(mesh: Notebook, server: JupyterServer, gate: FileLatch) -> None:
     kernel = ServedKernel(server)
     load(kernel)
     path = str(gate._path)
@@ -172,7 +172,7 @@ def test_a_call_that_is_waited_for_goes_on(mesh: Notebook, server: JupyterServer
 
 
 def test_a_call_goes_on_though_the_interrupt_had_ended_the_wait_when_the_shutdown_came(
-    mesh: Notebook, raw: RawKernel, gate: Gate
+    mesh: Notebook, raw: RawKernel, gate: FileLatch
 ) -> None:
     load(raw)
     # The cell isn't over yet when the kernel has decided, as on a loaded machine.
@@ -189,7 +189,7 @@ def test_a_call_goes_on_though_the_interrupt_had_ended_the_wait_when_the_shutdow
 
 
 def test_a_real_interrupt_is_passed_on_without_waiting(
-    mesh: Notebook, server: JupyterServer, gate: Gate
+    mesh: Notebook, server: JupyterServer, gate: FileLatch
 ) -> None:
     kernel = ServedKernel(server)
     load(kernel)
@@ -207,7 +207,7 @@ def test_a_real_interrupt_is_passed_on_without_waiting(
     kernel.delete()
 
 
-def test_the_server_ends(mesh: Notebook, server: JupyterServer, raw: RawKernel, gate: Gate) -> None:
+def test_the_server_ends(mesh: Notebook, server: JupyterServer, raw: RawKernel, gate: FileLatch) -> None:
     kernel = ServedKernel(server)
     cell = begin_cell(kernel, gate)
     server.process.send_signal(signal.SIGTERM)

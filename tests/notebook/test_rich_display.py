@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernels import Gate, Notebook, RawKernel, shown
+from kernels import FileLatch, Notebook, RawKernel, shown
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_bars_of_all_ranks_are_one(notebook: Notebook, show: Callable[[str], str
 def test_a_bar_is_live_while_ranks_are_at_different_places(tmp_path: Path) -> None:
     kernel = RawKernel()
     kernel.run("%load_ext monarch_nb\n%mesh start bars --procs 2")
-    gate = Gate(tmp_path / "gate")
+    gate = FileLatch(tmp_path / "gate")
     wait = gate.source.replace("\n", "\n        ")
     cell = kernel.start(
         "%%mesh\nfrom tqdm.notebook import tqdm\nfor i in tqdm(range(10), mininterval=0, desc='steps'):\n"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kernels import Gate, Notebook
+from kernels import FileLatch, Notebook
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_what_an_actor_prints_comes_once(notebook: Notebook) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (
             "--procs 3",
@@ -68,10 +68,10 @@ def test_what_an_actor_prints_comes_once(notebook: Notebook) -> None:
         ("--spawn", "--spawn (method='spawn') is settled when a mesh starts"),
     ],
 )
-def test_what_differs_is_refused(notebook: Notebook, flags: str, said: str) -> None:
+def test_what_differs_is_refused(notebook: Notebook, flags: str, message: str) -> None:
     text = notebook.text(f"%mesh start again {flags}")
     assert text.startswith("ERROR MeshUsageError: start: mesh 'again' runs already")
-    assert said in text
+    assert message in text
 
 
 @pytest.mark.parametrize("name", ["again", "new"])
@@ -108,7 +108,7 @@ def test_what_can_be_changed_is_taken_on(notebook: Notebook, tmp_path: Path) -> 
     assert "which was running; on failure: heal; it ends after 2 h without" in text
     assert "2 h" in notebook.text("%mesh lease")
 
-    gate = Gate(tmp_path / "go")
+    gate = FileLatch(tmp_path / "go")
     notebook.run(f"%%mesh --async --ranks 1\n{gate.source}")
     assert "--init-process-group was not looked at, for rank 1 is busy: run this again" in notebook.text(
         "%mesh start again --init-process-group gloo"

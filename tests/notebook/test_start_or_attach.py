@@ -61,7 +61,7 @@ def test_what_can_be_changed_is_applied(running: Mesh) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "message"),
     [
         ({"env": {"COLOUR": "red"}}, "was started with COLOUR=blue, not COLOUR=red"),
         ({"num_spares": 1}, "num_spares"),
@@ -69,10 +69,10 @@ def test_what_can_be_changed_is_applied(running: Mesh) -> None:
         ({"num_hosts": 2}, "procs=1, not hosts=2"),
     ],
 )
-def test_what_differs_is_refused(running: Mesh, asked: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match="start: mesh 'flags' runs already") as told:
+def test_what_differs_is_refused(running: Mesh, asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="start: mesh 'flags' runs already") as raised:
         monarch_nb.start("flags", attach=True, **asked)
-    assert said in str(told.value)
+    assert message in str(raised.value)
 
 
 def test_programs_that_start_one_at_the_same_instant_all_get_it() -> None:

@@ -56,11 +56,11 @@ def edit(path: Path, before: str, after: str) -> None:
 
 def test_said_then_synced(kernel: RawKernel, module: Path) -> None:
     edit(module, "one", "two")
-    said = kernel.show("%%mesh\ncode.word()")
+    output = kernel.show("%%mesh\ncode.word()")
     assert (
-        f"{module.name} has changed since this rank loaded it" in said
-        and "%mesh sync" in said
-        and "'one'" in said
+        f"{module.name} has changed since this rank loaded it" in output
+        and "%mesh sync" in output
+        and "'one'" in output
     )
     dry = kernel.show("%mesh sync --dry-run").splitlines()
     assert dry == [f"{who} {module.name}: would change Greeter, word" for who in ("[0-1]", "[here]")]

@@ -178,7 +178,7 @@ def test_every_verb_that_messages_name_is_said_in_the_terminals_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted"),
+    ("message", "wanted"),
     [
         ("Start it: %mesh start x; running: y", "Start it: monarch-nb start x; running: y"),
         ("see %mesh history", "see monarch-nb history dev"),
@@ -199,8 +199,8 @@ def test_every_verb_that_messages_name_is_said_in_the_terminals_words() -> None:
         ("100 %mesh", "100 %mesh"),
     ],
 )
-def test_words(said: str, wanted: str) -> None:
-    assert in_terminal(said, COMMANDS, "dev") == wanted
+def test_words(message: str, wanted: str) -> None:
+    assert in_terminal(message, COMMANDS, "dev") == wanted
 
 
 def test_no_colours_into_pipes(mesh: str) -> None:

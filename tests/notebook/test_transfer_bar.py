@@ -29,13 +29,13 @@ def test_a_long_transfer_has_a_bar() -> None:
 
 
 def test_what_the_bar_says() -> None:
-    class Half:
+    class HalfDoneTransfer:
         num_bytes = 2 << 30
         done_bytes = 1 << 30
 
         def done(self) -> bool:
             return False
 
-    bar = TransferBar(Half(), 0.0)
+    bar = TransferBar(HalfDoneTransfer(), 0.0)
     assert re.fullmatch(r"1 GiB of 2 GiB, [\d.]+ GB/s, .* left", bar.text()), bar.text()
     assert "<progress max='2147483648' value='1073741824'>" in bar.mimebundle()["text/html"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kernels import Gate, RawKernel
+from kernels import FileLatch, RawKernel
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def kernel() -> Iterator[RawKernel]:
 
 
 def test_waiting_is_said_as_long_as_it_lasts(kernel: RawKernel, tmp_path: Path) -> None:
-    first, second = Gate(tmp_path / "first"), Gate(tmp_path / "second")
+    first, second = FileLatch(tmp_path / "first"), FileLatch(tmp_path / "second")
     kernel.run(f"%%mesh --async\n{first.source}")
     cell = kernel.run(f"%%mesh --async\nprint('begun')\n{second.source}")
     kernel.wait_for(cell, "waits for cell #2")

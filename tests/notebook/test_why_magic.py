@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kernels import Gate, Notebook, RawKernel, Signal
+from kernels import FileLatch, Notebook, RawKernel, Signal
 
 NAME = "whynot"
 
@@ -43,7 +43,7 @@ def test_nothing_runs(notebook: Notebook) -> None:
 
 def test_the_reason_is_told_while_it_hangs(notebook: Notebook, tmp_path: Path) -> None:
     """Rank 3 waits for this test, the others for rank 3."""
-    here, gate = Signal(tmp_path / "here"), Gate(tmp_path / "gate")
+    here, gate = Signal(tmp_path / "here"), FileLatch(tmp_path / "gate")
     source = (
         f"if rank == 3:\n    {here.source}\n    while not os.path.exists({str(tmp_path / 'gate')!r}): "
         "time.sleep(0.01)\ndist.barrier()"

@@ -100,10 +100,10 @@ def test_a_person_has_it_only_if_wanted() -> None:
     assert wait_for_exit(controller)
 
 
-@pytest.mark.parametrize(("said", "wanted"), [("1", "True"), ("0", "False")])
-def test_the_environment_decides(said: str, wanted: str) -> None:
+@pytest.mark.parametrize(("message", "wanted"), [("1", "True"), ("0", "False")])
+def test_the_environment_decides(message: str, wanted: str) -> None:
     source = "from monarch_nb._client.unattended import is_run_by_a_program as f; print(f())"
-    environment = {**os.environ, "MONARCH_NB_WITH_KERNEL": said}
+    environment = {**os.environ, "MONARCH_NB_WITH_KERNEL": message}
     assert (
         subprocess.run(
             [sys.executable, "-c", source], capture_output=True, text=True, check=True, env=environment

@@ -244,14 +244,14 @@ def test_many_at_once_on_disjoint_parts(two: TwoPlanes) -> None:
     part = 3 * MIB + 13
     handle = two.far(give, 3, 8 * part)
     expected = data(3, 8 * part)
-    news = {i: data(50 + i, part) for i in range(0, 8, 2)}
+    updates = {i: data(50 + i, part) for i in range(0, 8, 2)}
     intos = {i: numpy.zeros(part, numpy.uint8) for i in range(1, 8, 2)}
 
     def one(i: int) -> None:
         mine = handle.part(slice(i * part, (i + 1) * part))
         for _ in range(3):
-            if i in news:
-                move(two, "write", mine, news[i])
+            if i in updates:
+                move(two, "write", mine, updates[i])
             else:
                 intos[i][:] = 0
                 move(two, "read", mine, intos[i])
@@ -259,7 +259,7 @@ def test_many_at_once_on_disjoint_parts(two: TwoPlanes) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(one, range(8)))
-    for i, new in news.items():
+    for i, new in updates.items():
         expected[i * part : (i + 1) * part] = new
     assert two.far(digest, handle) == hashlib.sha256(expected).hexdigest()
 

@@ -170,15 +170,15 @@ class Machine:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         try:
-            said, _ = process.communicate(timeout=timeout_s)
+            output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             process.kill()
-            said = process.communicate()[0] + f"\nstopped after {timeout_s:g} s"
+            output = process.communicate()[0] + f"\nstopped after {timeout_s:g} s"
         status = job / "status"
         if not status.exists():
             end = console.read_text(errors="replace")[-3000:] if console.exists() else ""
             raise CannotBoot(
-                f"no exit status came back from the virtual machine. qemu: {said}; its console:\n{end}"
+                f"no exit status came back from the virtual machine. qemu: {output}; its console:\n{end}"
             )
         return int(status.read_text())
 

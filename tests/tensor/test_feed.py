@@ -153,7 +153,7 @@ def test_what_the_source_raises_comes_after_its_batches(mesh: Mesh) -> None:
 
 def test_what_is_typed_wrongly(mesh: Mesh) -> None:
     nulls = polars.DataFrame({"x": [1, None]})
-    for source, words, said in (
+    for source, words, output in (
         (X, {}, r"feed cuts a torch.Tensor into batches.*batch_size=64"),
         ([X], {"batch_size": 2}, "batches of a list come as they are"),
         (3, {}, "feed takes a tensor.*not a int"),
@@ -165,5 +165,5 @@ def test_what_is_typed_wrongly(mesh: Mesh) -> None:
         (nulls, {"batch_size": 2}, "column 'x' has 1 nulls.*fill_null"),
         (polars.DataFrame({"s": ["a"]}), {"batch_size": 1}, "column 's' is of large_string|'s' is of string"),
     ):
-        with pytest.raises(MeshUsageError, match=said):
+        with pytest.raises(MeshUsageError, match=output):
             list(monarch_nb.feed(source, mesh, **words))

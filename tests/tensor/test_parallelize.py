@@ -204,10 +204,10 @@ def test_what_is_chosen_and_why(mesh: Mesh) -> None:
     assert found.dry is not None and found.dry.num_flops > 0
     gib = 1 << 30
     small = monarch_nb.parallelize(GPT(width=64), mesh, sample=x, memory=gib + 1_900_000)
-    said = monarch_nb.explain(small)
-    assert said.taken.strategy == "fsdp" and said.groups == ("blocks.0", "blocks.1")
-    assert "DDP  " in str(said) and "doesn't fit: wants 1." in str(said)
-    assert "<table>" in said._repr_html_()
+    message = monarch_nb.explain(small)
+    assert message.taken.strategy == "fsdp" and message.groups == ("blocks.0", "blocks.1")
+    assert "DDP  " in str(message) and "doesn't fit: wants 1." in str(message)
+    assert "<table>" in message._repr_html_()
     hybrid = monarch_nb.parallelize(GPT(), mesh, "hsdp")
     assert "asked  HSDP" in str(monarch_nb.explain(hybrid))
     assert "sharded over 2 ranks, replicated over 2; 2 groups" in str(monarch_nb.explain(hybrid))
@@ -229,14 +229,14 @@ def test_ways_to_run(mesh: Mesh, words: dict[str, Any]) -> None:
 
 def test_what_is_typed_wrongly(mesh: Mesh) -> None:
     plain = nn.Sequential(nn.Linear(3, 2))
-    for words, said in (
+    for words, message in (
         ({"strategy": "zero"}, "strategy is one of 'auto', 'ddp', 'fsdp', 'hsdp'; not 'zero'"),
         ({"replicate": ["0.attn"]}, "the module has no layer '0.attn'; it has '0'"),
         ({"replicate": "0"}, r"replicate is a list of layers: replicate=\['0'\]"),
         ({"precision": "int8"}, "precision is 'bf16', 'fp16' or None; not 'int8'"),
         ({"checkpoint": "often"}, "checkpoint is True, False or 'auto'; not 'often'"),
     ):
-        with pytest.raises(MeshUsageError, match=said):
+        with pytest.raises(MeshUsageError, match=message):
             monarch_nb.parallelize(plain, mesh, **words)
     with pytest.raises(MeshUsageError, match=r"a module of monarch_nb\.parallelize"):
         monarch_nb.explain(plain)

@@ -27,22 +27,24 @@ def picky(x: int) -> int:
 
 def said_within(capsys: pytest.CaptureFixture[str], text: str) -> str:
     """Wait until something is said on stderr, and return all of it."""
-    said: list[str] = []
+    output: list[str] = []
 
     def hear() -> bool:
-        said.append(capsys.readouterr().err)
-        return text in "".join(said)
+        output.append(capsys.readouterr().err)
+        return text in "".join(output)
 
     wait_until(hear, f"{text} on stderr")
-    return "".join(said)
+    return "".join(output)
 
 
 def test_a_map_that_is_dropped_unread_says_what_failed(
     mesh: Mesh, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mesh.map(picky, range(6))
-    said = said_within(capsys, "not ")
-    assert "the map of picky has failed, and nobody has asked for its results (2 items): picky, item" in said
+    output = said_within(capsys, "not ")
+    assert (
+        "the map of picky has failed, and nobody has asked for its results (2 items): picky, item" in output
+    )
     runs = [mesh.map(picky, range(6))]
     wait_until(lambda: runs[0].num_done == 6, "all done")
     assert repr(runs[0]) == "<MapRun of picky: 6 of 6 done, 2 failed>"
@@ -96,6 +98,6 @@ def test_a_task_whose_future_is_dropped_says_so(mesh: Mesh, capsys: pytest.Captu
         assert isinstance(asked.exception(), ValueError)
         del asked
     gc.collect()
-    said = said_within(capsys, "not 2")
-    assert said.count("a task of picky has failed, and nobody has asked for its results") == 1
-    assert "not 3" not in said
+    output = said_within(capsys, "not 2")
+    assert output.count("a task of picky has failed, and nobody has asked for its results") == 1
+    assert "not 3" not in output

@@ -125,7 +125,7 @@ def test_a_buffer_samples_and_holds_producers_back(trainer: Mesh) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda m: m.spawn("a", RolloutQueue, 0), "capacity is a whole number of at least 1, not 0"),
         (lambda m: m.spawn("b", RolloutQueue, 2, max_lag=-1), "max_lag is a whole number"),
@@ -133,8 +133,8 @@ def test_a_buffer_samples_and_holds_producers_back(trainer: Mesh) -> None:
         (lambda m: m.spawn("d", ReplayBuffer, 2, samples_per_add=0), "samples_per_add is above 0"),
     ],
 )
-def test_what_cant_be_is_said(trainer: Mesh, make: Any, said: str) -> None:
-    with pytest.raises(DeviceMeshError, match=said):
+def test_what_cant_be_is_said(trainer: Mesh, make: Any, message: str) -> None:
+    with pytest.raises(DeviceMeshError, match=message):
         make(trainer).state.call_one().get(T)
 
 

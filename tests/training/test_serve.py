@@ -140,7 +140,7 @@ def test_its_description_travels(job: SPMDJob) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "options", "said"),
+    ("words", "options", "message"),
     [
         ([], {}, "takes a command line of torchrun as a list"),
         (["mpirun", "train.py"], {}, "takes a command line of torchrun as a list"),
@@ -156,8 +156,8 @@ def test_its_description_travels(job: SPMDJob) -> None:
         (["torchrun", "train.py"], {"scheduler_cfg": {"partition": "a"}}, "scheduler_cfg of local_cwd: "),
     ],
 )
-def test_what_cant_be_is_said(words: Any, options: Any, said: str) -> None:
-    with pytest.raises(MeshUsageError, match=said):
+def test_what_cant_be_is_said(words: Any, options: Any, message: str) -> None:
+    with pytest.raises(MeshUsageError, match=message):
         serve(words, **options)
 
 

@@ -51,25 +51,25 @@ def test_bars_without_an_end() -> None:
 def test_a_rank_that_is_cleared_leaves_the_others_as_they_are(seed: int) -> None:
     chance = random.Random(seed)
     fold, lines = Fold([0, 1, 2]), Lines([0, 1, 2], prefix=True)
-    said: dict[int, list[str]] = {0: [], 1: [], 2: []}
+    output: dict[int, list[str]] = {0: [], 1: [], 2: []}
     for _ in range(200):
         rank = chance.randrange(3)
         if chance.random() < 0.03:
             fold.clear(rank)
             lines.clear(rank)
-            said[rank] = []
+            output[rank] = []
         else:
             text = str(chance.randrange(4))
             fold.feed(rank, "stdout", text + "\n")
             lines.feed(rank, "stdout", text + "\n")
-            said[rank].append(text)
+            output[rank].append(text)
         if chance.random() < 0.1:
             fold.drain()
             lines.drain()
     for shown in (fold, lines):
-        for rank, texts in said.items():
+        for rank, texts in output.items():
             assert [row.text for row in shown.rows() if rank in row.ranks] == texts
-    assert fold.num_rows == len(fold.rows()) and lines.num_rows == sum(map(len, said.values()))
+    assert fold.num_rows == len(fold.rows()) and lines.num_rows == sum(map(len, output.values()))
 
 
 def test_places_of_displays_that_differ_and_agree_again() -> None:

@@ -179,8 +179,8 @@ def test_who_comes_later_hears_what_was_said_once(world: World) -> None:
     world.submit(2)
     world.happens(CellNotice(PROCS[0], "rank 0 does not react"))
     world.answer(0)
-    told = world.happens(TellDone(1))
-    assert told == [do.Tell(1, RankDone(0, 0.5))]
+    sent = world.happens(TellDone(1))
+    assert sent == [do.Tell(1, RankDone(0, 0.5))]
     history = world.states.history(1)
     assert [type(each).__name__ for each in history] == ["CellBegan", "RankDone", "CellMessage"]
     assert CellWaits("waits for cell #1") in world.states.history(2)
@@ -426,10 +426,10 @@ class AnyOrder(RuleBasedStateMachine):
     def each_result_is_written_once(self) -> None:
         written = Counter((w.n, w.rank) for w in self.world.of(do.Write))
         assert max(written.values(), default=1) == 1
-        told = Counter(
+        sent = Counter(
             (t.n, t.message.rank) for t in self.world.of(do.Tell) if isinstance(t.message, RankDone)
         )
-        assert max(told.values(), default=1) == 1
+        assert max(sent.values(), default=1) == 1
 
     def teardown(self) -> None:
         """All that must come comes, users are impatient, time goes by."""

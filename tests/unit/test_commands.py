@@ -62,7 +62,7 @@ def test_each_flag_of_a_command_is_described_once() -> None:
         for each in command.arguments:
             for flag in (f for f in each.flags if f.startswith("-") and each.about != argparse.SUPPRESS):
                 texts[flag].add(each.about)
-        again = {flag for flag, said in texts.items() if len(said) > 1}
+        again = {flag for flag, output in texts.items() if len(output) > 1}
         # A terminal's run makes a mesh of its own unless one is named; a notebook has a current one.
         assert again == ({"--name", "-n"} if command.name == "run" else set()), command.name
 

@@ -79,9 +79,9 @@ def test_a_pid_that_another_process_has_by_now_names_nobody(
     path = write(runtime, "gone", pid=innocent.pid, start_time=before - 1)
     other = write(runtime, "older", pid=innocent.pid, start_time=before - 1, wire_version=0)
     for name in ("gone", "older"):
-        with pytest.raises(MeshNotFound) as told:
+        with pytest.raises(MeshNotFound) as raised:
             launch.find_connection(name)
-        assert "kill" not in str(told.value)
+        assert "kill" not in str(raised.value)
     assert not path.exists()
     assert not other.exists()
 

@@ -35,8 +35,8 @@ def test_each_heal_within_the_window_waits_longer_until_none_is_left() -> None:
         delays.append(losses.lost("workers", policy, 0.0))
         assert losses.due("workers", policy, is_running=False)
     assert delays == [TOGETHER_S, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, MAX_DELAY_S, MAX_DELAY_S]
-    said = losses.lost("workers", policy, policy.window_s - 1)
-    assert said == "not healed: 9 heals in 600 s are the limit (max_restarts)"
+    notice = losses.lost("workers", policy, policy.window_s - 1)
+    assert notice == "not healed: 9 heals in 600 s are the limit (max_restarts)"
     assert losses.lost("workers", policy, policy.window_s) == TOGETHER_S, "they're too long ago to count"
 
 

@@ -201,10 +201,10 @@ def test_each_rank_that_was_lost_is_up_or_named(
         world.lose(rank)
     gone = {p.rank for p in world.registry.procs.values() if p.end is not None}
     report = world.heal()
-    said = " ".join(report.problems)
+    output = " ".join(report.problems)
     for rank in gone:
         host = rank // PER_HOST
-        assert rank in report.ranks or f"rank {rank} did not" in said or f"host{host} " in said
+        assert rank in report.ranks or f"rank {rank} did not" in output or f"host{host} " in output
     assert set(report.ranks) <= gone, "one that lives was touched"
     assert [type(e) for e in world.done].count(TellHealed) == 1
     assert isinstance(world.done[-1], TellHealed)

@@ -102,7 +102,7 @@ def test_a_profile_is_a_spec(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('[lab]\nengine = "slrum"', r"\[lab\] unknown engine 'slrum'. Did you mean slurm\?"),
         ('[lab]\npartition = "x"', r"\[lab\] has no engine"),
@@ -118,8 +118,8 @@ def test_a_profile_is_a_spec(tmp_path: Path) -> None:
         ("[lab\n", r"is no TOML"),
     ],
 )
-def test_what_a_profile_cannot_have_is_named(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(MeshUsageError, match=said) as raised:
+def test_what_a_profile_cannot_have_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(MeshUsageError, match=message) as raised:
         read_profiles(ENGINES, [profile_file(tmp_path, text)])
     assert str(tmp_path / "clusters.toml") in str(raised.value)
 

@@ -57,7 +57,7 @@ def entry(
     return Entry(path, kind, entries.digest(data), len(data), mtime_ns)
 
 
-class Home:
+class PlacedWorkspace:
     """A workspace, and a placer that is brought what it lacks."""
 
     def __init__(self, store: Path) -> None:
@@ -94,66 +94,66 @@ class Home:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "store")
+def placed(tmp_path: Path) -> PlacedWorkspace:
+    return PlacedWorkspace(tmp_path / "store")
 
 
-def test_only_what_is_missing_is_sent_and_only_what_was_placed_is_deleted(home: Home) -> None:
-    done, sent = home.bring({"a.py": "1", "src/b.py": "2", "src/c.py": "2"})
+def test_only_what_is_missing_is_sent_and_only_what_was_placed_is_deleted(placed: PlacedWorkspace) -> None:
+    done, sent = placed.bring({"a.py": "1", "src/b.py": "2", "src/c.py": "2"})
     assert done.added == ("a.py", "src/b.py", "src/c.py") and sent == ["a.py", "src/b.py", "src/c.py"]
-    (home.folder / "own.txt").write_text("a rank's")
-    done, sent = home.bring({"a.py": "1", "src/b.py": "3", "moved/c.py": "2"})
+    (placed.folder / "own.txt").write_text("a rank's")
+    done, sent = placed.bring({"a.py": "1", "src/b.py": "3", "moved/c.py": "2"})
     assert (done.added, done.changed, done.deleted, sent) == (
         ("moved/c.py",),
         ("src/b.py",),
         ("src/c.py",),
         ["src/b.py"],
     )
-    assert home.holds() == {"a.py": "1", "src/b.py": "3", "moved/c.py": "2", "own.txt": "a rank's"}
-    assert home.bring({"a.py": "1", "src/b.py": "3", "moved/c.py": "2"}) == (Outcome(), [])
-    done, _ = home.bring({})
-    assert home.holds() == {"own.txt": "a rank's"} and os.listdir(home.folder) == ["own.txt"], (
+    assert placed.holds() == {"a.py": "1", "src/b.py": "3", "moved/c.py": "2", "own.txt": "a rank's"}
+    assert placed.bring({"a.py": "1", "src/b.py": "3", "moved/c.py": "2"}) == (Outcome(), [])
+    done, _ = placed.bring({})
+    assert placed.holds() == {"own.txt": "a rank's"} and os.listdir(placed.folder) == ["own.txt"], (
         "folders that are empty go"
     )
 
 
-def test_modes_and_times_are_those_of_home(home: Home) -> None:
-    home.send("run")
-    home.placer.place({"run.sh": entry("run.sh", "run", Kind.EXECUTABLE, 123_456_789_000)})
-    found = (home.folder / "run.sh").stat()
+def test_modes_and_times_are_those_of_home(placed: PlacedWorkspace) -> None:
+    placed.send("run")
+    placed.placer.place({"run.sh": entry("run.sh", "run", Kind.EXECUTABLE, 123_456_789_000)})
+    found = (placed.folder / "run.sh").stat()
     assert (stat.S_IMODE(found.st_mode), found.st_mtime_ns) == (0o755, 123_456_789_000)
     plain = {"run.sh": entry("run.sh", "run", Kind.FILE, 5)}
-    assert home.placer.look(plain).contents == (), "what is there isn't sent again"
-    home.placer.place(plain)
-    found = (home.folder / "run.sh").stat()
+    assert placed.placer.look(plain).contents == (), "what is there isn't sent again"
+    placed.placer.place(plain)
+    found = (placed.folder / "run.sh").stat()
     assert (stat.S_IMODE(found.st_mode), found.st_mtime_ns) == (0o644, 5)
 
 
-def test_byte_code_of_the_old_source_goes(home: Home) -> None:
-    home.bring({"m.py": "x = 1", "n.py": "x = 1"})
-    cache = home.folder / "__pycache__"
+def test_byte_code_of_the_old_source_goes(placed: PlacedWorkspace) -> None:
+    placed.bring({"m.py": "x = 1", "n.py": "x = 1"})
+    cache = placed.folder / "__pycache__"
     cache.mkdir()
     for name in ("m.cpython-311.pyc", "m.cpython-312.opt-1.pyc", "n.cpython-311.pyc", "mm.cpython-311.pyc"):
         (cache / name).touch()
-    home.bring({"m.py": "x = 2", "n.py": "x = 1"})
+    placed.bring({"m.py": "x = 2", "n.py": "x = 1"})
     assert sorted(os.listdir(cache)) == ["mm.cpython-311.pyc", "n.cpython-311.pyc"]
 
 
-def test_a_file_becomes_a_folder_and_a_folder_a_file(home: Home) -> None:
-    home.bring({"a": "file", "b/c": "below"})
-    done, _ = home.bring({"a/x": "below", "b": "file"})
-    assert not done.refused and home.holds() == {"a/x": "below", "b": "file"}
-    home.bring({"a/x": "below", "b/c": "again"})
-    (home.folder / "a" / "own").write_text("a rank's")
-    done, _ = home.bring({"a": "file"})
+def test_a_file_becomes_a_folder_and_a_folder_a_file(placed: PlacedWorkspace) -> None:
+    placed.bring({"a": "file", "b/c": "below"})
+    done, _ = placed.bring({"a/x": "below", "b": "file"})
+    assert not done.refused and placed.holds() == {"a/x": "below", "b": "file"}
+    placed.bring({"a/x": "below", "b/c": "again"})
+    (placed.folder / "a" / "own").write_text("a rank's")
+    done, _ = placed.bring({"a": "file"})
     assert not done.refused and done.theirs == (("a", "a.theirs"),)
-    assert home.holds() == {"a": "file", "a.theirs/own": "a rank's"}
+    assert placed.holds() == {"a": "file", "a.theirs/own": "a rank's"}
 
 
 @pytest.mark.parametrize("how", ["written", "replaced", "linked", "made a folder"])
-def test_what_was_changed_there_is_kept(home: Home, how: str) -> None:
-    home.bring({"f": "one", "g": "stays"})
-    path = home.folder / "f"
+def test_what_was_changed_there_is_kept(placed: PlacedWorkspace, how: str) -> None:
+    placed.bring({"f": "one", "g": "stays"})
+    path = placed.folder / "f"
     if how == "written":
         with path.open("a") as file:
             file.write(" and more")
@@ -164,98 +164,100 @@ def test_what_was_changed_there_is_kept(home: Home, how: str) -> None:
             "linked": lambda: path.symlink_to("g"),
             "made a folder": path.mkdir,
         }[how]()
-    done, _ = home.bring({"f": "two", "g": "stays"})
+    done, _ = placed.bring({"f": "two", "g": "stays"})
     assert done.theirs == (("f", "f.theirs"),) and path.read_text() == "two"
     with path.open("a") as file:
         file.write("!")
-    done, _ = home.bring({"g": "stays"})
+    done, _ = placed.bring({"g": "stays"})
     assert (
         done.theirs == (("f", "f.theirs.2"),)
         and not path.exists()
-        and (home.folder / "f.theirs.2").read_text() == "two!"
+        and (placed.folder / "f.theirs.2").read_text() == "two!"
     )
 
 
-def test_a_file_that_is_touched_only_isnt_theirs(home: Home) -> None:
-    home.bring({"f": "one"})
-    os.utime(home.folder / "f")
-    done, sent = home.bring({"f": "one"})
+def test_a_file_that_is_touched_only_isnt_theirs(placed: PlacedWorkspace) -> None:
+    placed.bring({"f": "one"})
+    os.utime(placed.folder / "f")
+    done, sent = placed.bring({"f": "one"})
     assert (done.theirs, sent, done.changed) == ((), [], ("f",))
 
 
 @pytest.mark.parametrize("where", ["d", "d/e"])
-def test_a_planted_link_is_refused_and_named(home: Home, tmp_path: Path, where: str) -> None:
+def test_a_planted_link_is_refused_and_named(placed: PlacedWorkspace, tmp_path: Path, where: str) -> None:
     (tmp_path / "outside" / "e").mkdir(parents=True)
     (tmp_path / "outside" / "f").write_text("theirs")
-    home.bring({"d/e/f": "one", "other": "1"})
-    target = home.folder / where
-    target.rename(home.folder / "away")
+    placed.bring({"d/e/f": "one", "other": "1"})
+    target = placed.folder / where
+    target.rename(placed.folder / "away")
     target.symlink_to(tmp_path / "outside")
-    done, _ = home.bring({"d/e/f": "two", "other": "2"})
+    done, _ = placed.bring({"d/e/f": "two", "other": "2"})
     [(path, why)] = done.refused
     assert (
         path == "d/e/f"
         and why
         == f"{where} is a link to {tmp_path}/outside there, not a folder: nothing is written through it"
     )
-    assert (home.folder / "other").read_text() == "2", "the others are in place"
-    home.bring({"other": "2"})
+    assert (placed.folder / "other").read_text() == "2", "the others are in place"
+    placed.bring({"other": "2"})
     assert (
         sorted(os.listdir(tmp_path / "outside")) == ["e", "f"]
         and (tmp_path / "outside" / "f").read_text() == "theirs"
     )
 
 
-def test_a_link_in_the_place_of_the_whole_folder_is_refused(home: Home, tmp_path: Path) -> None:
-    home.bring({"f": "one"})
-    home.folder.rename(tmp_path / "away")
+def test_a_link_in_the_place_of_the_whole_folder_is_refused(placed: PlacedWorkspace, tmp_path: Path) -> None:
+    placed.bring({"f": "one"})
+    placed.folder.rename(tmp_path / "away")
     (tmp_path / "outside").mkdir()
-    home.folder.symlink_to(tmp_path / "outside")
+    placed.folder.symlink_to(tmp_path / "outside")
     with pytest.raises(OSError, match="is no folder there"):
-        home.bring({"f": "two"})
+        placed.bring({"f": "two"})
     assert os.listdir(tmp_path / "outside") == []
 
 
-def test_links_stay_inside(home: Home) -> None:
-    home.bring({"d/f": "one"}, {"l": "d/f", "d/up": "../d"})
-    assert (home.folder / "l").read_text() == "one" and os.readlink(home.folder / "d" / "up") == "../d"
+def test_links_stay_inside(placed: PlacedWorkspace) -> None:
+    placed.bring({"d/f": "one"}, {"l": "d/f", "d/up": "../d"})
+    assert (placed.folder / "l").read_text() == "one" and os.readlink(placed.folder / "d" / "up") == "../d"
     with pytest.raises(BadEntry, match="leads out of the workspace"):
-        home.bring({}, {"l": "../outside"})
+        placed.bring({}, {"l": "../outside"})
 
 
 def test_a_crash_in_the_middle_is_no_edit_of_a_rank(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    placed: PlacedWorkspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files were renamed into place, and that was never noted: the process was killed."""
-    home.bring({"a": "1", "b": "1"})
+    placed.bring({"a": "1", "b": "1"})
     with monkeypatch.context() as patch:
         patch.setattr("monarch_nb._workspace.record.Record.has_placed", lambda *args: None)
-        home.bring({"a": "2", "b": "2"})
-    again = Home(tmp_path / "store")
+        placed.bring({"a": "2", "b": "2"})
+    again = PlacedWorkspace(tmp_path / "store")
     done, sent = again.bring({"a": "2", "b": "3"})
     assert done.theirs == () and sent == ["b"] and again.holds() == {"a": "2", "b": "3"}
 
 
-def test_a_line_of_the_record_that_was_not_finished_counts_for_nothing(home: Home, tmp_path: Path) -> None:
-    home.bring({"a": "1"})
-    record = Path(f"{home.folder}.placed")
+def test_a_line_of_the_record_that_was_not_finished_counts_for_nothing(
+    placed: PlacedWorkspace, tmp_path: Path
+) -> None:
+    placed.bring({"a": "1"})
+    record = Path(f"{placed.folder}.placed")
     record.write_text(record.read_text() + '{"path": "a", "conte')
-    again = Home(tmp_path / "store")
+    again = PlacedWorkspace(tmp_path / "store")
     assert again.bring({"a": "2"})[0].changed == ("a",)
-    assert Home(tmp_path / "store").bring({"a": "2"}) == (Outcome(), [])
+    assert PlacedWorkspace(tmp_path / "store").bring({"a": "2"}) == (Outcome(), [])
 
 
-def test_the_record_stays_short(home: Home) -> None:
+def test_the_record_stays_short(placed: PlacedWorkspace) -> None:
     for n in range(600):
-        home.bring({"a": str(n)})
-    assert len(Path(f"{home.folder}.placed").read_text().splitlines()) < 1100
-    assert home.bring({"a": "599"}) == (Outcome(), [])
+        placed.bring({"a": str(n)})
+    assert len(Path(f"{placed.folder}.placed").read_text().splitlines()) < 1100
+    assert placed.bring({"a": "599"}) == (Outcome(), [])
 
 
-def test_a_few_changes_in_one_message(home: Home) -> None:
+def test_a_few_changes_in_one_message(placed: PlacedWorkspace) -> None:
     files: dict[str, Any] = {"a": "1", "b": "1"}
-    home.bring(files)
-    before, after = home.manifest(files), home.manifest({"a": "2"})
+    placed.bring(files)
+    before, after = placed.manifest(files), placed.manifest({"a": "2"})
     change = Edit(
         entries.manifest_id(before),
         entries.manifest_id(after),
@@ -263,57 +265,57 @@ def test_a_few_changes_in_one_message(home: Home) -> None:
         ("b",),
         {after["a"].content: b"2"},
     )
-    done = home.placer.edit(change)
+    done = placed.placer.edit(change)
     assert (
-        done is not None and (done.changed, done.deleted) == (("a",), ("b",)) and home.holds() == {"a": "2"}
+        done is not None and (done.changed, done.deleted) == (("a",), ("b",)) and placed.holds() == {"a": "2"}
     )
-    assert home.placer.manifest() == entries.manifest_id(after)
-    assert home.placer.edit(change) is None, "it isn't as it was"
+    assert placed.placer.manifest() == entries.manifest_id(after)
+    assert placed.placer.edit(change) is None, "it isn't as it was"
 
 
-def test_contents_are_what_their_names_say(home: Home) -> None:
+def test_contents_are_what_their_names_say(placed: PlacedWorkspace) -> None:
     content = entries.digest(b"right")
     with pytest.raises(BadEntry, match="isn't that"):
-        home.placer.staging.take_piece(content, 0, b"wrong", is_last=True)
+        placed.placer.staging.take_piece(content, 0, b"wrong", is_last=True)
     with pytest.raises(BadEntry, match="out of turn"):
-        home.placer.staging.take_piece(content, 7, b"right", is_last=True)
-    assert not home.placer.staging.has(content)
-    done = home.placer.place({"f": Entry("f", Kind.FILE, content, 5, 1)})
+        placed.placer.staging.take_piece(content, 7, b"right", is_last=True)
+    assert not placed.placer.staging.has(content)
+    done = placed.placer.place({"f": Entry("f", Kind.FILE, content, 5, 1)})
     assert done.refused == (("f", "its content has not arrived: sync again"),)
-    home.placer.staging.take_piece(content, 0, b"ri", is_last=False)
-    home.placer.staging.take_piece(content, 2, b"ght", is_last=True)
-    assert not home.placer.place({"f": Entry("f", Kind.FILE, content, 5, 1)}).refused
+    placed.placer.staging.take_piece(content, 0, b"ri", is_last=False)
+    placed.placer.staging.take_piece(content, 2, b"ght", is_last=True)
+    assert not placed.placer.place({"f": Entry("f", Kind.FILE, content, 5, 1)}).refused
 
 
-def test_small_contents_come_together_and_outlive_a_crash(home: Home, tmp_path: Path) -> None:
+def test_small_contents_come_together_and_outlive_a_crash(placed: PlacedWorkspace, tmp_path: Path) -> None:
     files = {f"part{n % 3}/m{n}.py": f"x = {n}".encode() for n in range(30)} | {
         "empty": b"",
         "same": b"x = 1",
     }
-    manifest = home.manifest(files)
-    home.placer.staging.take_all(list(files.values()))
-    assert len(os.listdir(home.placer.staging.path)) == 1, "they are one file"
+    manifest = placed.manifest(files)
+    placed.placer.staging.take_all(list(files.values()))
+    assert len(os.listdir(placed.placer.staging.path)) == 1, "they are one file"
     for host in ("h.1", "h.2"):  # one that is started again, and another one that shares the store
         placer = Placer(str(tmp_path / "store"), NAME, host)
         assert placer.look(manifest).contents == ()
     done = Placer(str(tmp_path / "store"), NAME, "h.2").place(manifest)
-    assert not done.refused and home.holds() == {path: data.decode() for path, data in files.items()}
-    assert home.placer.look(manifest).contents == () and not list(home.folder.parent.glob("*.new-h.2"))
+    assert not done.refused and placed.holds() == {path: data.decode() for path, data in files.items()}
+    assert placed.placer.look(manifest).contents == () and not list(placed.folder.parent.glob("*.new-h.2"))
 
 
-def test_a_pack_that_is_torn_puts_nothing_wrong_in_place(home: Home) -> None:
+def test_a_pack_that_is_torn_puts_nothing_wrong_in_place(placed: PlacedWorkspace) -> None:
     files = {f"f{n}": f"content {n}" for n in range(5)}
-    home.placer.staging.take_all([data.encode() for data in files.values()])
-    (pack,) = Path(home.placer.staging.path).iterdir()
+    placed.placer.staging.take_all([data.encode() for data in files.values()])
+    (pack,) = Path(placed.placer.staging.path).iterdir()
     pack.write_bytes(pack.read_bytes()[:-12])
-    again = Placer(str(home.folder.parent.parent), NAME, "h.1")
-    done = again.place(home.manifest(files))
+    again = Placer(str(placed.folder.parent.parent), NAME, "h.1")
+    done = again.place(placed.manifest(files))
     assert [path for path, _ in done.refused] == ["f3", "f4"] and sorted(done.added) == ["f0", "f1", "f2"]
-    assert home.bring(files)[1] == ["f3", "f4"], "they are sent again"
+    assert placed.bring(files)[1] == ["f3", "f4"], "they are sent again"
     pack.parent.mkdir(exist_ok=True)
     for head in (b"", b"{", b"[1]\n", b'{"a": "b"}\n', b"\xff\n"):
         pack.write_bytes(head)
-        assert not Placer(str(home.folder.parent.parent), NAME, "h.1").look(home.manifest(files)).contents
+        assert not Placer(str(placed.folder.parent.parent), NAME, "h.1").look(placed.manifest(files)).contents
 
 
 @pytest.mark.parametrize("path", TRICKS)

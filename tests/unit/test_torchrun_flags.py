@@ -61,10 +61,10 @@ def test_a_terminal_takes_it_or_says_why_not(
     for words in (typed(action, flag), ["--standalone", *typed(action, flag), "--lr", "0.1"]):
         with pytest.raises(SystemExit) as raised:
             _cli._parser().parse_args(["run", *words])
-        said = capsys.readouterr().err
+        output = capsys.readouterr().err
         assert raised.value.code == _cli.USAGE_ERROR
-        assert said.startswith(f"monarch-nb run: {name} means nothing here: ") and "%mesh" not in said
-        assert "Leave it out" in said or "Run a script" in said
+        assert output.startswith(f"monarch-nb run: {name} means nothing here: ") and "%mesh" not in output
+        assert "Leave it out" in output or "Run a script" in output
 
 
 @pytest.mark.parametrize(("action", "flag"), SPELLINGS, ids=IDS)
@@ -74,10 +74,10 @@ def test_a_notebook_takes_it_or_says_what_to_type(action: argparse.Action, flag:
         return
     with pytest.raises(MeshUsageError) as raised:
         parser.parse_args(typed(action, flag))
-    said = str(raised.value)
-    assert said.startswith(f"%mesh run: unrecognized arguments: {flag}")
+    output = str(raised.value)
+    assert output.startswith(f"%mesh run: unrecognized arguments: {flag}")
     instead = parser.instead[name]  # type: ignore[attr-defined]
-    assert f". {instead}. Usage: " in said and "Did you mean" not in said
+    assert f". {instead}. Usage: " in output and "Did you mean" not in output
 
 
 @pytest.mark.parametrize(("action", "flag"), SPELLINGS, ids=IDS)

@@ -22,8 +22,8 @@ from monarch_nb.rdma.path import Job, Path, PathUnavailable
 BIG = 1 << 20  # too large to be moved in the thread that asks
 
 
-class Gate(Path):
-    """Moves nothing until it's told to."""
+class PausedPath(Path):
+    """A path that moves nothing until `open` is set."""
 
     name = "gate"
 
@@ -41,8 +41,8 @@ class Gate(Path):
         job.moved(job.nbytes)
 
 
-class Barred(Gate):
-    """Turns out not to lead anywhere when it's tried."""
+class UnavailablePath(PausedPath):
+    """A path that is unavailable, which shows only when it is tried."""
 
     name = "barred"
 
@@ -50,7 +50,7 @@ class Barred(Gate):
         raise PathUnavailable("a tree lies across it")
 
 
-class Broken(Gate):
+class FailingPath(PausedPath):
     name = "broken"
 
     def transfer(self, job: Job) -> None:
@@ -62,7 +62,7 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> Iterator[DataPlane]:
     """A data plane without a mesh, whose first path is barred."""
     found = DataPlane(LoopLink())
     monkeypatch.setattr(data_plane, "_data_plane", found)
-    theirs = {p.name: p for p in (Barred(found), Gate(found), Broken(found))}
+    theirs = {p.name: p for p in (UnavailablePath(found), PausedPath(found), FailingPath(found))}
     found._paths = {"barred": theirs["barred"], **found.paths, **theirs}
     yield found
     found.close()
@@ -90,7 +90,7 @@ def test_a_transfer_that_takes_too_long(plane: DataPlane) -> None:
 
 def test_to_stop_waiting_is_not_the_end_of_it(plane: DataPlane) -> None:
     gate = plane.paths["gate"]
-    assert isinstance(gate, Gate)
+    assert isinstance(gate, PausedPath)
     transfer = RDMABuffer(bytes(BIG)).read_into(bytearray(BIG), path="gate")
     with pytest.raises(RankTimeout, match=r"not over within 0.01 s; it goes on"):
         transfer.get(timeout=0.01)
@@ -102,7 +102,7 @@ def test_to_stop_waiting_is_not_the_end_of_it(plane: DataPlane) -> None:
 
 def test_cancelled(plane: DataPlane) -> None:
     gate = plane.paths["gate"]
-    assert isinstance(gate, Gate)
+    assert isinstance(gate, PausedPath)
     transfer = RDMABuffer(bytes(BIG)).read_into(bytearray(BIG), path="gate")
     gate.entered.wait()
     transfer.cancel()
@@ -113,7 +113,7 @@ def test_cancelled(plane: DataPlane) -> None:
 def test_awaiting_one_that_is_cancelled_with_its_task(plane: DataPlane) -> None:
     async def main() -> None:
         gate = plane.paths["gate"]
-        assert isinstance(gate, Gate)
+        assert isinstance(gate, PausedPath)
         transfer = RDMABuffer(bytes(BIG)).read_into(bytearray(BIG), path="gate")
 
         async def wait() -> None:
@@ -142,7 +142,7 @@ def test_one_failure_of_many_is_the_failure_of_all(plane: DataPlane) -> None:
 
 def test_the_end_calls_off_what_is_on_its_way(plane: DataPlane) -> None:
     gate = plane.paths["gate"]
-    assert isinstance(gate, Gate)
+    assert isinstance(gate, PausedPath)
     transfer = RDMABuffer(bytes(BIG)).read_into(bytearray(BIG), timeout=None, path="gate")
     gate.entered.wait()
     plane.close()
@@ -154,7 +154,7 @@ def test_the_end_calls_off_what_is_on_its_way(plane: DataPlane) -> None:
 
 def test_those_that_had_not_begun_end_too(plane: DataPlane) -> None:
     gate = plane.paths["gate"]
-    assert isinstance(gate, Gate)
+    assert isinstance(gate, PausedPath)
     buffer = RDMABuffer(bytes(BIG))
     transfers = [buffer.read_into(bytearray(BIG), timeout=None, path="gate") for _ in range(MAX_MOVES + 3)]
     gate.entered.wait()
@@ -174,6 +174,6 @@ def test_a_function_in_a_thread() -> None:
     assert isinstance(failed.exception(), ZeroDivisionError)
     with pytest.raises(ZeroDivisionError):
         failed.then(str).get()
-    told: list[bool] = []
-    LocalFuture.done_with(1).add_done_callback(lambda future: told.append(future.done()))
-    assert told == [True]
+    notified: list[bool] = []
+    LocalFuture.done_with(1).add_done_callback(lambda future: notified.append(future.done()))
+    assert notified == [True]

@@ -48,6 +48,6 @@ def test_what_was_asked_of_it_is_told_and_its_successor_does_the_rest(tmp_path: 
     }  # it ends all the same, and its successor is warm sooner
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True, env=env)
-    told = json.loads(found.stdout)
-    assert told["1"]["reason"] == "was never started: the zygote, which forks ranks, had died", told
-    assert told["2"]["pid"] and told["2"]["exit_code"] == 1 and not told["2"]["reason"], told
+    ends = json.loads(found.stdout)
+    assert ends["1"]["reason"] == "was never started: the zygote, which forks ranks, had died", ends
+    assert ends["2"]["pid"] and ends["2"]["exit_code"] == 1 and not ends["2"]["reason"], ends

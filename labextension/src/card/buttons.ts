@@ -3,10 +3,10 @@ import { element, setText } from './dom';
 import type { IMeshStatus } from '../protocol';
 import type { Translate } from '../words';
 
-/** Within this time, a second click on Stop means it. */
+/** Time within which a second click on Stop confirms the first. */
 const CONFIRM_MS = 4000;
 
-/** The card's buttons, and what came of them. */
+/** The card's buttons, with the result of the last action. */
 export class CardButtons {
   readonly forMesh = element('div', 'mnb-card-buttons');
   readonly forRank = element('div', 'mnb-card-buttons');
@@ -51,7 +51,7 @@ export class CardButtons {
     this.answer.setAttribute('role', 'status');
   }
 
-  /** Say which rank the buttons of the rank are about. */
+  /** Set the rank of the rank's buttons. */
   select(rank: number | null): void {
     this._rank = rank;
   }

@@ -18,7 +18,7 @@ import {
 } from '../words';
 import type { Translate } from '../words';
 
-/** What people can do to a mesh; each resolves with what to show. */
+/** The actions on a mesh; each resolves with a message to show. */
 export interface IActions {
   interrupt(ranks?: string): Promise<string>;
   heal(): Promise<string>;
@@ -31,7 +31,7 @@ export interface ICardOptions {
   translate?: Translate;
 }
 
-/** A mesh in an output: how it does, its hosts, its ranks, the selected rank, and what can be done. */
+/** A mesh in an output: its health, hosts, ranks, the selected rank, and the buttons of actions. */
 export class MeshCard {
   readonly node = element('div', 'mnb-card');
   private readonly _t: Translate;
@@ -44,7 +44,7 @@ export class MeshCard {
   private readonly _lease = element('span');
   private readonly _limit = element('span');
   private readonly _ended = element('div', 'mnb-card-ended');
-  private readonly _news = element('div', 'mnb-unseen');
+  private readonly _announcement = element('div', 'mnb-unseen');
   private readonly _hosts: CardHosts;
   private readonly _grid: RankGrid;
   private readonly _details: CardDetails;
@@ -82,11 +82,11 @@ export class MeshCard {
     this._facts.append(this._shape, this._tally, this._lease, this._limit);
     const ranks = element('div', 'mnb-card-ranks');
     ranks.append(this._grid.node, this._details.node, this._details.hint);
-    this._news.setAttribute('role', 'status');
-    this._news.setAttribute('aria-live', 'polite');
+    this._announcement.setAttribute('role', 'status');
+    this._announcement.setAttribute('aria-live', 'polite');
     this._ended.hidden = true;
     this.node.setAttribute('role', 'group');
-    this.node.append(head, this._facts, this._ended, this._hosts.node, ranks, this._news);
+    this.node.append(head, this._facts, this._ended, this._hosts.node, ranks, this._announcement);
     if (this._buttons) {
       head.append(this._buttons.forMesh);
       this._details.node.append(this._buttons.forRank);
@@ -132,17 +132,17 @@ export class MeshCard {
     setText(this._limit, this._store.ended === null ? limitText(status.ends_at, t) : '');
   }
 
-  /** Tell who can't see colours which ranks were lost, once each. */
+  /** Announce lost ranks to screen readers, once each. */
   private _announce({ ranks }: IMeshStatus): void {
     const lost = ranks.filter(rank => rank.state === 'lost');
-    const news = this._lost ? lost.filter(rank => !this._lost?.has(rank.rank)) : [];
+    const newlyLost = this._lost ? lost.filter(rank => !this._lost?.has(rank.rank)) : [];
     this._lost = new Set(lost.map(rank => rank.rank));
-    if (news.length === 1) {
-      setText(this._news, rankText(news[0], this._t));
-    } else if (news.length > 1) {
+    if (newlyLost.length === 1) {
+      setText(this._announcement, rankText(newlyLost[0], this._t));
+    } else if (newlyLost.length > 1) {
       setText(
-        this._news,
-        this._t('ranks %1, lost: %2', rankSet(news.map(rank => rank.rank)), news[0].reason)
+        this._announcement,
+        this._t('ranks %1, lost: %2', rankSet(newlyLost.map(rank => rank.rank)), newlyLost[0].reason)
       );
     }
   }

@@ -4,7 +4,7 @@ import type { IRank, RankState } from '../protocol';
 import { rankText, stateWord } from '../words';
 import type { Translate } from '../words';
 
-/** Beside the colour, and for who doesn't see it. Small squares have shapes instead, in the style sheet. */
+/** Glyphs for readers who can't see the colours. Small squares have shapes instead, in the style sheet. */
 const GLYPHS: Record<RankState, string> = {
   starting: '\u2026',
   idle: '\u00b7',
@@ -16,7 +16,7 @@ const GLYPHS: Record<RankState, string> = {
   lost: '\u00d7'
 };
 
-/** One rank's element. It remembers what it shows, so that showing the same again costs nothing. */
+/** One rank's element. It caches its state, so that showing the same state again costs nothing. */
 export class RankCell {
   readonly node = element('span');
   private readonly _state: Text | null = null;

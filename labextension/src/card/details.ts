@@ -11,15 +11,13 @@ type Row =
   'state' | 'doing' | 'line' | 'collective' | 'where' | 'load' | 'gpus' | 'queued' | 'moved' | 'last';
 
 /**
- * What is known of the selected rank. Every row is always there, so that nothing moves while values come and
- * go.
+ * The details of the selected rank. Every row is always there, so that the layout stays while values change.
  *
- * Durations are counted on while somebody can see them; a picture, which doesn't live, has times of day
- * instead.
+ * Durations count up while they are visible; a static picture shows times of day instead.
  */
 export class CardDetails {
   readonly node = element('section', 'mnb-card-details');
-  /** In the place of the node while no rank is selected. */
+  /** Shown instead of the node while no rank is selected. */
   readonly hint: HTMLElement;
   private readonly _title = element('div', 'mnb-card-details-title');
   private readonly _values = new Map<Row, HTMLElement>();
@@ -140,7 +138,7 @@ export class CardDetails {
       : this._t('%1, memory %2', gpus, bytes(rank.gpu_memory_bytes));
   }
 
-  /** Count seconds, or no longer. */
+  /** Start or stop counting seconds. */
   private _tick(isOn: boolean): void {
     if (isOn && this._timer === null) {
       this._timer = setInterval(() => this._count(), TICK_MS);

@@ -10,14 +10,14 @@ export function element<K extends keyof HTMLElementTagNameMap>(
   return node;
 }
 
-/** Set text only if it's another one: what doesn't change isn't laid out again. */
+/** Set text only if it differs, so that unchanged text causes no layout. */
 export function setText(node: Node, text: string): void {
   if (node.textContent !== text) {
     node.textContent = text;
   }
 }
 
-/** Set an attribute only if it has another value; an empty one takes it away. */
+/** Set an attribute only if its value differs; an empty value removes it. */
 export function setAttribute(node: Element, name: string, value: string): void {
   if ((node.getAttribute(name) ?? '') !== value) {
     if (value) {

@@ -8,17 +8,17 @@ import type { Translate } from '../words';
 
 export interface IGridOptions {
   translate?: Translate;
-  /** A rank was selected by hand; null: none any more. */
+  /** Called when the user selects a rank; null: none. */
   onSelect?: (rank: number | null) => void;
-  /** Small meshes with medium cells too, for a sidebar. */
+  /** Whether small meshes have medium cells, too, for a sidebar. */
   compact?: boolean;
 }
 
 /**
  * The ranks of a mesh, laid out by its named dimensions: plain DOM, one element per rank.
  *
- * An update touches what has changed and nothing else; only another shape is built anew. One set of listeners
- * on the node serves all cells, and the title of a cell is made when somebody points at it.
+ * An update changes only cells that differ; only a new shape is rebuilt. One set of listeners on the node
+ * serves all cells, and the title of a cell is made when the pointer is over it.
  */
 export class RankGrid {
   readonly node = element('div', 'mnb-grid');
@@ -110,7 +110,7 @@ export class RankGrid {
     }
   }
 
-  /** Which dimension goes where; a single one of numbered cells needs no such words. */
+  /** Label the axes with their dimensions; a single dimension of numbered cells needs no label. */
   private _legend({ size, down, right }: ILayout): HTMLElement[] {
     if (!down && size !== 'small') {
       return [];
@@ -176,7 +176,7 @@ export class RankGrid {
     this._onSelect(rank);
   }
 
-  /** Keep one cell in the order of tabs; arrows lead to the others. */
+  /** Keep one cell in the tab order; arrow keys lead to the others. */
   private _reach(rank: number | null): void {
     const cell = this._cellOf(rank);
     if (cell && rank !== this._reachable) {
@@ -202,12 +202,12 @@ export class RankGrid {
       }
       this._cellOf(next)?.node.focus();
     }
-    // Jupyter binds most keys, too: the notebook mustn't see what the grid has used.
+    // Jupyter binds most keys, too: the notebook mustn't get keys that the grid has handled.
     event.preventDefault();
     event.stopPropagation();
   }
 
-  /** Return where a key leads from a rank; null if it isn't one that leads anywhere. */
+  /** Return the rank that a key moves to; null if the key isn't for moving. */
   private _neighbour(rank: number, key: string): number | null {
     const row = this._lines.findIndex(line => line.includes(rank));
     const line = this._lines[row];
@@ -234,7 +234,7 @@ export class RankGrid {
     }
   }
 
-  /** Title the cell that is pointed at; all others do without. */
+  /** Set the title of the cell under the pointer; the others have none. */
   private _point(rank: number | null): void {
     this._pointedAt = rank;
     const cell = this._cellOf(rank);
@@ -255,7 +255,7 @@ export class RankGrid {
       known.cpu_percent === null ? '' : this._t('CPU %1', percent(known.cpu_percent)),
       known.memory_bytes === null ? '' : this._t('memory %1', bytes(known.memory_bytes))
     ];
-    const told = [rankText(known, this._t), place, known.line, where.filter(part => part).join(', ')];
-    return told.filter(part => part).join('\n');
+    const parts = [rankText(known, this._t), place, known.line, where.filter(part => part).join(', ')];
+    return parts.filter(part => part).join('\n');
   }
 }

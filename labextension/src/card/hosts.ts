@@ -6,7 +6,7 @@ import type { Translate } from '../words';
 
 const HIGH_PERCENT = 90;
 
-/** The card's hosts: one line each, with what they are loaded. */
+/** The card's hosts: one line each, with their loads. */
 export class CardHosts {
   readonly node = element('div', 'mnb-card-hosts');
   private readonly _body = element('tbody');
@@ -56,7 +56,7 @@ export class CardHosts {
     this.node.classList.toggle('mnb-no-gpus', !hosts.some(host => host.gpus.length > 0));
   }
 
-  /** In what hosts differ from the notebook: equal differences once. */
+  /** Show the differences between hosts and the notebook, equal ones merged. */
   private _showNotes(hosts: IHost[]): void {
     const lines = differences(hosts, this._t);
     setText(this._notes, lines.join('\n'));
@@ -155,7 +155,7 @@ class Meter {
   }
 }
 
-/** A transform, because a new width or height would lay out the page again. */
+/** Set the fill level by a transform: a new width or height would cause a layout of the page. */
 function fill(bar: HTMLElement, side: 'width' | 'height', value: number | null): void {
   const part = Math.min(Math.max(value ?? 0, 0), 100) / 100;
   const inner = bar.firstElementChild as HTMLElement;

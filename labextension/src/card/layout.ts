@@ -1,10 +1,10 @@
-/** Cells with number, state and what's done; with number and glyph; or mere squares. */
+/** Cells with number, state and activity; with number and glyph; or plain squares. */
 export type CellSize = 'large' | 'medium' | 'small';
 
 /** One line of cells. A long dimension is broken into several lines; only the first of them has a label. */
 export interface IRow {
   label: string;
-  /** What a screen reader says of the line: "hosts=3". */
+  /** The label of the line for screen readers: "hosts=3". */
   name: string;
   ranks: number[];
 }
@@ -30,12 +30,12 @@ const MAX_MEDIUM = 64;
 /** So that a line fits into a sidebar. */
 const PER_LINE: Record<CellSize, number> = { large: 4, medium: 8, small: 16 };
 const LINES_PER_GROUP: Record<CellSize, number> = { large: 8, medium: 8, small: 32 };
-/** Small lines are too close to be numbered each. */
+/** Number only some lines: small ones are too close. */
 const LABEL_EVERY = 4;
 
 /**
- * Return where each rank goes: the innermost dimension to the right, the next one down, one block for each
- * point of the others. Dimensions of size one say nothing and are left out.
+ * Return the layout of the ranks: the innermost dimension to the right, the next one down, one block for each
+ * point of the others. Dimensions of size one are left out.
  */
 export function layOut(sizes: Sizes, numRanks: number, compact = false): ILayout {
   const dims = usedDims(sizes, numRanks);
@@ -66,7 +66,7 @@ export function layOut(sizes: Sizes, numRanks: number, compact = false): ILayout
   return { size, down, right, blocks };
 }
 
-/** Return a rank's place: "hosts=1, gpus=3"; empty if the dimensions don't tell. */
+/** Return a rank's coordinates: "hosts=1, gpus=3"; empty if the dimensions aren't known. */
 export function coordinates(sizes: Sizes, rank: number): string {
   let rest = rank;
   const parts: string[] = [];

@@ -5,14 +5,14 @@ import type { IOutputAreaModel } from '@jupyterlab/outputarea';
 import type { Kernel } from '@jupyterlab/services';
 import type { Translate } from '../words';
 
-/** Statuses of a kernel that shows nothing more of what it was showing. */
+/** Statuses of a kernel that no longer updates its outputs. */
 const GONE: readonly Kernel.Status[] = ['restarting', 'autorestarting', 'terminating', 'dead'];
 
 /**
- * When a kernel goes, say so in the outputs of cells that run on in their mesh.
+ * When a kernel ends, note that in the outputs of cells that continue in their mesh.
  *
- * The kernel says it too, but of a kernel that is restarted JupyterLab takes no more messages, and one that
- * was killed can't.
+ * The kernel sends the note too, but JupyterLab ignores messages of a kernel that is restarted, and a killed
+ * kernel sends none.
  */
 export function watchKernels(notebooks: INotebookTracker, t: Translate): void {
   const watch = (panel: NotebookPanel) => {
@@ -34,10 +34,10 @@ function markNotebook(panel: NotebookPanel, when: Date, t: Translate): void {
   }
 }
 
-/** What this needs of a cell's outputs. */
+/** The part of a cell's outputs that is used here. */
 export type Outputs = Pick<IOutputAreaModel, 'length' | 'get' | 'set'>;
 
-/** End each output that says in its metadata what becomes of it without its kernel. */
+/** Finish each output whose metadata has the note for the end of its kernel. */
 export function markOutputs(outputs: Outputs, when: Date, t: Translate): void {
   for (let i = 0; i < outputs.length; i++) {
     const output = outputs.get(i).toJSON();

@@ -18,18 +18,18 @@ export const MIME_TYPE = 'application/vnd.monarch-nb.mesh+json';
 const NUM_LINES = 50;
 
 export interface IMimeOptions {
-  /** Find what renders the outputs around a node: the notebook's own registry knows its widgets. */
+  /** Find the registry that renders the outputs around a node: the notebook's own one knows its widgets. */
   findRenderMime?: (node: HTMLElement) => IRenderMimeRegistry | null;
 }
 
-/** What is in the output. `when` is the time of the snapshot, if the kernel has said it. */
+/** The data of the output. `when` is the time of the snapshot, if the kernel has sent it. */
 interface IMeshData {
   snapshot: IMeshStatus;
   ended: string;
   when?: number;
 }
 
-/** Make what shows meshes in outputs. */
+/** Make the renderer of meshes in outputs. */
 export function createMimeRenderer(
   stream: Stream,
   api: Api,
@@ -48,10 +48,9 @@ export function createMimeRenderer(
 }
 
 /**
- * A mesh in an output: at once the picture that was saved; then the mesh itself, if the server has this very
- * one.
+ * A mesh in an output: first the saved picture, then the live mesh, if the server has this same mesh.
  *
- * It watches only while it's attached: a notebook detaches outputs that are scrolled away.
+ * It watches only while it's attached: a notebook detaches outputs that are scrolled out of view.
  */
 class MeshOutput extends Widget implements IRenderMime.IRenderer {
   private _data: IMeshData | null = null;
@@ -145,7 +144,7 @@ class MeshOutput extends Widget implements IRenderMime.IRenderer {
     const isAnother =
       live?.status !== null && live?.status !== undefined && live.status.pid !== this._data.snapshot.pid;
     if (isAnother) {
-      // The name was given to another mesh meanwhile: this one isn't there any more.
+      // Another mesh has the name now: this one no longer exists.
       this._unwatch();
       this._picture.end(this._translate('The mesh has ended.'));
     }
@@ -168,7 +167,7 @@ class MeshOutput extends Widget implements IRenderMime.IRenderer {
     this._place.replaceChildren(this._card.node);
   }
 
-  /** Say what the picture is, once that's known. */
+  /** Label the picture, once its state is known. */
   private _noteText(): string {
     const t = this._translate;
     const asOf = this._data?.when ? t('As of %1.', dateAndTime(this._data.when)) : '';

@@ -6,7 +6,7 @@ import { MeshStore } from '../transport/store';
 import type { StatusMessage } from '../transport/store';
 import { WidgetActions } from './widgetactions';
 
-/** What anywidget gives us of the kernel's side. */
+/** The model of the kernel's side, as anywidget provides it. */
 export interface IModel {
   get(name: string): unknown;
   on(name: string, callback: (...args: unknown[]) => void): void;
@@ -16,7 +16,7 @@ export interface IModel {
 
 type Delta = Omit<Extract<StatusMessage, { type: 'delta' }>, 'type'>;
 
-/** A model's store, shared by its views: only so has a second view what came before it. */
+/** A model's store, shared by its views, so that a second view has the earlier state. */
 interface IShared {
   store: MeshStore;
   numViews: number;
@@ -69,7 +69,7 @@ function release(model: IModel): void {
   }
 }
 
-/** Show a mesh; returns how to take it away. The kernel sends changes while at least one view is there. */
+/** Show a mesh; returns a function that removes it. The kernel sends changes while a view exists. */
 function render({ model, el }: { model: IModel; el: HTMLElement }): () => void {
   const { store } = acquire(model);
   const actions = new WidgetActions(model, () => store.status?.name ?? '');

@@ -13,7 +13,7 @@ interface IAnswer {
   text: string;
 }
 
-interface IAsked {
+interface IPending {
   resolve(text: string): void;
   reject(error: Error): void;
 }
@@ -22,11 +22,11 @@ const NUM_LINES = 50;
 let lastId = 0;
 
 /**
- * Actions of a widget: asked of the Jupyter server, which answers while the kernel is busy; or of the kernel,
- * where there's no such server (VS Code, Colab) or it doesn't know the mesh.
+ * The actions of a widget: requested from the Jupyter server, which answers while the kernel is busy; or from
+ * the kernel, where there is no such server (VS Code, Colab) or it doesn't know the mesh.
  */
 export class WidgetActions implements IActions {
-  private readonly _asked = new Map<string, IAsked>();
+  private readonly _pending = new Map<string, IPending>();
   private readonly _server: PageServer | null = findServer();
   private readonly _onMessage = (content: unknown): void => this._take(content as IAnswer);
 
@@ -67,13 +67,13 @@ export class WidgetActions implements IActions {
     );
   }
 
-  /** What was asked and not answered won't be. */
+  /** Reject the pending requests: they will not be answered. */
   dispose(): void {
     this._model.off('msg:custom', this._onMessage as (...args: unknown[]) => void);
-    for (const { reject } of this._asked.values()) {
+    for (const { reject } of this._pending.values()) {
       reject(new Error('The view was closed'));
     }
-    this._asked.clear();
+    this._pending.clear();
   }
 
   private get _address(): string {
@@ -98,21 +98,21 @@ export class WidgetActions implements IActions {
     // Answers go to every view of the model, on every page: the id must be unique among them.
     const id = `${++lastId}-${Math.random().toString(36).slice(2)}`;
     return new Promise((resolve, reject) => {
-      this._asked.set(id, { resolve, reject });
+      this._pending.set(id, { resolve, reject });
       this._model.send({ kind: 'action', id, action, ranks });
     });
   }
 
   private _take(answer: IAnswer): void {
-    const asked = answer?.kind === 'answer' ? this._asked.get(answer.id) : undefined;
-    if (!asked) {
+    const pending = answer?.kind === 'answer' ? this._pending.get(answer.id) : undefined;
+    if (!pending) {
       return;
     }
-    this._asked.delete(answer.id);
+    this._pending.delete(answer.id);
     if (answer.ok) {
-      asked.resolve(answer.text);
+      pending.resolve(answer.text);
     } else {
-      asked.reject(new Error(answer.text));
+      pending.reject(new Error(answer.text));
     }
   }
 }

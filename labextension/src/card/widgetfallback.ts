@@ -4,19 +4,19 @@ import { Widget } from '@lumino/widgets';
 
 export const WIDGET_MIME_TYPE = 'application/vnd.jupyter.widget-view+json';
 
-/** What the widget manager shows instead of a widget: it has no model of it, or no kernel yet. */
+/** The text that the widget manager shows without a model of the widget, or without a kernel. */
 const FAILURE = /Error displaying widget|Loading widget/;
 
 /**
- * The Jupyter widget of an output, tried out of sight: it's shown once it works, and hidden when it doesn't.
+ * The Jupyter widget of an output, rendered invisibly: it's shown once it works, and hidden when it doesn't.
  *
- * Whether it works is only to be seen in what it has put on the page, at any later time.
+ * Whether it works can only be seen from the nodes that it renders, at any later time.
  */
 export class WidgetFallback {
   private readonly _renderer: IRenderMime.IRenderer;
   private readonly _observer: MutationObserver;
 
-  /** @param onChange is told whether the widget works. */
+  /** @param onChange called with whether the widget works. */
   constructor(
     registry: IRenderMimeRegistry,
     model: IRenderMime.IMimeModel,
@@ -26,11 +26,11 @@ export class WidgetFallback {
     this._renderer = registry.createRenderer(WIDGET_MIME_TYPE);
     this._renderer.node.hidden = true;
     Widget.attach(this._renderer, host);
-    this._observer = new MutationObserver(() => this._look());
+    this._observer = new MutationObserver(() => this._update());
     this._observer.observe(this._renderer.node, { childList: true, subtree: true, characterData: true });
     this._renderer.renderModel(model).then(
-      () => this._look(),
-      () => this._tell(false)
+      () => this._update(),
+      () => this._show(false)
     );
   }
 
@@ -44,12 +44,12 @@ export class WidgetFallback {
     }
   }
 
-  private _look(): void {
+  private _update(): void {
     const { node } = this._renderer;
-    this._tell(node.childElementCount > 0 && !FAILURE.test(node.textContent ?? ''));
+    this._show(node.childElementCount > 0 && !FAILURE.test(node.textContent ?? ''));
   }
 
-  private _tell(works: boolean): void {
+  private _show(works: boolean): void {
     this._renderer.node.hidden = !works;
     this._onChange(works);
   }

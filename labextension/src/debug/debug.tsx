@@ -24,7 +24,7 @@ export class DebugPane extends ModelPane<DebugModel> {
     return <DebugView model={this.model} />;
   }
 
-  /** Who opens the debugger wants to type. */
+  /** Focus the prompt when the debugger is opened. */
   protected override onActivateRequest(message: Message): void {
     super.onActivateRequest(message);
     this.node.querySelector<HTMLElement>('.mnb-debug-line')?.focus();

@@ -8,16 +8,16 @@ export interface IPlace {
   readonly stops: readonly IStop[];
 }
 
-/** A variable on the ranks of the focus, equal values once. */
+/** A variable on the ranks of the focus, equal values merged. */
 export interface IVariable {
   readonly name: string;
   readonly groups: readonly { readonly ranks: string; readonly type: string; readonly value: string }[];
 }
 
-/** What a rank answers to `!!vars`. */
+/** The answer of a rank to `!!vars`. */
 type Values = Record<string, { type: string; value: string }>;
 
-/** Return stops that stand at the same place together, in the order of their ranks. */
+/** Group stops by place, in the order of their ranks. */
 export function foldPlaces(stops: readonly IStop[]): IPlace[] {
   const found = new Map<string, IStop[]>();
   for (const stop of stops) {
@@ -28,13 +28,13 @@ export function foldPlaces(stops: readonly IStop[]): IPlace[] {
   return [...found].map(([key, each]) => ({ key, stops: each }));
 }
 
-/** Return who stands at a place: "ranks 0-2". */
+/** Return the ranks stopped at a place: "ranks 0-2". */
 export function whoText({ stops }: IPlace, t: Translate): string {
   const ranks = [...new Set(stops.map(stop => stop.rank))];
   return ranks.length === 1 ? t('rank %1', ranks[0]) : t('ranks %1', rankSet(ranks));
 }
 
-/** Return where a place is: "In [3] line 4 in step". */
+/** Return the text of a place: "In [3] line 4 in step". */
 export function placeText({ stops: [first] }: IPlace, t: Translate): string {
   const place = t('%1 line %2', first.file, first.line);
   if (first.state === 'running') {
@@ -44,7 +44,7 @@ export function placeText({ stops: [first] }: IPlace, t: Translate): string {
   return first.function && !first.function.startsWith('<') ? t('%1 in %2', place, first.function) : place;
 }
 
-/** Return the variables in answers to `!!vars`; what is no such answer is left out. */
+/** Return the variables in answers to `!!vars`; other answers are left out. */
 export function foldVariables({ answers }: IDebugAnswers, ranksOf: (ids: number[]) => number[]): IVariable[] {
   const names = new Map<string, Map<string, { ids: number[]; type: string; value: string }>>();
   for (const { ids, text } of answers) {

@@ -4,13 +4,13 @@ import { Notifier } from '../notifier';
 import type { IDebugAnswers, IStop } from '../protocol';
 import { rankSet, untranslated, type Translate } from '../words';
 
-/** Where stops come from, and where lines go. */
+/** The source of stops, and the receiver of lines. */
 export interface IDebugSource {
   send(ids: number[] | null, line: string): Promise<IDebugAnswers>;
   watch(onStops: (stops: IStop[]) => void, onEnd: (reason: string) => void): () => void;
 }
 
-/** A piece of the transcript: a line that was sent, what ranks have answered, or a word of ours. */
+/** An entry of the transcript: a sent line, answers of ranks, or a message of the debugger itself. */
 export interface IEntry {
   readonly key: number;
   readonly kind: 'line' | 'answer' | 'note';
@@ -23,7 +23,7 @@ const MAX_HISTORY = 200;
 const VARIABLES = '!!vars';
 const QUIT = new Set(['quit', 'q', 'exit']);
 
-/** A session with the debugger of one mesh: who stands where, whom lines go to, what was said. */
+/** A session with the debugger of one mesh: the stops, the focus, and the transcript. */
 export class DebugModel extends Notifier {
   private _stops: readonly IStop[] = [];
   private _places: readonly IPlace[] = [];
@@ -51,12 +51,12 @@ export class DebugModel extends Notifier {
     super();
   }
 
-  /** Places where ranks stand. */
+  /** Places where ranks are stopped. */
   get places(): readonly IPlace[] {
     return this._places;
   }
 
-  /** Whether we know who stands where; before that there's nothing to say. */
+  /** Whether the stops are known yet. */
   get isHeard(): boolean {
     return this._isHeard;
   }
@@ -103,7 +103,7 @@ export class DebugModel extends Notifier {
     return num === stops.length ? 'all' : num ? 'some' : 'none';
   }
 
-  /** Whether it can be seen; else nothing is watched. */
+  /** Whether the debugger is visible; otherwise it watches nothing. */
   set isActive(value: boolean) {
     if (value && !this._stop && !this._ended && !this._isDisposed) {
       this._stop = this._source.watch(
@@ -116,7 +116,7 @@ export class DebugModel extends Notifier {
     }
   }
 
-  /** Send lines to all, and to who stops later. */
+  /** Send lines to all stops, including later ones. */
   focusAll(): void {
     this._setFocus(null);
   }
@@ -127,7 +127,7 @@ export class DebugModel extends Notifier {
     this._setFocus(new Set(place.stops.map(stop => stop.id)));
   }
 
-  /** Take a place into the focus, or out of it; the last one stays. */
+  /** Add a place to the focus, or remove it; the last one stays. */
   toggle(place: IPlace): void {
     const focus = new Set(this.focused.map(stop => stop.id));
     const isIn = this.isFocused(place) === 'all';
@@ -138,8 +138,8 @@ export class DebugModel extends Notifier {
   }
 
   /**
-   * Do what was typed: a line for pdb, or one of the few words that are ours. An empty line repeats the last
-   * one, as in pdb.
+   * Execute a typed line: a line for pdb, or a command of the debugger itself. An empty line repeats the
+   * last one, as in pdb.
    */
   async enter(typed: string): Promise<void> {
     const line = typed.trim() ? typed.trimEnd() : (this._history.at(-1) ?? '');
@@ -159,7 +159,7 @@ export class DebugModel extends Notifier {
     }
   }
 
-  /** Send a line to the focus, or to others; null: to all who stand anywhere. */
+  /** Send a line to the focus, or to other stops; null: to all stops. */
   async send(line: string, to: readonly IStop[] | null = this.ready): Promise<void> {
     const stops = to ?? this._stops;
     if (!stops.length) {
@@ -245,7 +245,7 @@ export class DebugModel extends Notifier {
     }
   }
 
-  /** Ask for variables if others stand somewhere than at the last time. One question at a time. */
+  /** Request variables if the stops have changed since the last request. One request at a time. */
   private async _askVariables(): Promise<void> {
     const stops = this.ready.filter(stop => stop.mode !== 'interact');
     const about = JSON.stringify(stops.map(({ id, file, line, function: name }) => [id, file, line, name]));
@@ -267,7 +267,7 @@ export class DebugModel extends Notifier {
       );
       this._variables = foldVariables(found, ids => ids.flatMap(id => rankOf.get(id) ?? []));
     } catch {
-      // Who has a line on its way answers no other one; the next stop asks again.
+      // A thread with a line under way answers no other one; the next stop requests again.
       this._variables = [];
     }
     this._isAsking = false;

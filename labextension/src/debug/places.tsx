@@ -3,7 +3,7 @@ import { placeText, whoText, type IPlace } from './fold';
 import type { DebugModel } from './model';
 import { useTranslate } from '../translate';
 
-/** The places where ranks stand. A box takes a place into the focus; a click on it sends lines there only. */
+/** The places where ranks are stopped. A checkbox adds a place to the focus; a click focuses it alone. */
 export function Places({ model }: { model: DebugModel }): JSX.Element {
   const t = useTranslate();
   const { places } = model;

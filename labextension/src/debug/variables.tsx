@@ -2,7 +2,7 @@ import * as React from 'react';
 import type { IVariable } from './fold';
 import { useTranslate } from '../translate';
 
-/** The variables of the ranks in the focus, where they stand; equal values once. */
+/** The variables of the ranks in the focus, at their stops; equal values are merged. */
 export function Variables({ variables }: { variables: readonly IVariable[] }): JSX.Element {
   const t = useTranslate();
   return (

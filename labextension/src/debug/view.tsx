@@ -16,7 +16,7 @@ export function DebugView({ model }: { model: DebugModel }): JSX.Element {
       <Places model={model} />
       <section className="mnb-debug-main" aria-label={t('Debugger')}>
         <Steps model={model} />
-        {shown ? <Source stop={shown} /> : <Nobody model={model} />}
+        {shown ? <Source stop={shown} /> : <NoStops model={model} />}
         <Transcript entries={model.entries} />
         <Prompt model={model} />
       </section>
@@ -25,8 +25,8 @@ export function DebugView({ model }: { model: DebugModel }): JSX.Element {
   );
 }
 
-/** What to say when no rank stands anywhere. */
-function Nobody({ model }: { model: DebugModel }): JSX.Element {
+/** The message shown while no rank is stopped. */
+function NoStops({ model }: { model: DebugModel }): JSX.Element {
   const t = useTranslate();
   if (model.ended) {
     return (

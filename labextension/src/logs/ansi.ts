@@ -1,4 +1,4 @@
-/** Text in one look. */
+/** A text of one style. */
 export interface ISpan {
   text: string;
   /** CSS classes; empty for plain text. */
@@ -6,11 +6,11 @@ export interface ISpan {
 }
 
 const COLORS = ['black', 'red', 'green', 'yellow', 'blue', 'magenta', 'cyan', 'white'];
-// Escape sequences that a terminal would act on: CSI (of which only colours and bold are of use here), OSC.
+// Escape sequences of terminals: CSI (of which only colours and bold are used here), OSC.
 // eslint-disable-next-line no-control-regex -- control characters are what is looked for
 const ESCAPES = /\x1b\[([0-9;:?]*)[ -/]*([@-~])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-Z\\-_]/g;
 
-/** Split a line where its look changes; what else a terminal would act on is left out. */
+/** Split a line where its style changes; other escape sequences are removed. */
 export function spansOf(line: string): ISpan[] {
   const text = lastWritten(line);
   if (!text.includes('\x1b')) {
@@ -36,7 +36,7 @@ interface ILook {
 }
 
 /**
- * A progress bar writes its line again and again after a carriage return: the last is what a terminal shows.
+ * A progress bar rewrites its line after a carriage return: a terminal shows the last version.
  */
 function lastWritten(line: string): string {
   const parts = line.split('\r').filter(part => part);

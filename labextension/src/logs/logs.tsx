@@ -8,7 +8,7 @@ import { ModelPane } from '../panel/modelpane';
 import type { IMeshService } from '../transport/service';
 import type { Translate } from '../words';
 
-/** What ranks of a mesh have written. It follows only while it can be seen. */
+/** The output of ranks of a mesh. It is followed only while it is visible. */
 export class LogPane extends ModelPane<LogModel> {
   constructor(
     /** Names the tab in the saved layout, whatever ranks it shows. */
@@ -39,7 +39,7 @@ export interface ILogTabOptions {
   pageSize: () => number;
 }
 
-/** Make the tab; its title follows the ranks that are looked at. */
+/** Make the tab, whose title has the selected ranks. */
 export function createLogTab(options: ILogTabOptions): MainAreaWidget<LogPane> {
   const { key, mesh, ranks, translate } = options;
   const content = new LogPane(

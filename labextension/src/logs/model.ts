@@ -2,15 +2,15 @@ import { messageOf } from '../errors';
 import { Notifier } from '../notifier';
 import type { ILogLine, ILogPage } from '../protocol';
 
-/** Lines that are shown and dropped together. */
+/** Lines that are displayed and dropped as a unit. */
 export interface ISegment {
   readonly key: number;
-  /** Position where it begins; null: the beginning of all. */
+  /** Position of its beginning; null: the beginning of the output. */
   readonly start: number | null;
   readonly lines: readonly ILogLine[];
 }
 
-/** Where lines come from: pages from the server, and what is written from a position on. */
+/** The source of lines: pages from the server, and new lines from a position on. */
 export interface ILogSource {
   page(ranks: string, grep: string, before: number | null): Promise<ILogPage>;
   follow(
@@ -22,12 +22,12 @@ export interface ILogSource {
   ): () => void;
 }
 
-/** More lines than this are never held, nor shown. */
+/** Maximum number of lines in memory, and displayed. */
 const MAX_LINES = 20_000;
 const SEGMENT_LINES = 250;
 
 /**
- * A window onto what ranks have written: it grows upwards by pages and downwards by following.
+ * A window onto the output of ranks: it grows upwards by pages and downwards by following.
  *
  * Lines carry no positions, pages do. So lines are held in segments, each of which knows where it begins, and
  * only whole segments are dropped: then what was dropped can be read again by its position.
@@ -46,7 +46,7 @@ export class LogModel extends Notifier {
   private _ranks: string;
   private _grep = '';
   private _nextKey = 0;
-  /** What is answered to an earlier query is of no interest. */
+  /** Number of the query: answers to earlier ones are ignored. */
   private _query = 0;
   private _stop: (() => void) | null = null;
 
@@ -71,12 +71,12 @@ export class LogModel extends Notifier {
     return this._isLoading;
   }
 
-  /** Why there is nothing, or nothing more: the server's sentence. */
+  /** Why there are no lines, or no more: the server's message. */
   get problem(): string {
     return this._problem;
   }
 
-  /** Why nothing more will come; empty if it may. */
+  /** Why no more lines will come; empty if they may. */
   get ended(): string {
     return this._ended;
   }
@@ -89,7 +89,7 @@ export class LogModel extends Notifier {
     return this._grep;
   }
 
-  /** Whether what is written is shown as it comes. */
+  /** Whether new lines are displayed as they arrive. */
   get isFollowing(): boolean {
     return this._isFollowing;
   }
@@ -153,7 +153,7 @@ export class LogModel extends Notifier {
     }
   }
 
-  /** Whether it can be seen; else nothing is followed, and later it goes on where it was. */
+  /** Whether the log is visible; otherwise it isn't followed, and later continues at the same position. */
   set isActive(value: boolean) {
     this._isActive = value;
     if (value) {
@@ -260,7 +260,7 @@ export class LogModel extends Notifier {
     }
   }
 
-  /** Who reads far back doesn't follow: what comes in below would push away what is read. */
+  /** Stop following while the user reads far back: new lines would push out the ones being read. */
   private _cutBelow(): void {
     while (this._numLines > this._maxLines && this._segments.length > 1) {
       this._numLines -= this._segments[this._segments.length - 1].lines.length;

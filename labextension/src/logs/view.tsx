@@ -5,10 +5,10 @@ import { useNotifier } from '../notifier';
 import type { ILogLine } from '../protocol';
 import { useTranslate } from '../translate';
 
-/** How near to an edge, in pixels, counts as being there. */
+/** Distance from an edge, in pixels, that counts as at the edge. */
 const NEAR = 24;
 
-/** The log viewer: what to show in a toolbar, and below it the lines. */
+/** The log viewer: a toolbar with the selection, and the lines. */
 export function LogView({ model }: { model: LogModel }): JSX.Element {
   const t = useTranslate();
   useNotifier(model);
@@ -41,7 +41,7 @@ function footText(model: LogModel, t: ReturnType<typeof useTranslate>): string {
   return model.isFollowing ? t('%1 lines, following', model.numLines) : t('%1 lines', model.numLines);
 }
 
-/** The server searches a stretch of the output at a time, and may have found nothing in it. */
+/** Explain an empty page: the server searches a part of the output at a time, which may have no match. */
 function emptyText(model: LogModel, t: ReturnType<typeof useTranslate>): string {
   if (model.hasOlder) {
     return t('No line matches in the last part of the output; Older searches on.');
@@ -147,7 +147,7 @@ function Lines({ model }: { model: LogModel }): JSX.Element {
 
 /** Segments never change, so only the newest is rendered when lines come in. */
 const Segment = React.memo(function Segment({ segment }: { segment: ISegment }): JSX.Element {
-  // The height of what the browser hasn't laid out yet.
+  // The height of lines that the browser hasn't laid out yet.
   const height = { '--mnb-lines': segment.lines.length } as React.CSSProperties;
   return (
     <div className="mnb-log-segment" style={height}>
@@ -181,8 +181,8 @@ function Line({ line }: { line: ILogLine }): JSX.Element {
 }
 
 /**
- * Stick to the bottom unless people have scrolled up; at the top, read the page above and stay at the line
- * that was on top.
+ * Stick to the bottom unless the user has scrolled up; at the top, read the previous page and keep the line
+ * at the top in place.
  */
 function useScroller(model: LogModel) {
   const ref = React.useRef<HTMLDivElement>(null);

@@ -58,8 +58,13 @@ export function DashboardView({ service, model, version }: IDashboardProps): JSX
       const { mesh } = args as IArgs;
       model.use(mesh);
       setNote(null);
-      const said = await act(command.replace('monarch-nb:', ''), args as IArgs, { service, model, t, open });
-      setNote(said ? { text: said, isProblem: false } : null);
+      const message = await act(command.replace('monarch-nb:', ''), args as IArgs, {
+        service,
+        model,
+        t,
+        open
+      });
+      setNote(message ? { text: message, isProblem: false } : null);
     } catch (error) {
       setNote({ text: messageOf(error), isProblem: true });
     }
@@ -84,13 +89,13 @@ export function DashboardView({ service, model, version }: IDashboardProps): JSX
 function useWatch(model: MeshesModel): void {
   React.useEffect(() => {
     const stop = model.watch();
-    const look = () => {
+    const update = () => {
       model.isActive = !document.hidden;
     };
-    document.addEventListener('visibilitychange', look);
-    look();
+    document.addEventListener('visibilitychange', update);
+    update();
     return () => {
-      document.removeEventListener('visibilitychange', look);
+      document.removeEventListener('visibilitychange', update);
       stop();
     };
   }, [model]);

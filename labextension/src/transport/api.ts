@@ -3,7 +3,7 @@ import type { IDebugAnswers, IEntry, ILogPage, IMeshSummary, IStartRequest } fro
 
 export { ApiError } from '../errors';
 
-/** Which part of a mesh's output: ranks and grep may be empty, which means all. */
+/** The selected part of a mesh's output: empty ranks or grep select everything. */
 export interface ILogQuery {
   ranks?: string;
   grep?: string;
@@ -11,11 +11,11 @@ export interface ILogQuery {
   limit?: number;
 }
 
-/** How a page reaches its server. */
+/** The connection of a page to its server. */
 export interface IConnection {
-  /** Ask; rejects if there's no answer at all. `path` is what follows `monarch_nb/api/`. */
+  /** Send a request; rejects if there is no answer. `path` follows `monarch_nb/api/`. */
   request(path: string, init: RequestInit): Promise<Response>;
-  /** Open the socket of the server extension; it says hello first. */
+  /** Open the socket of the server extension, whose first message is a hello. */
   openSocket(): WebSocket;
 }
 
@@ -54,7 +54,7 @@ export class Api {
     return (await this._post<{ report: string }>(address(mesh, 'resize'), { sizes })).report;
   }
 
-  /** Returns what to put into a cell of a notebook. */
+  /** Returns the source of a notebook cell that attaches to the mesh. */
   async attachCode(mesh: string): Promise<string> {
     return (await this._get<{ code: string }>(address(mesh, 'attach'))).code;
   }
@@ -72,7 +72,7 @@ export class Api {
     return this._get(address(mesh, 'journal'), { limit });
   }
 
-  /** Have stops do what a line says; null: all of them. */
+  /** Send a debugger line to stops; null: to all. */
   debug(mesh: string, ids: number[] | null, line: string): Promise<IDebugAnswers> {
     return this._post(address(mesh, 'debug'), { ids, line });
   }
@@ -114,8 +114,7 @@ function queryText(query: Query): string {
 }
 
 /**
- * An address that isn't there at all is answered with a page of HTML, not with JSON: then the extension is
- * missing.
+ * An unknown address is answered with a page of HTML, not with JSON: then the extension is missing.
  */
 async function sentence(response: Response): Promise<string> {
   const text = await response.text().catch(() => '');

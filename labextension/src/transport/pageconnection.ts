@@ -1,6 +1,6 @@
 import type { IConnection } from './api';
 
-/** The way to the server of a page of its own: by its cookie, as the page came. `base` ends with a slash. */
+/** The connection of a standalone page to its server, with the page's cookie. `base` ends with a slash. */
 export function pageConnection(base: string): IConnection {
   const root = new URL(base, location.href);
   return {
@@ -19,7 +19,7 @@ export function pageConnection(base: string): IConnection {
   };
 }
 
-/** What tornado wants to see in each request that changes something: other sites can't read our cookies. */
+/** The header that tornado requires in each request that changes state: other sites can't read the cookie. */
 function xsrfHeader(): Record<string, string> {
   const xsrf = /(?:^|;\s*)_xsrf=([^;]+)/.exec(document.cookie)?.[1];
   return xsrf ? { 'X-XSRFToken': decodeURIComponent(xsrf) } : {};

@@ -2,7 +2,7 @@ import { Token } from '@lumino/coreutils';
 import type { Api } from './api';
 import type { Stream } from './stream';
 
-/** The one connection of a page to the server extension; nothing is opened before something is watched. */
+/** The connection of a page to the server extension, opened with the first watch. */
 export interface IMeshService {
   readonly api: Api;
   readonly stream: Stream;

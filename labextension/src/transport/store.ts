@@ -2,7 +2,7 @@ import type { IHost, IMeshStatus, IRank, ServerMessage } from '../protocol';
 
 type Told<T extends ServerMessage['type']> = Omit<Extract<ServerMessage, { type: T }>, 'id'>;
 
-/** What a store can be told: everything, or what has changed. */
+/** The messages of a store: the whole state, or a change. */
 export type StatusMessage = Told<'status'> | Told<'delta'>;
 
 type Listener = (changed: ReadonlySet<number> | null) => void;
@@ -12,8 +12,7 @@ const NOTHING: ReadonlySet<number> = new Set();
 /**
  * One mesh's state: a snapshot, kept up to date by changes.
  *
- * Hosts and ranks are replaced, never changed: who remembers one sees by identity whether it's still the
- * same.
+ * Hosts and ranks are replaced, never changed, so that their identity shows whether they are the same.
  */
 export class MeshStore {
   private _status: IMeshStatus | null = null;
@@ -21,17 +20,17 @@ export class MeshStore {
   private readonly _positions = new Map<number, number>();
   private readonly _listeners = new Set<Listener>();
 
-  /** The state as last heard; null before the first word. Don't change it. */
+  /** The last state; null before the first message. Don't change it. */
   get status(): IMeshStatus | null {
     return this._status;
   }
 
-  /** Why nothing more will come; null while the mesh lives. */
+  /** Why the updates have ended; null while the mesh lives. */
   get ended(): string | null {
     return this._ended;
   }
 
-  /** Return a rank as last heard of. */
+  /** Return the last state of a rank. */
   rank(rank: number): IRank | undefined {
     const position = this._positions.get(rank);
     return position === undefined ? undefined : this._status?.ranks[position];
@@ -42,24 +41,24 @@ export class MeshStore {
     return this._status?.hosts.find(host => host.index === index);
   }
 
-  /** Take a message in; returns the ranks that it touched, null for all. */
+  /** Apply a message; returns the ranks that it changed, null for all. */
   apply(message: StatusMessage): ReadonlySet<number> | null {
     const changed = message.type === 'status' ? this._replace(message.status) : this._merge(message);
-    this._tell(changed);
+    this._notify(changed);
     return changed;
   }
 
-  /** Call the listener after each change; returns how to stop. The end is a change that touches no rank. */
+  /** Call the listener after each change; returns a function that stops that. The end changes no rank. */
   on(listener: Listener): () => void {
     this._listeners.add(listener);
     return () => this._listeners.delete(listener);
   }
 
-  /** Say that it's over: the reason is shown, the last state stays. Only the first reason counts. */
+  /** Mark the mesh as ended: the reason is shown, the last state stays. Only the first reason counts. */
   end(reason: string): void {
     if (this._ended === null) {
       this._ended = reason;
-      this._tell(NOTHING);
+      this._notify(NOTHING);
     }
   }
 
@@ -88,7 +87,7 @@ export class MeshStore {
     if (!delta.mesh.sizes) {
       return new Set(delta.ranks.map(rank => rank.rank));
     }
-    // Another shape: ranks beyond it are no more.
+    // The shape is another one: ranks beyond it no longer exist.
     const numRanks = status.sizes.reduce((product, [, size]) => product * size, 1);
     status.ranks = status.ranks.filter(rank => rank.rank < numRanks);
     this._index(status);
@@ -101,14 +100,14 @@ export class MeshStore {
     status.ranks.forEach((rank, position) => this._positions.set(rank.rank, position));
   }
 
-  private _tell(changed: ReadonlySet<number> | null): void {
+  private _notify(changed: ReadonlySet<number> | null): void {
     for (const listener of [...this._listeners]) {
       listener(changed);
     }
   }
 }
 
-/** Put an item in the place of the one that it's the news of, or at the end. */
+/** Replace the item that is the same by a new version, or append it. */
 function put<T>(items: T[], item: T, isSame: (known: T) => boolean): void {
   const position = items.findIndex(isSame);
   items[position < 0 ? items.length : position] = item;

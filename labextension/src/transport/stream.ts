@@ -1,28 +1,28 @@
 import { PROTOCOL } from '../protocol';
 import type { ClientMessage, ServerMessage } from '../protocol';
-import { Rollcall } from './rollcall';
+import { Listeners } from './listeners';
 import type { MeshStore } from './store';
 import { DebugWatch, LogsWatch, MeshesWatch, StatusWatch } from './watches';
 import type { IWatch, OnLines, OnMeshes, OnStops } from './watches';
 
 /**
- * missing: the server answered, but has no such address; mismatch: it speaks another protocol; closed: nobody
- * watches anything, or the stream is disposed.
+ * missing: the server answered, but has no such address; mismatch: it has another version of the protocol;
+ * closed: there are no watches, or the stream is disposed.
  */
 export type StreamState = 'connecting' | 'open' | 'missing' | 'mismatch' | 'closed';
 
 const FIRST_DELAY_MS = 500;
 const MAX_DELAY_MS = 10_000;
-/** So often a socket is closed before the server's hello until we say that the extension isn't there. */
+/** Number of sockets closed before the server's hello after which the extension counts as missing. */
 const NUM_REFUSALS = 3;
-/** A socket that nobody needs is kept for a moment: panels and outputs come and go. */
+/** How long an unused socket is kept: panels and outputs are opened and closed often. */
 const LINGER_MS = 2_000;
 const HIDDEN_ACK_MS = 100;
 /** Animation frames stop without notice when a page is hidden or a frame is off screen. */
 const LATE_ACK_MS = 500;
 
 /**
- * The one WebSocket of a page: everything that is watched comes over it.
+ * The WebSocket of a page, which carries all its watches.
  *
  * It's opened by the first watch, closed some time after the last, and opened again when it breaks, with
  * growing delays. A message is acknowledged once its listeners have run and the page has been painted, so
@@ -43,7 +43,7 @@ export class Stream {
   private readonly _watches = new Map<number, IWatch>();
   private readonly _meshes = new MeshesWatch();
   private readonly _feeds = new Map<string, StatusWatch>();
-  private readonly _listeners = new Rollcall<() => void>();
+  private readonly _listeners = new Listeners<() => void>();
 
   /** @param open opens the socket; it's called for each try. */
   constructor(private readonly _open: () => WebSocket) {}

@@ -1,19 +1,19 @@
 import type { ClientMessage, ILogLine, IMeshSummary, IStop, ServerMessage } from '../protocol';
-import { Rollcall } from './rollcall';
+import { Listeners } from './listeners';
 import type { MeshStore } from './store';
 
 export type OnMeshes = (meshes: IMeshSummary[]) => void;
 export type OnLines = (lines: ILogLine[], after: number) => void;
 export type OnStops = (stops: IStop[]) => void;
-/** What is asked for, without the number that the stream gives it. */
+/** A watch request, without the number that the stream assigns. */
 export type Request<T = Extract<ClientMessage, { op: 'watch' }>> = T extends unknown
   ? Omit<T, 'op' | 'id'>
   : never;
 
-/** One thing that is watched. It lives across connections: `request` says how to ask for it (again). */
+/** A watch. It survives reconnections: `request` returns the request to send (again). */
 export interface IWatch {
   request(): Request;
-  /** Take a message in. */
+  /** Handle a message. */
   hear(message: ServerMessage): void;
   /** The server has ended the watch. */
   over(reason: string): void;
@@ -22,12 +22,12 @@ export interface IWatch {
 /** The list of meshes, for any number of listeners. */
 export class MeshesWatch implements IWatch {
   id = 0;
-  readonly listeners = new Rollcall<OnMeshes>();
+  readonly listeners = new Listeners<OnMeshes>();
   private _last: IMeshSummary[] | null = null;
 
   /**
-   * Tell the listener; returns how to forget it, which says whether it was there. A late comer is told the
-   * last list.
+   * Add a listener; returns a function that removes it, and returns whether it was there. A late listener
+   * gets the last list.
    */
   add(onMeshes: OnMeshes): () => boolean {
     const last = this.listeners.size > 0 ? this._last : null;
@@ -51,14 +51,14 @@ export class MeshesWatch implements IWatch {
   }
 
   over(): void {
-    // A list of meshes doesn't end: no mesh is an empty list.
+    // A watch on the list never ends: without meshes the list is empty.
   }
 }
 
 /** One mesh's state, for any number of stores. */
 export class StatusWatch implements IWatch {
   id = 0;
-  readonly stores = new Rollcall<MeshStore>();
+  readonly stores = new Listeners<MeshStore>();
 
   constructor(
     private readonly _mesh: string,
@@ -66,7 +66,8 @@ export class StatusWatch implements IWatch {
   ) {}
 
   /**
-   * Returns how to forget the store, which says whether it was there. A late comer is given what others have.
+   * Add a store; returns a function that removes it, and returns whether it was there. A late store gets
+   * the present state.
    */
   add(store: MeshStore): () => boolean {
     const status = this.stores.first?.status;
@@ -93,7 +94,7 @@ export class StatusWatch implements IWatch {
   }
 }
 
-/** What ranks write. */
+/** The output of ranks. */
 export class LogsWatch implements IWatch {
   constructor(
     private _request: Extract<Request, { what: 'logs' }>,
@@ -117,7 +118,7 @@ export class LogsWatch implements IWatch {
   }
 }
 
-/** Who stands in the debugger. */
+/** The threads stopped in the debugger. */
 export class DebugWatch implements IWatch {
   constructor(
     private readonly _mesh: string,

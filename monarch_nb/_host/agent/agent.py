@@ -1,5 +1,5 @@
-"""A host process that has dialled the controller: it does what the controller says for the ranks of its
-machine, and passes messages on.
+"""A host process other than the controller: it executes the controller's requests for the ranks of its
+machine, and forwards messages.
 
 When the controller is gone it ends, with its ranks.
 """
@@ -53,13 +53,14 @@ from monarch_nb._wire.pieces import cut, join
 from monarch_nb._wire.process import machine_id
 
 SILENT_S = 60.0
-"""How long the controller may say nothing though the connection stands: its process was stopped, or its
-machine is out of reach."""
+"""How long the controller may be silent on an open connection: its process was stopped, or its machine is out
+of reach.
+"""
 _HANDSHAKE_MS = 5000
 
 
 class HostAgent(HostProcess):
-    """A host process that has dialled the controller."""
+    """A host process other than the controller, connected to it. Owned by the loop thread."""
 
     def __init__(self, config: HostConfig, zygote: Zygote | None = None) -> None:
         super().__init__(config, zygote)
@@ -87,8 +88,8 @@ class HostAgent(HostProcess):
         self.loop.call_later(BEAT_S, self._beats)
 
     def _watch_launcher(self, pid: int | None) -> None:
-        """End with the process that an engine has started on this host: when the engine takes the host
-        away, that one is killed.
+        """End with the process that an engine has started on this host: the engine kills that when it takes
+        the host away.
         """
         if pid is None:
             return
@@ -109,8 +110,8 @@ class HostAgent(HostProcess):
         self.receive_remote(join([f.buffer for f in self._link.recv_multipart(copy=False)]))
 
     def before_accept(self, message: Message) -> None:
-        """Have output belong to a cell that is about to begin. What ranks wrote before belongs to the one
-        before, and is read first.
+        """Assign output from now on to a cell that is about to begin. Earlier output of ranks belongs to the
+        cell before, and is read first.
         """
         if message.kind == wire.FANOUT and message.src == address.CONTROLLER:
             receivers, inner_frame = wire.unpack_fanout(message)
@@ -120,7 +121,7 @@ class HostAgent(HostProcess):
 
     def before_export(self, message: Message) -> None:
         if message.kind == wire.REPLY and message.dst == address.CONTROLLER:
-            self.supervisor.drain()  # what a cell has printed goes before the event of its end
+            self.supervisor.drain()  # output of a cell is sent before the event of the cell's end
 
     def _on_disconnect(self) -> None:
         self._controller_gone.recv_multipart()
@@ -131,7 +132,7 @@ class HostAgent(HostProcess):
     def send_remote(self, host: int, frames: list[Any]) -> None:
         self._link.send_multipart(cut(frames), copy=sum(map(len, frames)) < 1 << 16)
 
-    # --- what the controller and ranks tell
+    # --- events of the controller and of ranks
 
     @handles(RankIsUp)
     def on_up(self, event: RankIsUp, sender: Sender) -> None:
@@ -154,8 +155,8 @@ class HostAgent(HostProcess):
 
     @handles(Beat)
     def on_beat(self, event: Beat, sender: Sender) -> None:
-        """Handle a sign of life from the controller: allow it a longer silence. From now on its end is seen
-        by the connection's; if that stands, it's only being slow.
+        """Handle a heartbeat of the controller: allow a longer silence. From now on its end is noticed by the
+        connection's end; while the connection is open, the controller is only slow.
         """
         self._last_beat, self._limit_s = self.loop.clock(), SILENT_S
 
@@ -193,7 +194,8 @@ class HostAgent(HostProcess):
     # --- the end
 
     def preempted(self) -> None:
-        if self._is_notified:  # a scheduler tells all processes of a job, then our launcher tells us again
+        # a scheduler signals all processes of a job, and then the launcher passes its own signal on
+        if self._is_notified:
             return
         self._is_notified = True
         self.event(address.CONTROLLER, HostPreempted(self.config.job))
@@ -227,7 +229,8 @@ class HostAgent(HostProcess):
         self.event(address.CONTROLLER, RankPrinted(rank.rank, piece), src=rank.proc)
 
     def close_link(self) -> None:
-        self.event(address.CONTROLLER, HostLeft())  # the last word: the ends of all ranks here have been told
+        # the last message: the ends of all ranks here have been reported
+        self.event(address.CONTROLLER, HostLeft())
         self._link.disable_monitor()
         self._link.close(500)
         self._controller_gone.close(0)

@@ -1,5 +1,5 @@
-"""Stacks as faulthandler and py-spy write them, turned into what `traceback` would print: outermost frame
-first, with the source line.
+"""Converts stacks written by faulthandler and py-spy into the format of `traceback`: outermost frame first,
+with the source line.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Frame(NamedTuple):
 
 
 def from_faulthandler(text: str, main_ident: int) -> dict[str, str]:
-    """Return the stacks by thread name; faulthandler knows no names, so others than the main thread are named
-    for what they run.
+    """Return the stacks by thread name; faulthandler writes no names, so threads other than the main one are
+    named by the functions that they run.
 
     Example:
         >>> dump = 'Thread 0x0000000000000007 (most recent call first):\\n'
@@ -48,7 +48,7 @@ def from_faulthandler(text: str, main_ident: int) -> dict[str, str]:
 
 
 def is_whole(text: str, main_ident: int) -> bool:
-    """Say whether faulthandler has come to the main thread, which it writes last."""
+    """Say whether the dump has reached the main thread, which faulthandler writes last."""
     idents = _THREAD.findall(text)
     return any(int(i, 16) == main_ident for i in idents) and text.endswith("\n")
 

@@ -1,5 +1,6 @@
-"""Check that the ranks of this machine react: one that is stopped, or whose control thread doesn't answer, is
-unresponsive, not dead."""
+"""Checks that the ranks of this machine respond: a rank that is stopped, or whose control thread doesn't
+answer, is unresponsive, not dead.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +15,23 @@ from monarch_nb._wire.process import process_trouble
 
 LOOK_S = 2.0
 PING_S = 6.0
-"""How long after a rank's last answer it's asked again."""
+"""Time after a rank's last answer until the next question."""
 SILENT_S = 10.0
-"""How long it may take to answer. Any thread that holds the interpreter's lock delays the answer."""
+"""Limit for the answer. Any thread that holds the interpreter's lock delays it."""
 
 PING_REF = 1 << 50
-"""The ref of all our questions; those below are numbers of cells, and questions of the controller."""
+"""The ref of all questions of this kind; smaller ones are numbers of cells, and questions of the
+controller.
+"""
 
 
 class Heartbeat:
-    """Asks the ranks of this machine in turn whether they react. Owned by the loop thread.
+    """The check that asks the ranks of this machine in turn whether they respond. Owned by the loop thread.
 
     Args:
         me: proc id of this host process.
         send: sends a frame to a rank of this machine.
-        on_change: called with a rank and what is wrong with it; an empty text if it reacts again.
+        on_change: called with a rank and its trouble; the text is empty if the rank responds again.
     """
 
     def __init__(
@@ -45,15 +48,15 @@ class Heartbeat:
         self._send = send
         self._on_change = on_change
         self._asked: dict[int, float] = {}
-        """By proc: the time of the question that hasn't been answered, by the loop's clock: our own
-        silence is nobody's fault.
+        """Time of the unanswered question to each proc, by the loop's clock: delays of this process don't
+        count against the rank.
         """
         self._answered: dict[int, float] = {}
         self._trouble: dict[int, str] = {}
         loop.call_later(LOOK_S, self._look)
 
     def answered(self, src: int) -> None:
-        """Note the time of a rank's answer."""
+        """Record the time of a rank's answer."""
         self._asked.pop(src, None)
         self._answered[src] = self._loop.clock()
 

@@ -1,4 +1,4 @@
-"""Read what a rank prints from its pipe, and cut it into pieces."""
+"""Reads a rank's output from its pipe, and cuts it into pieces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OutputReader:
         self._on_piece = on_piece
         self.fd, self.write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.fd, False)
-        with suppress(OSError):  # beyond the user's limit of pipe pages: the default size does
+        with suppress(OSError):  # the user's limit of pipe pages is reached: the default size is enough
             fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self.on_close: Callable[[OutputReader], None] = lambda _reader: None
         loop.watch_file(self.fd, self._read)
@@ -40,11 +40,11 @@ class OutputReader:
             self._on_piece(piece)
 
     def begin_origin(self, origin: int) -> None:
-        """Have output that comes without a mark from now on belong to `origin`."""
+        """Assign unmarked output from now on to `origin`."""
         self._parser.begin_origin(origin)
 
     def drain(self) -> None:
-        """Read what is in the pipe, without waiting for processes that still hold its other end."""
+        """Read the pipe's content, without waiting for processes that still hold its other end."""
         while self.fd >= 0:
             try:
                 data = os.read(self.fd, READ_BYTES)

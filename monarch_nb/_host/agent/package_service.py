@@ -1,5 +1,5 @@
-"""Lists what is installed where ranks of this host are started. A process of its own looks: it runs the
-ranks' interpreter, which may be another one than ours, and our loop goes on meanwhile.
+"""Lists the packages installed where ranks of this host are started. A separate process does it, with the
+ranks' interpreter, which may differ from ours, so that the loop isn't blocked.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _CODE = (
 
 
 class PackageService:
-    """Answers which packages are installed. Requests are taken by the loop's thread; each is done by a thread
-    that waits for its process.
+    """The service that lists installed packages. Requests are taken by the loop's thread; each is done by a
+    thread that waits for its process.
     """
 
     def __init__(self, process: HostProcess) -> None:
@@ -58,7 +58,7 @@ class PackageService:
         try:
             answer: object = HostPackages(False, look(command, variables))
             failed = False
-        except Exception as error:  # whatever it is, who asks waits
+        except Exception as error:  # any error must be answered: the asker waits
             answer, failed = f"host {process.hostname}: {error}", True
         with suppress(RuntimeError):  # the host process ends
             process.loop.call_soon_threadsafe(

@@ -1,4 +1,4 @@
-"""The host process: its sockets, and what it answers.
+"""The host process: its sockets, and its handlers of requests.
 
 What the controller (`controller`) and host agents (`far`) share: ranks of this machine, local sockets,
 messages to and fro.
@@ -53,10 +53,11 @@ PREEMPT_S = 30.0
 
 
 class HostProcess:
-    """State and behaviour that controller and host agents share. Owned by the loop thread.
+    """The state and behaviour that the controller and host agents share: the base of both. Owned by the loop
+    thread.
 
     Args:
-        zygote: the one that was started already, if one was.
+        zygote: the zygote that was started already, if one was.
     """
 
     def __init__(self, config: HostConfig, zygote: Zygote | None = None) -> None:
@@ -66,7 +67,7 @@ class HostProcess:
         self.directory = config.directory
         self.hostname = config.label or sockets.gethostname()
         self.successor: HostConfig | None = None
-        """The configuration to begin again with, for a spare that takes another host's place."""
+        """The configuration with which to begin again, for a spare that takes another host's place."""
         private_directory(self.directory)
         self.loop = Loop()
         self.handlers = Handlers(self, WorkspaceService(self), PackageService(self))
@@ -102,8 +103,8 @@ class HostProcess:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        """Handle the signal that this machine is about to be taken away: write a file, which ranks see (they
-        may be told as well), and begin to leave.
+        """Handle the signal that this machine is about to be taken away: write a file that ranks check (they
+        may receive the signal as well), and begin to leave.
         """
         with suppress(OSError):
             os.close(os.open(address.notice_path(self.directory), os.O_CREAT | os.O_WRONLY, 0o600))
@@ -112,7 +113,7 @@ class HostProcess:
     # --- sending
 
     def send_local(self, dst: int, frame: bytes) -> None:
-        """Send to a process of this machine; to one that's gone, drop."""
+        """Send to a process of this machine; dropped if the process is gone."""
         if self.local.has_route(dst) or self.local.listens(dst) or self._is_coming(dst):
             self.local.send(dst, frame)
 
@@ -166,13 +167,13 @@ class HostProcess:
             self.send_local(message.dst, message.frame)
 
     def before_export(self, message: Message) -> None:
-        """Prepare for a message of a rank here to leave for another host: a hook for subclasses."""
+        """Prepare for a message of a rank here to leave for another host: for subclasses."""
 
     def before_accept(self, message: Message) -> None:
-        """Prepare for ranks here to get a message of another host: a hook for subclasses."""
+        """Prepare for ranks here to get a message of another host: for subclasses."""
 
     def begin_cell(self, procs: Sequence[int], origin: int) -> None:
-        """Assign what ranks here write without a mark from now on to the cell that they're about to run."""
+        """Assign unmarked output of ranks here to the cell that they are about to run."""
         self.supervisor.drain()
         for proc in procs:
             rank = self.supervisor.ranks.get(proc)
@@ -211,7 +212,7 @@ class HostProcess:
             self._answer(message)
 
     def _answer(self, message: Message) -> None:
-        """Answer a request, whatever comes of it: who asks waits."""
+        """Answer a request in any case, since the asker waits."""
         try:
             answer = self.handler_of(message)(message.payload, Sender(message.src, message.ref))
             if answer is not LATER:
@@ -242,13 +243,13 @@ class HostProcess:
         return found
 
     def take_answer(self, message: Message) -> None:
-        """Take a rank's answer to something that we asked."""
+        """Handle a rank's answer to a request of this process."""
 
     # --- ranks of this machine
 
     @handles(StartRanks)
     def do_start_ranks(self, request: StartRanks, sender: Sender) -> None:
-        """Start ranks here. Asked by the controller."""
+        """Start ranks here. Requested by the controller."""
         launched = bool(self.config.launcher_pid)
         facts = HostFacts(self.directory, self.hostname, visible_gpus(), launched)
         spec = SharedSpec(request.spec, request.place, facts)
@@ -269,24 +270,24 @@ class HostProcess:
 
     @handles(SwitchEnvironment)
     def do_switch_environment(self, request: SwitchEnvironment, sender: Sender) -> None:
-        """Start ranks in another environment from now on. Asked by the controller."""
+        """Start ranks in another environment from now on. Requested by the controller."""
         number = request.number
         self.supervisor.switch(
             request.environment, lambda problem: self.environment_switched(number, problem)
         )
 
     def environment_switched(self, number: int, problem: str) -> None:
-        """Report that ranks here are started in another environment from now on, or why they aren't."""
+        """Report that ranks here are started in another environment from now on, or why not."""
         raise NotImplementedError
 
     def rank_is_up(self, proc: int) -> None:
-        """Note that a rank here answers."""
+        """Record that a rank here has started."""
         rank = self.supervisor.ranks.get(proc)
         if rank is not None and rank.state == ProcState.STARTING:
             rank.state = ProcState.RUNNING
 
     def rank_ended(self, end: RankExit) -> None:
-        """Drop everything that is kept for a rank here that has ended, its socket included."""
+        """Drop all data of a rank here that has ended, including its socket."""
         self.local.drop_route(end.proc)
         self.heartbeat.forget(end.proc)
         self.resource_monitor.forget(end.proc)
@@ -296,11 +297,11 @@ class HostProcess:
             os.unlink(address.socket_path(self.directory, end.proc))
 
     def rank_heartbeat(self, proc: int, trouble: str) -> None:
-        """Report that a rank here doesn't react, or does again (no trouble)."""
+        """Report that a rank here is unresponsive, or responds again (no trouble)."""
         raise NotImplementedError
 
     def resources_changed(self, rows: Rows, host: MonitoredHost | None) -> None:
-        """Report what is new about ranks here, or about this machine."""
+        """Report changes in the readings of ranks here, or of this machine."""
         raise NotImplementedError
 
     def rank_printed(self, rank: Rank, piece: Piece) -> None:
@@ -319,7 +320,7 @@ class HostProcess:
     # --- the end
 
     def run(self) -> None:
-        """Serve until shut down; leave nothing behind."""
+        """Serve until shut down; clean up."""
         try:
             try:
                 self.loop.run()
@@ -338,7 +339,7 @@ class HostProcess:
         """Close the sockets to other hosts."""
 
     def preempted(self) -> None:
-        """Leave when what can be saved has been: this machine is about to be taken away (SIGTERM)."""
+        """Leave after states are saved: this machine is about to be taken away (SIGTERM)."""
         self.shut_down()
 
     def shut_down(self) -> None:
@@ -362,7 +363,7 @@ def _count_gpus() -> int:
 
 
 def visible_gpus() -> list[str]:
-    """Return the names that CUDA_VISIBLE_DEVICES would have for the GPUs here, of those that this process was
+    """Return the values for CUDA_VISIBLE_DEVICES of the GPUs here, restricted to those that this process was
     given itself.
     """
     given = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,4 +1,4 @@
-"""Builds the command that starts a rank without a fork: a fresh interpreter, or a command of the user's."""
+"""Builds the command that starts a rank without a fork: a fresh interpreter, or the user's command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RankCommand:
     """The command that starts a rank, with its arguments and its environment.
 
     Attributes:
-        is_users: whether the user has chosen the command.
+        is_users: whether the user has given the command.
     """
 
     program: str
@@ -32,12 +32,12 @@ class RankCommand:
 
 
 def rank_command(spec: RankSpec, spec_fd: int) -> RankCommand:
-    """Return the command for a rank whose specification lies in `spec_fd`, which it inherits."""
+    """Return the command for a rank whose specification is in `spec_fd`, which the rank inherits."""
     group = spec.group
     command = group.commands[min(spec.place.rank, len(group.commands) - 1)] if group.commands else None
     env = _environment(command)
     pythonpath = env.get("PYTHONPATH")
-    if command is not None:  # `python -m` is to find us; the rank puts it back
+    if command is not None:  # `python -m` must find this package; the rank restores the variable
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (PACKAGE_ROOT, pythonpath)))
     place = {"path": group.sys_path, "fd": spec_fd, "parent": os.getpid(), "pythonpath": pythonpath}
     env = {**dict([HUGE_PAGES]), **env, **group.env, RANK_VARIABLE: json.dumps(place)}
@@ -49,8 +49,8 @@ def rank_command(spec: RankSpec, spec_fd: int) -> RankCommand:
 
 
 def module_path(theirs: Sequence[str], ours: Sequence[str]) -> list[str]:
-    """Return the module path of a rank: the spawning program's; where its interpreter isn't on this host, the
-    host process' own behind it, or not even the standard library would be found.
+    """Return the module path of a rank: the spawning program's; where its interpreter isn't on this host,
+    followed by the host process' own, which has the standard library.
 
     >>> module_path(["/no/such/lib/python3.11", "/home/me/proj"], ["/usr/lib/python3.11"])
     ['/no/such/lib/python3.11', '/home/me/proj', '/usr/lib/python3.11']

@@ -1,5 +1,5 @@
-"""Monitor what the ranks of this machine are doing and which resources they use: often while somebody
-watches, else hardly at all.
+"""Monitors the activity and resources of this machine's ranks: often while a client watches, rarely
+otherwise.
 
 Three sources: activity pages that ranks write (`_wire/activity_page`), ten times a second; the sampler, once
 a second; and where busy ranks stand, which they are asked once a second. Unwatched, the machine is sampled
@@ -40,28 +40,29 @@ from monarch_nb._wire.activity_page import BUSY, DEBUGGING, IDLE, PAGE_BYTES, Ac
 POLL_S = 0.1
 SAMPLE_S = 1.0
 HISTORY_POINTS = 60
-"""Five minutes."""
+"""Number of points: five minutes."""
 PSS_PER_SAMPLE = 1
-"""How many ranks' memory is read at a time: the kernel walks all their pages for it, some 2.5 ms with
-torch loaded.
+"""Number of ranks whose memory is read in one round: the kernel walks all their pages, some 2.5 ms with torch
+loaded.
 """
 WHERE_REF = (1 << 50) + 1
 CELL = "cell"
-"""What a rank calls a cell on its activity page."""
+"""The word for a cell on a rank's activity page."""
 FRESH_S = 0.4
-"""How long a fresh look at everything may wait for ranks."""
+"""How long a fresh reading of everything may wait for ranks."""
 
 Rows = dict[int, MonitoredRank]
 OnChange = Callable[[Rows, MonitoredHost | None], None]
 
 
 class ResourceMonitor:
-    """Reads what ranks do and use, as often as somebody watches. Owned by the loop thread.
+    """The monitor of the activities and resources of this machine's ranks, which samples as often as the
+    state is watched. Owned by the loop thread.
 
     Args:
         me: proc id of this host process.
         send: sends a frame to a rank of this machine.
-        on_change: told what is new: rows by proc, and the machine's, or None.
+        on_change: called with new readings: rows by proc, and the machine's row, or None.
     """
 
     def __init__(
@@ -86,22 +87,22 @@ class ResourceMonitor:
         self._counts: dict[int, tuple[int, ...]] = {}
         self._rows: Rows = {}
         self._fresh: set[int] = set()
-        """Procs whose rows have changed and haven't been published."""
+        """Procs whose rows have changed since the last publication."""
         self._asked: set[int] = set()
         self._next_pss = 0
         self._history: deque[tuple[float | None, float | None, float | None]] = deque(maxlen=HISTORY_POINTS)
         self._watched = False
         self._num_watches = 0
-        """How often somebody has begun to watch: timers of an earlier time end."""
+        """Counter of watches: it invalidates timers of earlier ones."""
         self._next_history = 0.0
         self._waiting: list[Callable[[], None]] = []
-        """Who waits for ranks to say where they stand."""
+        """Callbacks that wait for ranks to say where they are."""
         loop.call_later(HISTORY_S, self._sample_unwatched)
 
     # --- when
 
     def watch(self, on: bool) -> None:
-        """Begin to poll and sample the ranks here when somebody watches; stop when nobody does any more."""
+        """Begin to poll and sample the ranks here when the state is watched; stop when it no longer is."""
         if on and not self._watched:
             self._watched = True
             self._num_watches += 1
@@ -127,7 +128,7 @@ class ResourceMonitor:
             self._sampler.ask((), (), lambda sample: self._take_sample(sample.host))
 
     def glance(self) -> None:
-        """Look at the pages now."""
+        """Read the activity pages now."""
         self._poll()
         self._tell(None)
 
@@ -157,7 +158,7 @@ class ResourceMonitor:
     # --- pages
 
     def forget(self, proc: int) -> None:
-        """Drop everything that is kept for a rank that has ended, its page included."""
+        """Drop all data of a rank that has ended, including its page."""
         fd = self._pages.pop(proc, -1)
         if fd >= 0:
             os.close(fd)
@@ -175,7 +176,9 @@ class ResourceMonitor:
                 self._read_page(proc)
 
     def does_other(self, proc: int, cell: int) -> bool:
-        """Say whether a rank's main thread is at work, and not for that cell, which waits behind it."""
+        """Say whether a rank's main thread is busy with other work than a given cell, which waits behind
+        it.
+        """
         fd = self._page_of(proc)
         slots = read_page(os.pread(fd, PAGE_BYTES, 0), os.pread(fd, PAGE_BYTES, 0)) if fd >= 0 else None
         main = next((slot for slot in slots or () if slot.is_main and slot.state == BUSY), None)
@@ -206,7 +209,7 @@ class ResourceMonitor:
             self._put(proc, self._with_activity(proc, read_page(data) or []))
 
     def _with_activity(self, proc: int, slots: list[Activity]) -> MonitoredRank:
-        """Return a rank's row with what it does; while somebody watches, one that was busy since the
+        """Return a rank's row with its activity; while the state is watched, a rank that was busy since the
         last look counts as busy, however short its calls are.
         """
         counts = tuple(slot.num_changes for slot in slots)
@@ -296,7 +299,7 @@ class ResourceMonitor:
         self._check_answered()
 
     def answered(self, proc: int, payload: bytes | memoryview) -> None:
-        """Take a rank's answer, which says where the rank stands, and put it into the rank's row."""
+        """Handle a rank's answer about its place, and put it into the rank's row."""
         self._asked.discard(proc)
         if self._supervisor.ranks.get(proc) is not None and len(payload):
             found = decode(Standing, payload)
@@ -349,7 +352,7 @@ def _since_before(now: Collective | None, before: Collective | None) -> Collecti
 
 
 def _with_ranks(gpu: GpuStatus, by_pid: dict[int, Rank]) -> GpuStatus:
-    """Return a GPU whose processes say which ranks they are."""
+    """Return a GPU whose processes are labelled with their ranks."""
     return replace(
         gpu,
         processes=tuple(replace(p, rank=by_pid[p.pid].rank) if p.pid in by_pid else p for p in gpu.processes),
@@ -357,7 +360,7 @@ def _with_ranks(gpu: GpuStatus, by_pid: dict[int, Rank]) -> GpuStatus:
 
 
 def _gpu_memory(gpus: Sequence[GpuStatus], by_pid: dict[int, Rank]) -> dict[int, int]:
-    """Return how many bytes ranks have on GPUs, by proc."""
+    """Return the number of bytes that ranks use on GPUs, by proc."""
     used: dict[int, int] = {}
     for process in (p for gpu in gpus for p in gpu.processes if p.pid in by_pid):
         proc = by_pid[process.pid].proc

@@ -1,4 +1,4 @@
-"""Messages between this machine and others.
+"""Routes messages between this machine and others.
 
 Processes of one machine talk without us. What crosses machines comes through the host processes at both ends:
 buffers are in shared memory on this side and follow as frames on the wire; a fan-out is one message on the
@@ -17,17 +17,17 @@ from monarch_nb._wire import message as wire
 from monarch_nb._wire.message import Answer, Message
 
 COMBINE_S = 0.005
-"""How long an answer may wait for others of its call. Errors don't wait."""
+"""How long an answer may wait for other answers to its call. Errors don't wait."""
 
 COMBINE_BYTES = 1 << 16
-"""Larger answers go by themselves."""
+"""Larger answers are sent separately."""
 
 Frames = list[Any]
 Send = Callable[[int, bytes], None]
 
 
 class _Gathering:
-    """The answers of this machine to one call, so far."""
+    """The answers of this machine's processes to one call, gathered until all have answered."""
 
     __slots__ = ("answers", "left", "timer")
 
@@ -38,12 +38,12 @@ class _Gathering:
 
 
 class Router:
-    """Passes messages between local processes and the link to other hosts. Owned by the loop thread.
+    """The router of messages between local processes and the link to other hosts. Owned by the loop thread.
 
     Args:
         me: proc id of this host process.
         send_local: sends a frame to a process of this machine.
-        send_remote: sends frames to another host, by its index.
+        send_remote: sends frames to another host, given its index.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Router:
     # --- from this machine to another
 
     def export(self, message: Message) -> None:
-        """Pass on a message of a local process that is for another host."""
+        """Forward a message of a local process to another host."""
         if message.kind == wire.REPLY and self._gather(message):
             return
         for key in [k for k, g in self._gatherings.items() if k[0] == message.dst and g.answers]:
-            self._flush(key)  # nothing overtakes an answer that is being held back
+            self._flush(key)  # no message overtakes an answer that is held back
         frame, extra = self._to_frames(message)
         self._send_remote(address.host_of(message.dst), [frame, *extra])
 
@@ -113,7 +113,7 @@ class Router:
             self._send_local(proc, wire.readdress(frame, slot, proc))
 
     def _attach(self, message: Message, frames: Sequence[Any], holders: Sequence[int]) -> bytes:
-        """Put frames that followed into shared memory, once for all `holders`."""
+        """Put frames that followed a message into shared memory, once for all `holders`."""
         if not message.table:
             return message.frame
         views = [memoryview(f) for f in frames]
@@ -122,7 +122,7 @@ class Router:
     # --- answers of one call, together
 
     def _gather(self, message: Message) -> bool:
-        """Keep an answer for a while; False if it must go by itself."""
+        """Hold back an answer for a while; False if it must be sent separately."""
         key = (message.dst, message.ref)
         gathering = self._gatherings.get(key)
         if gathering is None:

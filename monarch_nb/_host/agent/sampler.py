@@ -1,5 +1,5 @@
-"""CPU, memory and GPUs of this machine and its ranks, read in a thread of its own: a proportional set size
-takes the kernel some 2 ms per rank, and a driver may take its time.
+"""Reads CPU, memory and GPUs of this machine and its ranks in a thread of its own: a proportional set size
+takes the kernel some 2 ms per rank, and a driver may be slow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ProcessSample(NamedTuple):
-    """The readings of one process; None: nothing was read, this time."""
+    """The readings of one process; None: not read this time."""
 
     cpu_percent: float | None = None
     memory_bytes: int | None = None
@@ -29,15 +29,15 @@ NOTHING_READ = ProcessSample()
 
 
 class Sample(NamedTuple):
-    """The readings of one round: of processes by pid, and of the machine, without its history."""
+    """The readings of one round: processes by pid, and the machine without its history."""
 
     processes: dict[int, ProcessSample]
     host: MonitoredHost
 
 
 class Sampler:
-    """Reads when asked. `ask` is for the loop's thread, in which answers are called back; all else is the
-    sampling thread's.
+    """The thread that takes readings on demand. `ask` is for the loop's thread, in which answers are
+    delivered; all else belongs to the sampling thread.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -79,7 +79,7 @@ class Sampler:
         cpu: float | None = None
         if process is None:
             process = self._processes[pid] = psutil.Process(pid)
-            process.cpu_percent()  # the first reading only sets the beginning
+            process.cpu_percent()  # the first reading only sets the baseline
         else:
             cpu = process.cpu_percent()
         return ProcessSample(cpu, process.memory_full_info().pss if with_memory else None)
@@ -90,7 +90,7 @@ class Sampler:
         cpu: float | None = psutil.cpu_percent()
         if self._gpus is None:
             self._gpus = GpuReader()
-            cpu = None  # the first reading only sets the beginning
+            cpu = None  # the first reading only sets the baseline
         memory = psutil.virtual_memory()
         return MonitoredHost(cpu, memory.total - memory.available, memory.total, tuple(self._gpus.read()))
 

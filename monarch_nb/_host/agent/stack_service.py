@@ -1,4 +1,4 @@
-"""Stacks of ranks of this machine that can't be asked: by signal, then by py-spy.
+"""Takes stacks of ranks of this machine that don't answer requests: by a signal, then by py-spy.
 
 A thread of its own does it, one request at a time, for it waits for files and subprocesses; the loop goes on.
 A rank that has no handler for the signal (it's just starting, or the user has taken it) isn't sent any: that
@@ -28,17 +28,17 @@ from monarch_nb._wire import address, dump
 from monarch_nb._wire.process import process_trouble
 
 WRITE_S = 0.3
-"""How long a rank may take to write its stacks. It's C code in a signal handler: some milliseconds, unless
-the machine is overloaded.
+"""Limit for a rank to write its stacks. C code in a signal handler does it: some milliseconds, unless the
+machine is overloaded.
 """
 PY_SPY_S = 5.0
 NATIVE_S = 20.0
-"""py-spy reads the symbols of all libraries for native frames."""
+"""Limit for native frames, for which py-spy reads the symbols of all libraries."""
 NUM_AT_ONCE = 4
 _LOOK_S = 0.005
 
 Found = dict[int, RankStacks]
-"""By proc."""
+"""Stacks by proc."""
 
 
 class _Target(NamedTuple):
@@ -47,8 +47,8 @@ class _Target(NamedTuple):
 
 
 class StackService:
-    """Takes stacks of ranks that can't be asked. Owned by the loop thread; `take_stacks` may be called while
-    it's at work.
+    """The service that takes stacks of ranks that can't answer a request. Owned by the loop thread;
+    `take_stacks` may be called meanwhile.
 
     Args:
         directory: of the host process.
@@ -61,7 +61,7 @@ class StackService:
         self._turn = threading.Lock()
 
     def take_stacks(self, procs: Sequence[int], native: bool, done: Callable[[Found], None]) -> None:
-        """Take the stacks of ranks; `done` gets them in the loop's thread.
+        """Take the stacks of ranks; `done` is called with them in the loop's thread.
 
         Args:
             native: C frames, too: only py-spy has them.
@@ -100,7 +100,7 @@ class StackService:
         return found
 
     def _by_signal(self, targets: Sequence[_Target], found: Found) -> list[_Target]:
-        """Have ranks write their stacks; return those that haven't."""
+        """Have ranks write their stacks; return those that didn't."""
         left, waiting = [], []
         for target in targets:
             writing = self._request_dump(target)
@@ -122,7 +122,7 @@ class StackService:
         return left
 
     def _request_dump(self, target: _Target) -> _Writing | str:
-        """Send the signal; or say why not."""
+        """Send the signal to a rank; return the reason if that fails."""
         if found := process_trouble(target.pid, stopped_only=True):
             return f"no signal reaches it: it {found.partition(';')[0]}"
         try:
@@ -139,14 +139,14 @@ class StackService:
 
 
 class _Writing:
-    """A file that a rank writes to just now."""
+    """A file of stacks that a rank is writing at the moment."""
 
     def __init__(self, fd: int, main_ident: int) -> None:
         self._fd = fd
         self.main_ident = main_ident
 
     def finish(self, deadline: float) -> str:
-        """Wait until all is there; return what is there by the deadline."""
+        """Wait until the file is complete; return its content at the deadline."""
         try:
             before, text = "", self._read()
             while (
@@ -165,8 +165,8 @@ class _Writing:
 
 
 def _send(pid: int, thread_id: int) -> None:
-    """Send the signal to one thread; to any, if that isn't there. The process is a child of ours that
-    hasn't been reaped: its pid is its own.
+    """Send the signal to one thread; if that doesn't exist, to any. The process is a child of this one that
+    hasn't been reaped, so that its pid is valid.
     """
     libc = ctypes.CDLL(None)
     if thread_id and hasattr(libc, "tgkill") and libc.tgkill(pid, thread_id, int(dump.NUMBER)) == 0:
@@ -182,7 +182,7 @@ def find_py_spy() -> str:
 
 
 def _by_py_spy(target: _Target, found: RankStacks, native: bool) -> None:
-    """Have py-spy look; what can't be had is said."""
+    """Take stacks with py-spy; record which couldn't be taken."""
     path = find_py_spy()
     before = f"{found['missing']}; " if found["missing"] else ""
     if not path:
@@ -210,7 +210,7 @@ def _by_py_spy(target: _Target, found: RankStacks, native: bool) -> None:
                 "missing": "",
             }
         )
-    except (ValueError, LookupError):  # it has printed no stacks
+    except (ValueError, LookupError):  # the process has printed no stacks
         found["missing"] = f"{before}py-spy: {_reason(ran.stderr)}"
 
 

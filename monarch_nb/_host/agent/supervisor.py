@@ -1,4 +1,5 @@
-"""The ranks of this machine: start them through the zygote, hear of their end from the kernel, stop them.
+"""Supervises the ranks of this machine: starts them through the zygote, learns of their end from the kernel,
+stops them.
 
 A rank's end is a pidfd that becomes readable, not a time-out. The rank is a session of its own, so what it
 started goes with it.
@@ -39,14 +40,14 @@ from monarch_nb._wire.process import count_oom_kills, set_process_name
 
 STOP_GRACE_S = 3.0
 COMMAND_S = 120.0
-"""How long a command of the user's may take until it's a rank."""
+"""Limit for a command of the user's to become a rank."""
 _PR_SET_CHILD_SUBREAPER = 36
 _LAST_LINES = 20
 
 
 @dataclass
 class Rank:
-    """One rank of this machine, as the host process sees it."""
+    """A rank of this machine, as its host process knows it."""
 
     proc: int
     rank: int
@@ -58,18 +59,18 @@ class Rank:
     outputs: list[OutputReader] = field(default_factory=list)
     tail: list[bytes] = field(default_factory=list)
     gpu: str = ""
-    """What CUDA_VISIBLE_DEVICES gives it, if we do that."""
+    """CUDA_VISIBLE_DEVICES for the rank, if this process sets it."""
     asked: socket.socket | None = None
-    """The way to the zygote that was asked to fork it."""
+    """Connection to the zygote that was asked to fork it."""
 
     def remember(self, text: bytes) -> None:
-        """Keep the last lines for the obituary."""
+        """Keep the last lines, for the report of the rank's end."""
         joined = b"".join([*self.tail, text])
         self.tail = joined.splitlines(True)[-_LAST_LINES:]
 
 
 class Supervisor:
-    """Starts, watches and stops ranks. Owned by the loop thread."""
+    """The supervisor that starts, watches and stops the ranks of this machine. Owned by the loop thread."""
 
     def __init__(
         self,
@@ -96,9 +97,9 @@ class Supervisor:
         self._zygote: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self.warm = False
-        """Whether the zygote has loaded all that it means to."""
+        """Whether the zygote has finished its imports."""
         self.on_warm: Callable[[dict[str, list[str]]], None] = lambda _modules: None
-        """Told the top-level modules, by the directory that they come from, when it has."""
+        """Called then with the top-level modules, by the directory that they come from."""
         self._environment: RankEnvironment | None = None
         self._held: list[int] = []
         self._switch: ZygoteSwitch | None = None
@@ -109,19 +110,19 @@ class Supervisor:
     # --- the zygote
 
     def warm_up(self) -> None:
-        """Start the zygote, if it isn't there."""
+        """Start the zygote, if it isn't running."""
         if self._zygote is not None and self._zygote.poll() is None:
             return
         self._use(start_zygote(self._sys_path, self._directory, self._environment, self._held))
 
     @property
     def environment(self) -> tuple[RankEnvironment | None, list[str]]:
-        """The environment that ranks are started in, None for our own; and their module path."""
+        """The environment that ranks are started in, None for this process' own; and their module path."""
         return self._environment, list(self._sys_path)
 
     def switch(self, environment: RankEnvironment, done: Callable[[str], None]) -> None:
-        """Have ranks be forked from a zygote in another environment from now on; those that are asked for
-        meanwhile wait for it.
+        """Have ranks be forked from a zygote in another environment from now on; ranks requested meanwhile
+        wait for it.
 
         Args:
             done: told why that can't be; an empty text if it's so.
@@ -133,7 +134,7 @@ class Supervisor:
         self._switch.start_zygote()
 
     def _switched(self, switch: ZygoteSwitch) -> None:
-        """Take the new zygote, if it has come up, and start what has waited."""
+        """Use the new zygote, if it has started, and start the waiting ranks."""
         self._switch = None
         if switch.zygote is not None:
             old = self._link
@@ -149,11 +150,13 @@ class Supervisor:
             self.start(ranks, spec, method)
 
     def move(self, belongings: dict[str, object], sys_path: list[str]) -> None:
-        """Have the zygote, and those that come after it, run with what another program has."""
+        """Have this zygote, and later ones, run with another program's environment, module path and
+        directory.
+        """
         self._sys_path = sys_path
         assert self._link is not None
         fd = _in_memory(json.dumps(belongings).encode())
-        with suppress(OSError):  # it has just died; its successor inherits all that
+        with suppress(OSError):  # the zygote has just died; its successor inherits the requests
             socket.send_fds(self._link, [_encoded({"move": True})], [fd])
         os.close(fd)
 
@@ -161,7 +164,7 @@ class Supervisor:
         process, link = self._zygote, self._link = zygote
         self._loop.watch_file(
             link.fileno(), lambda: self._on_zygote(process, link)
-        )  # its end may be heard after its successor's start
+        )  # its end may be reported after its successor's start
 
     @property
     def zygote_pid(self) -> int | None:
@@ -177,7 +180,7 @@ class Supervisor:
             answer: ZygoteAnswer = json.loads(data)
             if "ready" in answer:
                 return
-            if "groups" in answer:  # of a zygote that has retired
+            if "groups" in answer:  # from a zygote that has retired
                 with suppress(OSError):
                     if self._link is not None:
                         self._link.send(_encoded({"adopt": answer["groups"]}))
@@ -199,7 +202,7 @@ class Supervisor:
     # --- starting
 
     def start(self, ranks: list[RankPlace], spec: SharedSpec, method: StartMethod) -> None:
-        """Start ranks; `ranks` has what is each one's own, `spec` what they share."""
+        """Start ranks; `ranks` has their own settings, `spec` the shared ones."""
         if self._switch is not None:
             self._switch.waiting.append((ranks, spec, method))
             return
@@ -217,7 +220,7 @@ class Supervisor:
             place = one.place
             rank = self.ranks[place.proc] = Rank(place.proc, place.rank, spec.group.group, one.own.token)
             rank.gpu = one.gpu
-            with suppress(OSError):  # of the one that was at this place before
+            with suppress(OSError):  # left by the rank that had this place before
                 os.unlink(address.stop_path(self._directory, rank.proc))
         if method == StartMethod.SPAWN or spec.group.commands or (spec.group.python or python) != python:
             for one in specs:
@@ -233,7 +236,7 @@ class Supervisor:
         for own in ranks:
             self.ranks[own.place.proc].asked = self._link
             fds += self._make_pipes(self.ranks[own.place.proc])
-        with suppress(OSError):  # it has just died: `_on_zygote` hears of it
+        with suppress(OSError):  # the zygote has just died: `_on_zygote` will be called
             socket.send_fds(self._link, [_encoded({"ranks": to_builtins(ranks)})], fds)
         for fd in fds:
             os.close(fd)
@@ -259,8 +262,8 @@ class Supervisor:
         self._on_piece(rank, piece)
 
     def _spawn(self, spec: RankSpec) -> None:
-        """Start a rank as a fresh interpreter, or by the user's own command: slow, but it shares nothing
-        with the zygote.
+        """Start a rank as a fresh interpreter, or by the user's own command: slow, but independent of the
+        zygote.
         """
         rank = self.ranks[spec.place.proc]
         out_fd, err_fd = self._make_pipes(rank)
@@ -284,18 +287,18 @@ class Supervisor:
             )
             self._loop.call_later(
                 0.0, lambda: self._ended(rank, None, reason)
-            )  # who has asked for it is to know of it first
+            )  # the asker must be told of the start first
             return
         finally:
             for fd in (spec_fd, out_fd, err_fd):
                 os.close(fd)
-        process.returncode = 0  # ours to wait for, by pidfd; Popen must not
+        process.returncode = 0  # this process waits for it by pidfd; Popen must not
         self._started(rank, process.pid)
         if command.is_users:
             self._loop.call_later(COMMAND_S, lambda: self._give_up(rank))
 
     def _give_up(self, rank: Rank) -> None:
-        """Kill a user's command that has had time enough to become a rank, and hasn't."""
+        """Kill a user's command that hasn't become a rank in time."""
         if rank.state == ProcState.STARTING:
             rank.tail.append(
                 (
@@ -313,8 +316,8 @@ class Supervisor:
             self._signal(rank, signal.SIGKILL)
 
     def drain(self) -> None:
-        """Read whatever ranks have written so far. One look at all pipes: it's done twice for each cell
-        and rank.
+        """Read all output that ranks have written so far. One look at all pipes: it's done twice for each
+        cell and rank.
         """
         for fd, _ in self._pipes.poll(0):
             reader = self._readers.get(fd)
@@ -332,7 +335,7 @@ class Supervisor:
         os.close(rank.pidfd)
         rank.pidfd = -1
         with suppress(OSError):
-            os.killpg(rank.pid, signal.SIGKILL)  # what it had started and not taken along
+            os.killpg(rank.pid, signal.SIGKILL)  # child processes that it left behind
         self._ended(rank, status)
         reap_strangers({r.pid for r in self.ranks.values() if r.pidfd >= 0} | {self.zygote_pid or 0})
 
@@ -368,7 +371,7 @@ class Supervisor:
         )
 
     def signal(self, procs: list[int], number: int) -> None:
-        """Send a signal to ranks (not to what they started)."""
+        """Send a signal to ranks (not to their child processes)."""
         for proc in procs:
             rank = self.ranks.get(proc)
             if rank is not None:
@@ -381,7 +384,7 @@ class Supervisor:
                 signal.pidfd_send_signal(rank.pidfd, number)
 
     def stop(self, procs: list[int], grace_s: float = STOP_GRACE_S) -> None:
-        """Ask ranks to leave, and kill after `grace_s` those that haven't."""
+        """Ask ranks to exit, and kill the remaining ones after `grace_s`."""
         leaving = [
             r
             for p in procs
@@ -401,14 +404,14 @@ class Supervisor:
 
     @property
     def num_alive(self) -> int:
-        """Ranks that haven't ended."""
+        """Number of ranks that haven't ended."""
         return sum(
             r.state in (ProcState.STARTING, ProcState.RUNNING, ProcState.STOPPING)
             for r in self.ranks.values()
         )
 
     def close(self) -> None:
-        """Kill what is left, zygote included, and wait for it."""
+        """Kill the remaining ranks and the zygote, and wait for them."""
         for rank in self.ranks.values():
             if rank.pidfd >= 0:
                 self._signal(rank, signal.SIGKILL)
@@ -428,7 +431,7 @@ def _become_subreaper() -> None:
 
 
 def reap_strangers(known: set[int]) -> None:
-    """Reap orphans of ranks, which the kernel has made our children."""
+    """Reap orphans of ranks, which the kernel has made children of this process."""
     while True:
         try:
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -441,8 +444,8 @@ def reap_strangers(known: set[int]) -> None:
 
 
 def kill_children(grace_s: float = STOP_GRACE_S) -> None:
-    """Kill every child of this process, adopted ones included, until there's none; but don't wait for one
-    that can't be killed (it has become another user's), for this process is to end.
+    """Kill every child of this process, adopted ones included, until none is left; but don't wait for one
+    that can't be killed (because it belongs to another user now): this process is about to end.
     """
     limit = time.monotonic() + grace_s
     while time.monotonic() < limit:

@@ -1,5 +1,5 @@
-"""Files of a notebook's workspace on this machine: what is here is compared and put in place by a thread of
-its own, so that the loop goes on meanwhile.
+"""The files of a notebook's workspace on this machine. A thread of its own compares them and puts them in
+place, so that the loop isn't blocked.
 
 A transfer is a few requests of a client: hello (who are you, what have you got), pieces of what is missing,
 then all of it is put in place. Or a single one, edit, if little has changed since.
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 
 class WorkspaceService:
-    """Answers requests about workspaces. Requests are taken by the loop's thread, and done by one other, in
-    turn.
+    """The service that handles requests about workspaces. The loop's thread receives requests; one other
+    thread handles them, in order.
     """
 
     def __init__(self, process: HostProcess) -> None:
@@ -46,7 +46,7 @@ class WorkspaceService:
         self._placers: dict[str, Placer] = {}
 
     def _later(self, sender: Sender, do: Callable[[], object]) -> Later:
-        """Do something in the thread, and answer."""
+        """Run a task in the thread, and answer with its result."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "mnb-workspace")
         process = self._process
@@ -54,7 +54,7 @@ class WorkspaceService:
         def work() -> None:
             try:
                 answer, failed = do(), False
-            except Exception as error:  # whatever it is, who asks waits
+            except Exception as error:  # any error must be answered: the asker waits
                 answer, failed = _reason(error, process.hostname), True
             process.loop.call_soon_threadsafe(
                 lambda: process.reply(sender.proc, sender.ref, answer, error=failed)
@@ -72,7 +72,7 @@ class WorkspaceService:
 
     @handles(GreetWorkspace)
     def do_greet_workspace(self, request: GreetWorkspace, sender: Sender) -> Hello | Later:
-        """Say whether this machine has the notebook's own files, and what else it has."""
+        """Say whether this machine has the notebook's own files, and describe its copy."""
         return self._later(sender, lambda: self._hello(request.where))
 
     def _hello(self, where: Whereabouts) -> Hello:
@@ -122,7 +122,7 @@ class WorkspaceService:
 
     @handles(PlaceWorkspace)
     def do_place_workspace(self, request: PlaceWorkspace, sender: Sender) -> Outcome | Later:
-        """Have the folder be as a manifest says, all of which has come."""
+        """Make the folder equal to a manifest all of whose contents have arrived."""
 
         def place() -> object:
             placer = self._placer(request.name)
@@ -132,7 +132,7 @@ class WorkspaceService:
 
     @handles(EditWorkspace)
     def do_edit_workspace(self, request: EditWorkspace, sender: Sender) -> Outcome | Later | None:
-        """Make a few changes to a folder that is as a manifest says."""
+        """Make a few changes to a folder whose manifest is known."""
         return self._later(sender, lambda: self._placer(request.name).edit(request.edit))
 
     @handles(LinkWorkspace)

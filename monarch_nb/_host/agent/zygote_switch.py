@@ -1,4 +1,4 @@
-"""A second zygote, in another environment, takes the first one's place as soon as it can be asked."""
+"""Replaces the zygote by one in another environment, as soon as that one is ready."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from monarch_nb._protocol.states import StartMethod
 
 
 class ZygoteSwitch:
-    """One switch under way. Owned by the loop thread.
+    """The replacement of one zygote by another, while it is under way. Owned by the loop thread.
 
     Args:
-        over: called when it's over, before `done` is told how it went.
-        done: told why it can't be; an empty text if it's so.
+        over: called when the switch is over, before `done`.
+        done: called with the error text; empty on success.
 
     Attributes:
-        zygote: the new one, when it has come up.
-        held: descriptors that keep the environment from being removed.
-        waiting: ranks that were asked for meanwhile.
+        zygote: the new zygote, once it is up.
+        held: descriptors whose locks keep the environment from being removed.
+        waiting: ranks that were requested meanwhile.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class ZygoteSwitch:
         self._loop.watch_file(zygote.link.fileno(), lambda: self._on_answer(zygote))
 
     def _hold(self) -> None:
-        """Keep the environment from being removed while somebody runs in it: the zygote and its forks
-        inherit the lock.
+        """Keep the environment from being removed while processes run in it: the zygote and its forks inherit
+        the lock.
         """
         if self.environment.lock:
             fd = os.open(self.environment.lock, os.O_RDONLY | os.O_CLOEXEC)

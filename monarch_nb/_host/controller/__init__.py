@@ -1,4 +1,5 @@
-"""The services that only the controller has, the first host process of a mesh. `controller` is made of them:
+"""The services of the controller, which is the first host process of a mesh. `controller` is composed of
+them:
 
     registry     which hosts, procs, groups, clients and names there are; pure data
     clients      programs that use the mesh; lease, lease_state: how long it lives; names

@@ -1,4 +1,4 @@
-"""Questions of the controller to ranks: one message each, answers gathered, with a bound on the wait."""
+"""Requests of the controller to ranks: one message each, answers gathered, with a bound on the wait."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Question:
 
 
 class Asking:
-    """Questions under way. Owned by the loop thread.
+    """The requests to ranks that the controller waits for. Owned by the loop thread.
 
     Args:
         send: sends a frame to a rank, on this machine or another.
@@ -58,8 +58,8 @@ class Asking:
         done: Callable[[Answers], None],
         timeout_s: float,
     ) -> None:
-        """Ask ranks (rank to proc) what they answer at once; `done` gets the answers once all are in or
-        the time is up.
+        """Send ranks (rank to proc) a request that they answer at once; `done` is called with the answers
+        once all have arrived or the time is up.
         """
         reads = partial(decode, request.answer_type())
         self._send_all(
@@ -78,7 +78,7 @@ class Asking:
         keeps_refusals: bool = False,
         **header: Any,
     ) -> None:
-        """Have something done by the main threads of ranks, or by actors there.
+        """Have the main threads of ranks, or actors there, do something.
 
         Args:
             answer: the type of the answers; None: they aren't looked at, and each is None.
@@ -132,7 +132,7 @@ class Asking:
             self._finish(ref)
 
     def forget(self, proc: int) -> None:
-        """Expect no more answers of a rank that has died."""
+        """Stop waiting for answers of a rank that has died."""
         for ref, question in list(self._questions.items()):
             question.left -= {r for r in question.left if question.procs[r] == proc}
             if not question.left:

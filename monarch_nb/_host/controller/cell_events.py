@@ -1,4 +1,4 @@
-"""Types of what happens to cells (events), and of what is to be done about it (effects): plain data.
+"""Types of the events of cells, and of the effects that the states of cells return: plain data.
 
 `cell_states.CellStates` takes events and returns effects; `cells.Cells` does them.
 """
@@ -20,7 +20,7 @@ RankProcs = Mapping[int, int]
 
 
 class Submitted(Struct, frozen=True):
-    """Somebody wants a cell to run; `procs` by rank."""
+    """The event that a program has submitted a cell; `procs` by rank."""
 
     n: int
     group: str
@@ -28,7 +28,7 @@ class Submitted(Struct, frozen=True):
 
 
 class EndedWell(Struct, frozen=True):
-    """A cell has ended on a rank, with no value to show."""
+    """The event that a cell has ended on a rank without an error or a value to show."""
 
     n: int
     rank: int
@@ -36,11 +36,11 @@ class EndedWell(Struct, frozen=True):
 
 
 class EndedWith(Struct, frozen=True):
-    """A cell has ended on a rank, with a value or an error.
+    """The event that a cell has ended on a rank with a value or an error.
 
     Attributes:
         body: the result as the journal keeps it (JSON).
-        failure: the error, if it is one.
+        failure: the error, if the result is one.
     """
 
     n: int
@@ -51,14 +51,14 @@ class EndedWith(Struct, frozen=True):
 
 
 class RankGone(Struct, frozen=True):
-    """A rank's process has ended."""
+    """The event that a rank's process has ended."""
 
     end: RankExit
 
 
 class EndWanted(Struct, frozen=True):
-    """A cell shall end: its user wants that, it has failed elsewhere, or its time is up (`EndReason`, or
-    `timeout SECONDS`).
+    """The event that a cell shall be ended: by its user, because it has failed elsewhere, or because its time
+    limit has passed (`EndReason`, or `timeout SECONDS`).
     """
 
     n: int
@@ -66,48 +66,52 @@ class EndWanted(Struct, frozen=True):
 
 
 class StepDue(Struct, frozen=True):
-    """A step of an escalation has had its time."""
+    """The event that the waiting time of an escalation step is over."""
 
     n: int
     level: int
 
 
 class Aborted(Struct, frozen=True):
-    """Ranks have answered that they abort collectives, or had their time to; `num` had any."""
+    """The event that ranks have answered a request to abort collectives, or that their time to answer is
+    over; `num`: on how many something was aborted.
+    """
 
     n: int
     num: int
 
 
 class StacksFound(Struct, frozen=True):
-    """Says what is known about ranks that don't react; by rank, see `StackRequests.stacks`."""
+    """The event with what is known about unresponsive ranks, by rank; see `StackRequests.stacks`."""
 
     n: int
     found: dict[int, Plain]
 
 
 class GroupsRemade(Struct, frozen=True):
-    """Process groups were made anew after an abort, or can't be; `text` says so to people."""
+    """The event that process groups were created again after an abort, or that this failed; `text` describes
+    it to people.
+    """
 
     n: int
     text: str
 
 
 class CellNotice(Struct, frozen=True):
-    """There's something to say about the cell that runs on a process."""
+    """The event with a message about the cell that runs on a process."""
 
     proc: int
     text: str
 
 
 class TellDone(Struct, frozen=True):
-    """It's time to tell who watches which ranks have ended well."""
+    """The event that watchers are due to be told which ranks have ended well."""
 
     n: int
 
 
 class MeshEnds(Struct, frozen=True):
-    """The mesh ends, and how."""
+    """The event that the mesh ends, with the way in which it ends."""
 
     how: str
 
@@ -131,27 +135,27 @@ Event = (
 
 
 class Touch(Struct, frozen=True):
-    """The state of ranks has changed."""
+    """The effect: mark the state of ranks as changed."""
 
     procs: tuple[int, ...]
 
 
 class Send(Struct, frozen=True):
-    """Have ranks run a cell; pairs of proc and rank."""
+    """The effect: send a cell to ranks; pairs of proc and rank."""
 
     n: int
     receivers: list[tuple[int, int]]
 
 
 class Tell(Struct, frozen=True):
-    """Send a message to the watchers of a cell."""
+    """The effect: send a message to the watchers of a cell."""
 
     n: int
     message: WatchMessage
 
 
 class Write(Struct, frozen=True):
-    """Put a rank's result into the journal."""
+    """The effect: write a rank's result into the journal."""
 
     n: int
     group: str
@@ -160,49 +164,49 @@ class Write(Struct, frozen=True):
 
 
 class After(Struct, frozen=True):
-    """Let an event happen after some time."""
+    """The effect: deliver an event after a delay."""
 
     delay_s: float
     event: Event
 
 
 class Shortly(Struct, frozen=True):
-    """Let an event happen soon, together with others."""
+    """The effect: deliver an event soon, together with others."""
 
     event: Event
 
 
 class Interrupt(Struct, frozen=True):
-    """Send the interrupt to ranks that run a cell."""
+    """The effect: send the interrupt to ranks that run a cell."""
 
     n: int
     procs: RankProcs
 
 
 class Abort(Struct, frozen=True):
-    """Abort collectives on ranks; `Aborted` follows in any case."""
+    """The effect: abort collectives on ranks; `Aborted` follows in any case."""
 
     n: int
     procs: RankProcs
 
 
 class Look(Struct, frozen=True):
-    """Find out where ranks are; `StacksFound` follows in any case."""
+    """The effect: find out where ranks are; `StacksFound` follows in any case."""
 
     n: int
     procs: RankProcs
 
 
 class Remake(Struct, frozen=True):
-    """Make process groups anew; `GroupsRemade` follows in any case."""
+    """The effect: create process groups again; `GroupsRemade` follows in any case."""
 
     n: int
     procs: RankProcs
 
 
 class Over(Struct, frozen=True):
-    """A cell is over: complete its entry in the journal, forget it, and tell those who watch unless the mesh
-    ends, which they hear of anyway.
+    """The effect: a cell is over: complete its journal entry, drop it, and tell its watchers, unless the mesh
+    ends, of which they are told anyway.
     """
 
     n: int

@@ -1,5 +1,5 @@
 """A cell's result on one rank, as the journal keeps it: JSON, made by the rank (`_rank`), or here for a rank
-that can't any more.
+that has died.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from monarch_nb._protocol.states import CellStatus
 
 INTERRUPT = "KeyboardInterrupt"
 MAX_MESSAGE = 2000
-"""How many characters of an error's text the summary of a cell has."""
+"""Maximum length of an error's text in the summary of a cell."""
 
 
 def read_failure(rank: int, body: bytes) -> CellFailure:
@@ -23,7 +23,7 @@ def read_failure(rank: int, body: bytes) -> CellFailure:
 
 
 def as_interrupted(body: bytes) -> bytes:
-    """Return an error's result as one of somebody's who has interrupted the cell."""
+    """Return the result of an error as that of an interrupt by the user."""
     return replace(CellEnd.of_json(body), status=CellStatus.INTERRUPTED).as_json()
 
 

@@ -59,18 +59,18 @@ from monarch_nb._shape import name_ranks
 from monarch_nb.exceptions import cause_time
 
 GRACE_S = 2.0
-"""How long the other ranks may go on with a cell that has raised on one."""
+"""How long other ranks may continue a cell that has raised on one."""
 
 
 class RankFacts(Protocol):
-    """The facts about ranks that the states of cells ask for."""
+    """The interface to the facts about ranks that the states of cells need."""
 
     def end_of(self, proc: int) -> RankExit | None:
         """Return how a rank has ended; None if it hasn't."""
         ...
 
     def is_attended(self, proc: int) -> bool:
-        """Say whether somebody looks at a rank in the debugger, or is asked by it."""
+        """Say whether a user inspects a rank in the debugger, or is asked by it."""
         ...
 
     def living_of(self, group: str) -> dict[int, int]:
@@ -80,17 +80,17 @@ class RankFacts(Protocol):
 
 @dataclass
 class Cell:
-    """A cell that runs or waits.
+    """The state of a cell that runs or waits.
 
     Attributes:
         procs: proc by rank.
-        waiting: ranks on which it hasn't begun.
-        running: ranks on which it runs.
-        began: since when, by rank.
-        ended: status by rank.
-        fresh: ranks that have ended well since those who watch were told last, and their run times.
-        waits: for what it waits, as long as it hasn't begun on all ranks.
-        over: whether it has ended everywhere; process groups may still be made anew then.
+        waiting: ranks on which the cell hasn't begun.
+        running: ranks on which the cell runs.
+        began: start time by rank.
+        ended: final status by rank.
+        fresh: ranks that have ended well since the watchers were last told, with their run times.
+        waits: what the cell waits for, until it has begun on all ranks.
+        over: whether the cell has ended on all ranks; process groups may still be created again then.
     """
 
     n: int
@@ -132,7 +132,7 @@ class Cell:
         return CellStatus.ERROR if self.failures or self.unfinished else CellStatus.OK
 
     def summary(self) -> CellOver:
-        """Return how it has ended, everywhere."""
+        """Return the summary of the cell's end on all ranks."""
         return CellOver(
             status=self.status,
             reason=self.escalation.reason if self.escalation is not None else "",
@@ -145,10 +145,10 @@ class Cell:
 
 
 class CellStates:
-    """The cells of a mesh that aren't over.
+    """The state machine of all cells of a mesh that aren't over.
 
     Args:
-        ranks: tells about ranks.
+        ranks: facts about ranks.
         clock: returns the time of day in seconds.
     """
 
@@ -162,7 +162,7 @@ class CellStates:
         self._effects: list[Effect] = []
 
     def handle(self, event: Event) -> list[Effect]:
-        """Take an event; return what is to be done, in this order."""
+        """Handle an event; return the effects, in order."""
         self._take_event(event)
         effects, self._effects = self._effects, []
         return effects
@@ -196,11 +196,11 @@ class CellStates:
             case _:
                 assert_never(event)
 
-    # --- what there is
+    # --- queries
 
     @property
     def num_running(self) -> int:
-        """Cells that aren't over."""
+        """Number of cells that aren't over."""
         return len(self._cells)
 
     def on(self, proc: int) -> list[int]:
@@ -212,7 +212,7 @@ class CellStates:
         return [c.n for c in self._cells.values() if not procs.isdisjoint(c.procs[r] for r in c.left)]
 
     def at(self, proc: int) -> tuple[int, float] | None:
-        """Return the number of the cell that runs on a rank, and since when."""
+        """Return the number of the cell that runs on a rank, and its start time."""
         queue = self._queues.get(proc)
         if not queue:
             return None
@@ -221,7 +221,7 @@ class CellStates:
         return (cell.n, cell.began[rank]) if rank in cell.running else None
 
     def stuck_in(self, proc: int) -> int:
-        """Return the number of the cell that was given up and that a rank is still busy with; 0: none."""
+        """Return the number of the cell that was given up and that still occupies a rank; 0: none."""
         return self._stuck.get(proc, (0, 0))[0]
 
     def is_busy(self, proc: int) -> bool:
@@ -237,7 +237,7 @@ class CellStates:
         return n in self._cells
 
     def history(self, n: int) -> list[WatchMessage]:
-        """Return the messages that whoever watches a cell from its beginning has had, but for its output."""
+        """Return the messages that a watcher of a cell from its beginning has received, besides output."""
         cell = self._cells[n]
         done = [r for r, s in cell.ended.items() if s == CellStatus.OK]
         return [
@@ -247,7 +247,7 @@ class CellStates:
             *([CellWaits(cell.waits)] if cell.waits else []),
         ]
 
-    # --- beginning
+    # --- the beginning
 
     def _submit(self, event: Submitted) -> None:
         cell = self._cells[event.n] = Cell(event.n, event.group, event.procs)
@@ -281,7 +281,7 @@ class CellStates:
             self._tell(cell, CellWaits(""))
         self._effects.append(Send(cell.n, [(cell.procs[r], r) for r in ranks]))
 
-    # --- ending on a rank
+    # --- the end on a rank
 
     def _answering(self, n: int, rank: int, seconds: float) -> Cell | None:
         """Return the cell that runs on a rank which has answered; None if the answer comes too late."""
@@ -293,13 +293,13 @@ class CellStates:
         return cell
 
     def _free_late(self, n: int, rank: int) -> None:
-        """Free a rank that has come out of a cell that was given up."""
+        """Free a rank that has left a cell that was given up."""
         for proc in [p for p, where in self._stuck.items() if where == (n, rank)]:
             del self._stuck[proc]
 
     def _ended_well(self, event: EndedWell) -> None:
-        """Note that a cell has ended well on a rank, with no value to show: that goes into the summary, with
-        no record of its own.
+        """Record that a cell has ended well on a rank, with no value to show: this becomes part of the
+        summary, without a record of its own.
         """
         cell = self._answering(event.n, event.rank, event.seconds)
         if cell is None:
@@ -314,7 +314,7 @@ class CellStates:
             self._check_over(cell)
 
     def _tell_done(self, n: int) -> None:
-        """Tell watchers which ranks have ended a cell that goes on; of one that's over, the summary tells."""
+        """Tell watchers which ranks have ended a running cell; for one that's over, the summary does."""
         cell = self._cells.get(n)
         if cell is None:
             return
@@ -354,7 +354,7 @@ class CellStates:
         self._check_over(cell)
 
     def _next_on(self, proc: int, cell: Cell) -> None:
-        """Begin the next cell on a rank that a cell has left, unless the rank is stuck."""
+        """Begin the next cell on a rank that has ended one, unless the rank is stuck."""
         self._touch((proc,))
         queue = self._queues.get(proc)
         if not queue or cell not in queue:
@@ -380,16 +380,16 @@ class CellStates:
             if first and not cell.over and cell.escalation is None:
                 self._give_grace(cell)
 
-    # --- making it end
+    # --- interrupts and escalation
 
     def _end_wanted(self, n: int, reason: str) -> None:
-        """Begin to end a cell. Its user may ask for that several times, and takes the next step each time."""
+        """Begin to end a cell. Its user may request that repeatedly, and takes the next step each time."""
         cell = self._cells.get(n)
         if cell is None or cell.over or (cell.escalation is not None and reason != EndReason.USER):
             return
         if reason != EndReason.USER and any(self._ranks.is_attended(cell.procs[r]) for r in cell.left):
-            # Somebody looks at it in the debugger, or is asked: time-outs and graces begin anew when the rank
-            # runs on.
+            # The rank is in the debugger, or asks its user: time-outs and grace periods restart when it
+            # continues.
             self._effects.append(After(GRACE_S, EndWanted(n, reason)))
             return
         if cell.escalation is None:
@@ -440,7 +440,7 @@ class CellStates:
             self._remake_groups(cell, num)
 
     def _stacks_found(self, n: int, found: dict[int, Plain]) -> None:
-        """Wait no longer for ranks that don't react."""
+        """Stop waiting for unresponsive ranks."""
         cell = self._cells.get(n)
         if cell is None or cell.over:
             return
@@ -450,7 +450,7 @@ class CellStates:
         self._check_over(cell)
 
     def _leave_stuck(self, cell: Cell, rank: int) -> None:
-        """Give a rank up; what waits behind the cell there won't begin."""
+        """Give up a rank; cells that wait behind the present one there won't begin."""
         proc = cell.procs[rank]
         self._stuck[proc] = (cell.n, rank)
         cell.running.discard(rank)
@@ -471,11 +471,11 @@ class CellStates:
         escalation = cell.escalation
         if escalation is None or not escalation.aborted:
             self._finish(cell, "")
-        elif escalation.num_aborted is not None:  # else the cell was faster than the event of the abort
+        elif escalation.num_aborted is not None:  # otherwise the cell ended before the event of the abort
             self._remake_groups(cell, escalation.num_aborted)
 
     def _remake_groups(self, cell: Cell, num_aborted: int) -> None:
-        """Make process groups anew if some were aborted."""
+        """Create process groups again if some were aborted."""
         if num_aborted:
             self._effects.append(Remake(cell.n, self._ranks.living_of(cell.group)))
         else:
@@ -493,9 +493,7 @@ class CellStates:
         self._effects.append(Over(cell.n, cell.summary()))
 
     def _mesh_ends(self, how: str) -> None:
-        """End what runs or waits. Who watches is told of the mesh's end, which says it all, and not of each
-        rank's.
-        """
+        """End all running and waiting cells. Watchers are told of the mesh's end, and not of each rank's."""
         cells, self._cells = list(self._cells.values()), {}
         self._queues.clear()
         self._stuck.clear()
@@ -505,7 +503,7 @@ class CellStates:
             cell.over = True
             self._effects.append(Over(cell.n, cell.summary(), tells_watchers=False))
 
-    # --- telling
+    # --- messages to watchers
 
     def _say_on(self, proc: int, text: str) -> None:
         queue = self._queues.get(proc)
@@ -513,7 +511,7 @@ class CellStates:
             self._say(queue[0], text)
 
     def _say(self, cell: Cell, text: str) -> None:
-        """Tell watchers of a cell which step is being taken to end it."""
+        """Tell watchers of a cell about the step that is taken to end it."""
         cell.messages.append(text)
         self._tell(cell, CellMessage(text))
 

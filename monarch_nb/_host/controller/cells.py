@@ -1,4 +1,4 @@
-"""Cells: the controller runs them, so that they and what they print outlive whoever typed them.
+"""Runs cells in the controller, so that they and their output outlive the program that has submitted them.
 
 What a cell prints, and how it ends on each rank, goes into the journal; who watches reads it from there
 (`watch`). What happens to cells, and what follows from it, is decided in `cell_states`; here events are
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from monarch_nb._host.loop import Loop
 
 LATE_BYTES = 16 << 20
-"""How much of the journal after a cell's end is searched for its late output."""
+"""Length of the journal after a cell's end that is searched for its late output."""
 
 MAX_SOURCE_SHOWN = 100_000
 
@@ -110,7 +110,7 @@ class Parts(Protocol):
 
 @dataclass
 class _Running:
-    """The data of a cell that isn't over, besides its state: what ranks are sent, and who watches."""
+    """The data of a running cell besides its state: what ranks are sent, and its watchers."""
 
     frame: bytes
     when_over: WhenOver
@@ -123,7 +123,7 @@ class _Running:
 
 
 class _Facts:
-    """The facts about ranks that the states of cells ask for, as the controller knows them."""
+    """The controller's facts about ranks, as the states of cells need them."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller
@@ -140,7 +140,9 @@ class _Facts:
 
 
 class Cells:
-    """Hands events to the states of cells, and does what follows. Owned by the loop thread."""
+    """The service that runs cells: it feeds events to the states of cells and carries out the effects. Owned
+    by the loop thread.
+    """
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller
@@ -154,12 +156,12 @@ class Cells:
 
     @property
     def num_running(self) -> int:
-        """Cells that aren't over."""
+        """Number of cells that aren't over."""
         return self._states.num_running
 
     def waiters_of(self, proc: int) -> list[tuple[int, int]]:
-        """Return the watchers of the cells that run or wait on a rank, who so hear of its end: clients and
-        their refs.
+        """Return the watchers of the cells that run or wait on a rank, who are told of its end by those
+        cells: clients and their refs.
         """
         return [(w.client, w.ref) for n in self._states.on(proc) for w in self._running[n].watchers]
 
@@ -168,13 +170,13 @@ class Cells:
         return self._states.stuck_in(proc) != 0
 
     def busy(self, ranks: Mapping[int, int]) -> str:
-        """Return which of some ranks can't do anything just now, as a rank set; empty if all can."""
+        """Return which of some ranks are busy, as a rank set; empty if none is."""
         return format_ranks(r for r, p in ranks.items() if not self._states.is_free(p))
 
     # --- events and effects
 
     def _happens(self, event: Event) -> None:
-        """Take an event and do what follows. What that makes happen in turn is done after it.
+        """Handle an event and carry out the effects. Events that they cause are handled afterwards.
 
         Raises:
             Exception: the first that was raised; whatever else is to be done has been done then.
@@ -240,11 +242,11 @@ class Cells:
     def _on_aborted(self, n: int, answers: Answers) -> None:
         self._happens(Aborted(n, sum(1 for found in answers.values() if found)))
 
-    # --- beginning
+    # --- the beginning
 
     @handles(RunCell)
     def do_run_cell(self, request: RunCell, sender: Sender) -> Later | None:
-        """Run a cell; events about it go to whoever asked.
+        """Run a cell; its asker is sent the events about it.
 
         Raises:
             ValueError: if a rank is stuck in a cell that was given up.
@@ -274,23 +276,24 @@ class Cells:
             raise ValueError(closed)
         procs: dict[int, int] = dict(zip(request.ranks, request.procs, strict=True))
         self._refuse_stuck(procs)
-        is_free = {proc: self._states.is_free(proc) for proc in procs.values()}  # raises for an unknown one
+        # raises for an unknown number
+        is_free = {proc: self._states.is_free(proc) for proc in procs.values()}
         n = self._enter(request, who)
         running = self._running[n] = _Running(
             self._frame(request, n), partial(self._when_over, request, n, when_over)
         )
         submitted = Submitted(n, request.group, procs)
         if all(is_free.values()):
-            self._happens(submitted)  # the ranks begin while the rest is done
+            self._happens(submitted)  # ranks begin while the rest is done
         self._add_asker(running, n, *watcher)
-        if not all(is_free.values()):  # there's something to tell: that it waits, or that ranks are lost
+        if not all(is_free.values()):  # a message is due: that the cell waits, or that ranks are lost
             self._happens(submitted)
         if request.timeout_s is not None:
             time_is_up = EndWanted(n, f"timeout {request.timeout_s:g}")
             self._controller.loop.call_later(request.timeout_s, partial(self._happens, time_is_up))
 
     def _add_asker(self, running: _Running, n: int, client: int, ref: int) -> None:
-        """Let the program that has asked for a cell watch it."""
+        """Make the program that has submitted a cell a watcher of it."""
         if ref:
             watch = self._controller.output.watch_cell(client, ref, n, None, None)
             watch.tell(protocol.CellBegan(n), soon=True)
@@ -326,7 +329,7 @@ class Cells:
 
     @staticmethod
     def _frame(request: RunCell, n: int) -> bytes:
-        """Return the message that ranks are sent."""
+        """Return the message that is sent to ranks."""
         work = protocol.CellWork(request.source, request.number or n, request.profile, request.script)
         return wire.pack(
             wire.CALL,
@@ -351,10 +354,10 @@ class Cells:
                 f"see where: %mesh stacks --ranks {ranks}; or restart: %mesh restart --ranks {ranks}"
             )
 
-    # --- ending on a rank
+    # --- the end on a rank
 
     def answered(self, n: int, rank: int, flags: int, payload: Any) -> None:
-        """Take a rank's answer to a cell."""
+        """Handle a rank's answer to a cell."""
         (seconds,) = wire.CELL_SECONDS.unpack_from(payload)
         body = bytes(payload[wire.CELL_SECONDS.size :])
         if not body:
@@ -364,14 +367,14 @@ class Cells:
         self._happens(EndedWith(n, rank, seconds, body, failure))
 
     def rank_exited(self, exited: Exited) -> None:
-        """Count the cells that ran or waited on a dead rank as failed there."""
+        """Record the cells that ran or waited on a dead rank as failed there."""
         self._happens(RankGone(exited.end))
 
-    # --- making it end
+    # --- interrupts and escalation
 
     def interrupt(self, n: int) -> bool:
-        """Begin to end a cell, as the user wants; asked again, take the next step at once. False if it's
-        over.
+        """Begin to end a cell, at its user's request; on another request, take the next step at once. False
+        if it's over.
         """
         if not self._states.knows(n):
             return False
@@ -386,7 +389,7 @@ class Cells:
     # --- the end
 
     def _end_cell(self, over: to_do.Over) -> None:
-        self._controller.supervisor.drain()  # what its ranks have printed goes before the event of its end
+        self._controller.supervisor.drain()  # output of its ranks is sent before the event of the cell's end
         running = self._running.pop(over.n)
         self._enter_end(over.n, over.summary, seen=bool(running.watchers))
         if over.tells_watchers:
@@ -415,7 +418,7 @@ class Cells:
         journal.entries.change(_without_messages(ended) if entry.nolog else ended)
 
     def _missing(self, entry: JournalEntry) -> str:
-        """Return why the journal hasn't all of a cell's output; those who watch have seen it all."""
+        """Return why the journal lacks a part of a cell's output; watchers have received all of it."""
         if entry.nolog:
             return "this cell's source and output are not kept: # nolog"
         trouble = self._controller.journal.trouble
@@ -436,7 +439,7 @@ class Cells:
         return LATER
 
     def _watch_running(self, sender: Sender, n: int, position: int) -> None:
-        self._happens(TellDone(n))  # to those who watch already: the new one learns it from the history
+        self._happens(TellDone(n))  # to existing watchers: a new one learns it from the history
         watch = self._controller.output.watch_cell(sender.proc, sender.ref, n, position, None)
         self._running[n].watches.append(watch)
         for message in self._states.history(n):
@@ -457,14 +460,14 @@ class Cells:
         return [w.client for w in running.watchers] if running is not None else []
 
     def is_watched(self, n: int) -> bool:
-        """Say whether somebody watches a cell that isn't over."""
+        """Say whether a cell that isn't over has a watcher."""
         return bool(self.watchers(n))
 
     def say_on(self, proc: int, text: str) -> None:
-        """Tell the watchers of the cell that runs on a rank."""
+        """Send a message to the watchers of the cell that runs on a rank."""
         self._happens(CellNotice(proc, text))
 
 
 def _without_messages(entry: JournalEntry) -> JournalEntry:
-    """Return a cell's entry without what its errors say."""
+    """Return a cell's entry without the messages of its errors."""
     return replace(entry, failures=[replace(each, message="(not kept)") for each in entry.failures])

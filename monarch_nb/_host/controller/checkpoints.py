@@ -1,4 +1,4 @@
-"""Synchronises ranks that save together, and keeps track of the checkpoints that count.
+"""Synchronises ranks that save together, and keeps track of complete checkpoints.
 
 Members give a value for each phase and get all of them back; when one of them dies, the others hear at once.
 A checkpoint is written beside its place and gets its name when all have written: what has a name is whole.
@@ -60,13 +60,13 @@ class _Gathering:
 
     @property
     def first(self) -> CheckpointGather:
-        """The message of the first member that has come."""
+        """The message of the first member that has arrived."""
         return self.members[min(self.members)]
 
 
 @dataclass
 class _Failure:
-    """A checkpoint that won't be: why, and who hasn't been told yet."""
+    """A checkpoint that can't be completed: the reason, and the members that haven't been told yet."""
 
     reason: str
     left: set[int]
@@ -74,7 +74,7 @@ class _Failure:
 
 @dataclass
 class Saved:
-    """A checkpoint on disk: after how many calls, and where."""
+    """A checkpoint on disk: the number of calls before it, and its path."""
 
     version: int
     path: str
@@ -84,40 +84,42 @@ _TAKEN = "this host is about to be taken away: states are saved"
 
 
 class CheckpointService:
-    """Lets members that save together meet, and knows which checkpoints count. Owned by the loop thread."""
+    """The service that synchronises members saving a checkpoint together, and records which checkpoints are
+    complete. Owned by the loop thread.
+    """
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._gatherings: dict[Key, _Gathering] = {}
         self._saved: dict[int, list[Saved]] = {}
         self._failures: dict[tuple[int, int], _Failure] = {}
-        """By actor and version."""
+        """Failures by actor and version."""
         self._writing: dict[int, set[str]] = {}
-        """Where something is being written, by actor."""
+        """Directories that are being written, by actor."""
         self._in_trouble: set[int] = set()
-        """Actors whose last checkpoint couldn't be written, as programs have been told."""
+        """Actors whose last checkpoint couldn't be written, as programs were told."""
         self._epochs: dict[int, int] = {}
-        """How often members of an actor were lost, or it went back: what began to be saved before that
-        isn't completed.
+        """How often members of an actor were lost, or it was restored: saves that began before aren't
+        completed.
         """
 
     def newest(self, actor_id: int) -> Saved | None:
-        """Return an actor's newest checkpoint that is whole."""
+        """Return an actor's newest complete checkpoint."""
         found = self._saved.get(actor_id)
         return found[-1] if found else None
 
     def epoch(self, actor_id: int) -> int:
-        """Return the epoch, a number that members must know to save together."""
+        """Return the epoch, a number that members must agree on to save together."""
         return self._epochs.get(actor_id, 0)
 
     def tell_epoch(self, actor_id: int, procs: Iterable[int]) -> None:
-        """Let all members save together again."""
+        """Send the epoch to all members, so that they can save together again."""
         for proc in procs:
             self._controller.event(proc, CheckpointEpoch(actor_id, self.epoch(actor_id)))
 
     @handles(CheckpointGather)
     def do_checkpoint_gather(self, request: CheckpointGather, sender: Sender) -> Gathered | Later:
-        """Note that a rank that saves has got to a phase; answer once all have.
+        """Record that a rank that saves has reached a phase; answer once all have.
 
         Raises:
             ValueError: if not all members live.
@@ -149,7 +151,7 @@ class CheckpointService:
 
     @handles(CheckpointFailed)
     def do_checkpoint_failed(self, request: CheckpointFailed, sender: Sender) -> None:
-        """Note that a rank doesn't save any more: it can't write, or has heard that another one can't."""
+        """Record that a rank has given up saving: it can't write, or was told that another one can't."""
         actor_id, version, slot, reason = request.actor_id, request.version, request.slot, request.reason
         if request.epoch == self.epoch(actor_id):
             failure = self._failures.get((actor_id, version))
@@ -163,8 +165,8 @@ class CheckpointService:
             shutil.rmtree(request.path, ignore_errors=True)
 
     def _fail(self, failed: CheckpointFailed) -> _Failure:
-        """Tell those who wait for a rank that it can't write; and programs, unless one has asked for this
-        checkpoint.
+        """Tell the members that wait for a rank that it can't write; and programs, unless one has requested
+        this checkpoint.
         """
         actor_id, version = failed.actor_id, failed.version
         spec = self._controller.healing.spawn_specs.find(actor_id)
@@ -192,9 +194,8 @@ class CheckpointService:
         self._controller.clients.tell_listeners(Notice("", what))
 
     def _leave_behind(self, spec: SpawnSpec, member: CheckpointGather) -> None:
-        """Refuse the gatherings of an actor that a member won't come to: it has gone on to another
-        checkpoint. Members save one version after the other, and those who are past this one don't come back
-        either.
+        """Refuse the gatherings of an actor that a member will never reach, because it has begun another
+        checkpoint. Members save one version after the other, and those past this one don't return to it.
 
         Raises:
             ValueError: if others have gone on to a later version.
@@ -220,20 +221,20 @@ class CheckpointService:
                 )
 
     def _base(self, gathering: _Gathering, key: Key, name: str) -> str:
-        """Return where the checkpoints of an actor are."""
+        """Return the directory of an actor's checkpoints."""
         first = gathering.first
         folder = first.directory or os.path.join(self._controller.journal.store.directory, "checkpoints")
         return os.path.join(folder, f"{name}-{key[0] & 0xFFFF:04x}")
 
     def _complete(self, key: Key, gathering: _Gathering, name: str) -> None:
-        """Do the work of a phase that all members have got to, and let them go on.
+        """Do the work of a phase that all members have reached, and answer them.
 
         Raises:
             OSError: if the disk can't be written to; they're still there then.
         """
         actor_id, version, phase = key
         first, base = gathering.first, self._base(gathering, key, name)
-        # The epoch: members of before a loss may still be writing there.
+        # The epoch is part of the name: members from before a loss may still be writing to the old one.
         writing, final = (
             os.path.join(base, f".step-{version}.{first.epoch}.writing"),
             os.path.join(base, f"step-{version}"),
@@ -263,7 +264,7 @@ class CheckpointService:
     def _enter(self, actor_id: int, saved: Saved, keep: int) -> None:
         kept = [
             s for s in self._saved.get(actor_id, ()) if s.version < saved.version
-        ]  # later ones were taken back
+        ]  # later checkpoints were taken back
         kept.append(saved)
         for old in kept[: -max(1, keep)]:
             shutil.rmtree(old.path, ignore_errors=True)
@@ -279,7 +280,7 @@ class CheckpointService:
             self._controller.reply(src, ref, text, error=True)
 
     def rank_exited(self, exited: Exited) -> None:
-        """Drop the unfinished checkpoints that a dead rank had a part in."""
+        """Drop the unfinished checkpoints in which a dead rank took part."""
         entry = exited.entry
         if entry is None:
             return
@@ -291,7 +292,7 @@ class CheckpointService:
                 self._refuse(key, f"rank {entry.rank} was lost")
 
     def begin_anew(self, actor_id: int, version: int) -> None:
-        """Drop what an actor that goes back to a version is saving, and its checkpoints of later versions."""
+        """Drop the saves in progress of an actor that is restored to a version, and its later checkpoints."""
         for key in [k for k in self._gatherings if k[0] == actor_id]:
             self._refuse(key, "the actor has gone back to an earlier checkpoint")
         self._drop_unfinished(actor_id)
@@ -301,8 +302,8 @@ class CheckpointService:
                 shutil.rmtree(later.path)
 
     def _drop_unfinished(self, actor_id: int) -> None:
-        """Drop an actor's unfinished checkpoints; who still writes hears of it, and what that leaves goes
-        then (`do_checkpoint_failed`).
+        """Drop an actor's unfinished checkpoints; members that still write are told, and their files are
+        removed then (`do_checkpoint_failed`).
         """
         self._epochs[actor_id] = self.epoch(actor_id) + 1
         for path in self._writing.pop(actor_id, ()):
@@ -310,7 +311,7 @@ class CheckpointService:
         for key in [k for k in self._failures if k[0] == actor_id]:
             del self._failures[key]
 
-    # --- a host is about to be taken away
+    # --- a host that is about to be taken away
 
     @handles(HostPreempted)
     def on_preempted(self, event: HostPreempted, sender: Sender) -> None:
@@ -322,9 +323,7 @@ class CheckpointService:
         self.save_then(theirs, lambda: self._controller.event(sender.proc, Leave()))
 
     def save_then(self, procs: set[int], go_on: Callable[[], None], why: str = _TAKEN) -> None:
-        """Have the actors that some ranks belong to save what they hold, as far as they can in the time
-        there is; then go on.
-        """
+        """Have the actors of some ranks save their states, as far as the time permits; then call back."""
         controller = self._controller
         deadline_s = PREEMPT_S
         specs = [r for r in controller.healing.spawn_specs.on(procs) if r.checkpointed]

@@ -1,4 +1,4 @@
-"""Keep the list of programs that use a mesh: who comes, who goes."""
+"""Keeps the list of programs that use a mesh, as they connect and leave."""
 
 from __future__ import annotations
 
@@ -63,18 +63,20 @@ class Parts(Sends, Protocol):
 
 
 class ClientService:
-    """Lets programs in, notices that they have gone, tells all of them things. Owned by the loop thread."""
+    """The service that admits programs, detects that they have gone, and broadcasts events to them. Owned by
+    the loop thread.
+    """
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._left: dict[int, str] = {}
-        """What those who have left were known by, the last ones: the kernel may tell of a program's end
-        before its last message is read.
+        """Names of the last programs that have left: the kernel may report a program's end before its last
+        message is read.
         """
 
     @handles(Hello)
     def do_hello(self, request: Hello, sender: Sender) -> Welcome:
-        """Enter a client that comes into the registry, and welcome it."""
+        """Register a connecting client, and answer with the facts about the mesh."""
         controller, member = self._controller, self._controller.members.of(sender.proc)
         client = self._of_member(member, request, sender) if member else self._own(request, sender)
         controller.registry.clients[sender.proc] = client
@@ -98,8 +100,8 @@ class ClientService:
         return client
 
     def _of_member(self, member: Member, request: Hello, sender: Sender) -> Client:
-        """Return a program of somebody else's. Its pid means nothing here; an observer keeps nothing alive,
-        and nobody counts on it to read or to answer what ranks ask.
+        """Return a program of another user. Its pid has no meaning here; an observer keeps nothing alive, and
+        isn't expected to read or to answer questions of ranks.
         """
         operates = member.role >= Role.OPERATOR
         what = self._controller.members.describe(member, request.what[:MAX_WHAT])
@@ -108,7 +110,7 @@ class ClientService:
 
     @handles(Leaving)
     def do_leaving(self, request: Leaving, sender: Sender) -> None:
-        """Show nothing any more to a client that is about to go: a kernel that is being shut down."""
+        """Stop sending output to a client that is about to go: a kernel that is being shut down."""
         client = self._controller.registry.clients.get(sender.proc)
         if client is not None:
             self._shows_nothing(client)
@@ -135,7 +137,7 @@ class ClientService:
             self._gone(client)
 
     def forget(self, proc: int) -> None:
-        """Remove a program that has gone, or is sent away."""
+        """Remove a program that has gone, or was disconnected."""
         client = self._controller.registry.clients.get(proc)
         if client is not None:
             self._gone(client)
@@ -161,23 +163,23 @@ class ClientService:
         controller.router.forget(client.proc)
         if not client.observes:
             controller.lease.begin_anew()
-        if not address.host_of(client.proc):  # another machine's may have the number of one here
+        if not address.host_of(client.proc):  # a process of another machine may have the same pid
             with suppress(OSError):
                 os.unlink(address.socket_path(controller.directory, client.proc))
 
     @property
     def anybody_listens(self) -> bool:
-        """Whether some client shows what ranks print."""
+        """Whether any client shows output of ranks."""
         return any(c.listens for c in self._controller.registry.clients.values())
 
     def tell_listeners(self, event: Event) -> None:
-        """Tell the clients that show what ranks print of something."""
+        """Send an event to the clients that show output of ranks."""
         for client in self._controller.registry.clients.values():
             if client.listens:
                 self._controller.event(client.proc, event)
 
     def who(self, proc: int) -> str:
-        """Return the name that people know a client by."""
+        """Return the display name of a client."""
         found = self._controller.registry.clients.get(proc)
         if found is None:
             return self._left.get(proc, "a program that has left")

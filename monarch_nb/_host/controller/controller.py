@@ -1,5 +1,5 @@
-"""The controller: the first host process of a mesh. It's made of services, each of which is in charge of
-something; what clients ask comes to them by its name.
+"""The controller: the first host process of a mesh. It is composed of services; requests of clients are
+dispatched to them by name.
 
 - `clients`: programs that use the mesh. `mesh_name`: the claim to its name. `lease`: whose it is, how long it
   lives. `handover`: how a program takes one that was kept warm. `names`: what goes by which name.
@@ -75,11 +75,12 @@ from monarch_nb._wire.process import process_trouble
 
 
 class ControllerProcess(HostProcess):
-    """The services, and what they have in common: sending, and the end. Owned by the loop thread.
+    """The controller process: its services, and what they share: sending, and the end of the mesh. Owned by
+    the loop thread.
 
     Attributes:
-        name: what its user calls the mesh; empty if it's a process's own.
-        environment_id, versions: what it runs with, once it has a name.
+        name: the mesh's name; empty for the mesh of a single program.
+        environment_id, versions: the environment that the mesh runs with, once it has a name.
     """
 
     def __init__(self, config: HostConfig, zygote: Zygote | None = None) -> None:
@@ -142,7 +143,7 @@ class ControllerProcess(HostProcess):
     # --- sending
 
     def everybody(self) -> list[int]:
-        """Return the proc ids of all who are told of ends: clients, ranks, other hosts."""
+        """Return the proc ids of all processes that are told of ends: clients, ranks, other hosts."""
         ranks = [p.proc for p in self.registry.alive() if p.state == ProcState.RUNNING]
         return [
             *self.registry.clients,
@@ -207,7 +208,7 @@ class ControllerProcess(HostProcess):
         self.status_publisher.take_readings(0, rows, host)
 
     def watch_resources(self, on: bool) -> None:
-        """Have all hosts sample their ranks often, or hardly ever."""
+        """Have all hosts sample their ranks frequently, or rarely."""
         self.resource_monitor.watch(on)
         self.hosts.tell_all(WatchResources(on))
 
@@ -266,7 +267,7 @@ class ControllerProcess(HostProcess):
             partial(self.hosts.tell_all, Leave()),
             self.members.mesh_ends,
         ):
-            guarded(step)  # whatever goes wrong in one, this process ends, and its hosts do
+            guarded(step)  # whatever fails in one service, this process ends, and so do its hosts
         super().shut_down()
 
     def handler_of(self, message: Message) -> Handler:

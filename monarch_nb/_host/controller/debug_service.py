@@ -1,4 +1,4 @@
-"""Serve the debugger: who stands at a breakpoint, and which command goes to whom.
+"""Serves the debugger: tracks threads stopped at breakpoints, and forwards commands to them.
 
 Ranks tell of their stops; clients send lines to some of them and get the answers together. Stops belong to
 the mesh, not to a client: several clients may talk to one, and when the last one that could has been gone for
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 ABANDONED_S = 600.0
 BREAK_S = 3.0
 POST_MORTEM_S = 10.0
-"""How long ranks may take to stand where they failed: one that is busy doesn't get there before it's done."""
+"""Limit for ranks to stop where they failed: a busy rank doesn't get there before its work ends."""
 
 
 class Parts(SendsFrames, Protocol):
@@ -74,7 +74,7 @@ class Parts(SendsFrames, Protocol):
 
 @dataclass
 class Stop:
-    """A thread that stands somewhere.
+    """A thread that is stopped in the debugger.
 
     Attributes:
         id: its number in the mesh.
@@ -92,7 +92,7 @@ class Stop:
 
 @dataclass
 class Command:
-    """A line on its way to some stops."""
+    """A debugger command on its way to some stops."""
 
     n: int
     client: int
@@ -103,7 +103,7 @@ class Command:
 
 @dataclass(frozen=True)
 class DebugWatch:
-    """A client that is told, under `ref`, of the stops of a group whenever they change."""
+    """A client's watch, under `ref`, on the stops of a group; it is sent each change."""
 
     client: int
     ref: int
@@ -111,7 +111,9 @@ class DebugWatch:
 
 
 class DebugService:
-    """Knows the threads that stand at breakpoints, and passes lines to them. Owned by the loop thread."""
+    """The service that tracks threads stopped at breakpoints, and forwards debugger commands to them. Owned
+    by the loop thread.
+    """
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller
@@ -129,11 +131,11 @@ class DebugService:
 
     @property
     def num_stopped(self) -> int:
-        """Threads that stand somewhere."""
+        """Number of stopped threads."""
         return len(self._stops)
 
     def is_stopped(self, proc: int) -> bool:
-        """Say whether a thread of a rank stands somewhere."""
+        """Say whether a thread of a rank is stopped."""
         return any(stop.proc == proc for stop in self._stops.values())
 
     def _rows(self, group: str) -> list[protocol.Stop]:
@@ -145,11 +147,11 @@ class DebugService:
         rank = self._controller.registry.procs[stop.proc].rank
         return protocol.Stop(id=stop.id, rank=rank, state=stop.state, mode=stop.mode, **asdict(stop.where))
 
-    # --- what ranks tell
+    # --- events of ranks
 
     @handles(DebugStopped)
     def do_debug_stopped(self, request: DebugStopped, sender: Sender) -> None:
-        """Note that a thread of a rank stands at a breakpoint, or has answered a line there."""
+        """Record that a thread of a rank has stopped at a breakpoint, or has answered a line there."""
         proc = sender.proc
         stop = self._find(proc, request.key)
         entry = self._controller.registry.procs.get(proc)
@@ -168,7 +170,7 @@ class DebugService:
 
     @handles(DebugRunning)
     def do_debug_running(self, request: DebugRunning, sender: Sender) -> None:
-        """Note that a stopped thread steps on, and will come back."""
+        """Record that a stopped thread executes a step, and will stop again."""
         stop = self._find(sender.proc, request.key)
         if stop is not None:
             stop.state = StopState.RUNNING
@@ -199,8 +201,8 @@ class DebugService:
         return any(stop.group == group for stop in self._stops.values())
 
     def _hold(self, group: str, on: bool) -> None:
-        """Hold the time-outs of process groups while a rank stands, so that its peers don't give up; or
-        let them count again.
+        """Suspend the time-outs of process groups while a rank is stopped, so that its peers don't give up;
+        or resume them.
         """
         for entry in self._controller.registry.alive():
             if entry.group == group:
@@ -217,17 +219,17 @@ class DebugService:
                 if not command.left:
                     self._finish(command)
 
-    # --- what clients ask
+    # --- requests of clients
 
     @handles(DebugStops)
     def do_debug_stops(self, request: DebugStops, sender: Sender) -> list[protocol.Stop]:
-        """Return all stops: which thread of which rank stands where."""
+        """Return all stops: thread, rank and place."""
         return self._rows(request.group)
 
     @handles(DebugGroups)
     def do_debug_groups(self, request: DebugGroups, sender: Sender) -> list[GroupRecord]:
-        """Return the groups of this mesh whose ranks can be debugged, or those of which one stands
-        somewhere, as records of meshes.
+        """Return the groups of this mesh whose ranks can be debugged, or those with a stopped rank, as
+        records of meshes.
         """
         return [
             g.record()
@@ -240,7 +242,7 @@ class DebugService:
 
     @handles(DebugCommand)
     def do_debug_command(self, request: DebugCommand, sender: Sender) -> LineAnswers | Later:
-        """Have some stops do what a line says; answers when all have, or the time is up."""
+        """Send a line to some stops; answers when all have answered, or the time is up."""
         stops = [self._stops[i] for i in request.ids if i in self._stops]
         command = Command(next(self._numbers), sender.proc, sender.ref, {s.id for s in stops})
         self._commands[command.n] = command
@@ -275,15 +277,13 @@ class DebugService:
 
     @handles(DebugPostMortem)
     def do_debug_post_mortem(self, request: DebugPostMortem, sender: Sender) -> Later | None:
-        """Have ranks stop where they've raised last; answers once those that have something to show stand
-        there.
-        """
+        """Have ranks stop at their last error; answers once those that have one have stopped."""
         self._post_mortem(request.procs, partial(self._controller.reply, sender.proc, sender.ref, None))
         return LATER
 
     def _post_mortem(self, procs: list[int], done: Callable[[], None]) -> None:
-        """Have ranks stop where they've raised last; call `done` once each stands there or has nothing to
-        show, or when the time is up. A rank that stops doesn't answer before it runs on.
+        """Have ranks stop at their last error; call `done` once each has stopped or has none, or when the
+        time is up. A rank that stops doesn't answer before it runs on.
         """
         waiting = set(procs)
         before = set(self._stops)
@@ -305,14 +305,14 @@ class DebugService:
         )
 
     def _no_more(self, proc: int, _answers: dict[int, Any]) -> None:
-        """Note that a rank has nothing to show, or runs on."""
+        """Record that a rank has no error to show, or runs on."""
         self._without_answer.add(proc)
         if self._on_change_once is not None:
             self._on_change_once()
 
     @handles(DebugBreak)
     def do_debug_break(self, request: DebugBreak, sender: Sender) -> dict[int, str] | Later:
-        """Set a breakpoint on ranks; answers with what each says of it."""
+        """Set a breakpoint on ranks; answers with each rank's message about it."""
         asked = SetBreak(request.file, request.line, request.condition)
         self._controller.asking.ask(
             request.procs, asked, partial(self._controller.reply, sender.proc, sender.ref), BREAK_S
@@ -335,11 +335,11 @@ class DebugService:
             self._controller.event(entry.proc, DebugSettingsChanged(**self.settings))
         return DebugSettings(**self.settings, abandoned_s=self.abandoned_s)
 
-    # --- who watches
+    # --- watchers
 
     @handles(WatchDebug)
     def do_watch_debug(self, request: WatchDebug, sender: Sender) -> Later | None:
-        """Tell a client who stands where, now and whenever that changes."""
+        """Send a client the stops, now and whenever they change."""
         self._watches.append(DebugWatch(sender.proc, sender.ref, request.group))
         self._leaving += 1
         self._controller.reply(sender.proc, sender.ref, self._rows(request.group))
@@ -357,7 +357,7 @@ class DebugService:
         self._check_abandoned()
 
     def _changed(self) -> None:
-        """Tell the watchers of the debugger, once for changes that happen together."""
+        """Notify the watchers of the debugger, once for simultaneous changes."""
         if self._on_change_once is not None:
             self._on_change_once()
         if not self._is_due:
@@ -377,7 +377,7 @@ class DebugService:
         self._controller.loop.call_later(self.abandoned_s, lambda: self._abandon(mine))
 
     def _is_attended(self) -> bool:
-        """Say whether somebody is there who could debug: a notebook, or who watches the stops."""
+        """Say whether a user can debug: in a notebook, or by a watch on the stops."""
         return bool(self._watches) or any(c.listens for c in self._controller.registry.clients.values())
 
     def _abandon(self, mine: int) -> None:

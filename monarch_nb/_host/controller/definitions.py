@@ -1,5 +1,5 @@
-"""Cells that define what all ranks of the mesh have, also those that are started later (`%%mesh --always`):
-ranks that were healed, restarted or added run them before anything else.
+"""Keeps cells whose definitions all ranks of the mesh have, also ranks that are started later (`%%mesh
+--always`): ranks that were healed, restarted or added run them first.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ if TYPE_CHECKING:
     from monarch_nb._host.controller.registry import Group, Registry
 
 CELL_S = 60.0
-"""How long such a cell may take on new ranks: it can't wait for ranks that don't take part."""
+"""Limit for such a cell on new ranks: it can't wait for ranks that don't take part."""
 
 
 class Definitions:
-    """Keeps the cells that every new rank of a group runs first. Owned by the loop thread."""
+    """The service that keeps the cells which every new rank of a group runs first. Owned by the loop
+    thread.
+    """
 
     def __init__(self, registry: Registry, cells: Cells) -> None:
         self._registry, self._runs = registry, cells
         self._cells: dict[str, tuple[DefinitionCell, ...]] = {}
-        """By group, in the order in which they run."""
+        """Cells by group, in the order in which they run."""
         self._restarted: set[int] = set()
 
     def add(self, group: str, cell: DefinitionCell) -> None:
-        """Keep a cell that has ended well on all ranks of a group: it's to run on those that come."""
+        """Keep a cell that has ended well on all ranks of a group: it runs on later ranks, too."""
         self._cells[group] = with_definitions(self._cells.get(group, ()), cell)
 
     @handles(ForgetDefinitions)
@@ -70,14 +72,14 @@ class Definitions:
         )  # fmt: skip
         self._runs.begin_cell(request, "the host process", when_over=go_on)
 
-    # --- restarts, of which nobody waits for a report
+    # --- restarts for whose report nobody waits
 
     def restarting(self, procs: list[int]) -> None:
         """Note that ranks are being restarted by hand: cells are run on them once they're up."""
         self._restarted.update(procs)
 
     def rank_is_up(self, proc: int) -> None:
-        """Run the cells on a rank that has started after a restart: they go before what others send it."""
+        """Run the cells on a rank that has restarted, before it is sent other work."""
         if proc not in self._restarted:
             return
         self._restarted.discard(proc)

@@ -28,7 +28,7 @@ def describe_environment(hostname: str, variables: Mapping[str, str]) -> Environ
 
 def _version(package: str) -> str:
     if package == "monarch_nb":
-        return __version__  # it may run from a checkout that isn't installed
+        return __version__  # the package may run from a checkout that isn't installed
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

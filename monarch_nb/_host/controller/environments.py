@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from monarch_nb._host.loop import Loop
 
 SWITCH_S = 120.0
-"""How long a zygote may take until it answers."""
+"""Limit for the answer of a zygote."""
 
 
 @dataclass
 class _Switch:
-    """A request that is answered when all hosts have said how it went."""
+    """A request to switch environments, answered when all hosts have reported."""
 
     src: int
     ref: int
@@ -42,7 +42,9 @@ class _Switch:
 
 
 class EnvironmentService:
-    """Knows the environment of each host, and has hosts switch to others. Owned by the loop thread."""
+    """The service that records the environment of each host, and tells hosts to switch. Owned by the loop
+    thread.
+    """
 
     def __init__(self, hosts: HostService, status: StatusPublisher, loop: Loop, sends: Sends) -> None:
         self._hosts, self._status, self._loop, self._sends = hosts, status, loop, sends
@@ -53,8 +55,9 @@ class EnvironmentService:
 
     @handles(UseEnvironments)
     def do_use_environments(self, request: UseEnvironments, sender: Sender) -> dict[int, str] | Later:
-        """Have hosts start ranks in other environments from now on; answers with the problems of those that
-        can't, by host."""
+        """Have hosts start ranks in other environments from now on; answers with the problems of failed
+        hosts.
+        """
         wanted = request.environments
         for index in wanted:
             self._hosts.get(index)
@@ -64,7 +67,7 @@ class EnvironmentService:
         number = self._num_switches
         self._switches[number] = _Switch(sender.proc, sender.ref, set(wanted))
         for index, environment in wanted.items():
-            self._in_use[index] = environment  # before it's asked: our own host may answer at once
+            self._in_use[index] = environment  # before the request: this process' own host may answer at once
             self._hosts.ask(index, SwitchEnvironment(environment, number))
         self._loop.call_later(SWITCH_S, lambda: self._give_up(number))
         return LATER
@@ -76,7 +79,7 @@ class EnvironmentService:
         return dict(self._in_use)
 
     def id_on(self, host: int) -> str:
-        """Return the id of the environment that a host starts ranks in; "" for the one that it was started
+        """Return the id of the environment in which a host starts ranks; "" for the one that it was started
         in itself.
         """
         found = self._in_use.get(host)
@@ -84,21 +87,23 @@ class EnvironmentService:
 
     @handles(SetDifferences)
     def do_set_differences(self, request: SetDifferences, sender: Sender) -> None:
-        """Remember in what hosts differ from a notebook: it's shown with their state."""
+        """Record the differences between hosts and a notebook: they are shown with the hosts' state."""
         self._differences |= request.differences
         self._status.touch()
 
     def difference_of(self, host: int) -> str:
-        """Return in what a host differs from the notebook that has looked last; "" if in nothing."""
+        """Return the differences between a host and the notebook that has compared it last; "" if there are
+        none.
+        """
         return self._differences.get(host, "")
 
     @handles(EnvironmentSwitched)
     def on_environment_switched(self, event: EnvironmentSwitched, sender: Sender) -> None:
-        """Handle another host's report that it has a new zygote, or why it has none."""
+        """Handle another host's report about its new zygote."""
         self.switched(address.host_of(sender.proc), event.number, event.problem)
 
     def switched(self, host: int, number: int, problem: str) -> None:
-        """Note that a host has a new zygote, or why not; answer the request once all hosts have said so."""
+        """Record a host's report about its new zygote; answer the request once all hosts have reported."""
         if problem:
             self._in_use.pop(host, None)
             self._differences[host] = (
@@ -116,15 +121,15 @@ class EnvironmentService:
                 self._answer(number)
 
     def joined(self, host: int) -> None:
-        """Take a new host process into account: if it takes another's place, it starts ranks in the
-        environment that the other was told, and may differ from a notebook in other things.
+        """Handle a new host process: one that replaces another starts ranks in the other's environment, and
+        may differ from a notebook in other respects.
         """
         self._differences.pop(host, None)
         if host in self._in_use:
             self._hosts.ask(host, SwitchEnvironment(self._in_use[host], 0))
 
     def lost(self, host: int) -> None:
-        """Tell whoever waits for a lost host. The host in its place is still to use its environment."""
+        """Answer requests that wait for a lost host. A replacement shall use its environment."""
         for number, switch in list(self._switches.items()):
             if host in switch.left:
                 kept = self._in_use.get(host)

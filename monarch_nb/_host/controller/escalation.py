@@ -1,4 +1,4 @@
-"""Escalates the steps by which a cell is made to end. Pure: `cell_states` asks for steps, `cells` takes them.
+"""Escalates the steps that end a cell. Pure: `cell_states` asks for steps, `cells` takes them.
 
 1. SIGINT to the ranks at work
 2. after `INTERRUPT_S`: collectives are aborted on all of its ranks together
@@ -19,7 +19,7 @@ ABORT_S = 10.0
 
 
 class Step(IntEnum):
-    """A step that is taken to end a cell."""
+    """A step taken to end a cell."""
 
     INTERRUPT = 1
     ABORT = 2
@@ -31,9 +31,9 @@ class Escalation:
     """The steps taken to end one cell.
 
     Attributes:
-        reason: user, failure or "timeout SECONDS": why it shall end.
+        reason: why the cell shall end: user, failure or "timeout SECONDS".
         level: the last step that was taken; 0: none.
-        num_aborted: on how many ranks something was aborted; None as long as they haven't all said so.
+        num_aborted: on how many ranks something was aborted; None until all have answered.
     """
 
     reason: str
@@ -42,7 +42,7 @@ class Escalation:
 
     @property
     def aborted(self) -> bool:
-        """Whether ranks were told to abort collectives: what they raise from then on comes of that."""
+        """Whether ranks were told to abort collectives: later errors are a consequence."""
         return self.level >= Step.ABORT
 
     @property

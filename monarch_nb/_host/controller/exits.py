@@ -1,4 +1,5 @@
-"""A rank's exit: which parts of the controller hear of it, in which order, and why in that order.
+"""A rank's exit: which services of the controller are told of it, in which order, and the reasons for that
+order.
 
 `subscribers` is the one list. A part hears of each exit once, in the loop's thread. What one part raises goes
 into the log, and those behind it hear of the exit nevertheless: else one mistake would leave a cell running
@@ -19,12 +20,12 @@ from monarch_nb._protocol.exits import RankExit
 
 
 class Exited(Struct, frozen=True):
-    """A rank's process has ended.
+    """The event that a rank's process has ended.
 
     Attributes:
-        end: how, with what the registry knows of it.
+        end: how it ended, with the registry's facts.
         again: whether another process takes its place at once.
-        entry: the rank in the registry, if it's there.
+        entry: the rank's entry in the registry, if there is one.
     """
 
     end: RankExit
@@ -38,50 +39,50 @@ class Exited(Struct, frozen=True):
 
 
 class Subscriber(NamedTuple):
-    """A part that hears of exits."""
+    """A service that is told of exits of ranks."""
 
     name: str
     hear: Callable[[Exited], None]
 
 
 class Forgets(Protocol):
-    """Keeps something for processes."""
+    """The interface of services that hold data for processes, and drop it when a process ends."""
 
     def forget(self, proc: int) -> None:
-        """Drop what is kept for one that has ended."""
+        """Drop the data of a process that has ended."""
         ...
 
 
 class HearsOfProcs(Protocol):
-    """Keeps something for ranks, by proc id."""
+    """The interface of services that hold data for ranks by proc id."""
 
     def proc_has_ended(self, proc: int) -> None:
-        """Take note of the end of a rank."""
+        """Handle the end of a rank."""
         ...
 
 
 class HearsOfExits(Protocol):
-    """Does something about exits."""
+    """The interface of services that act on exits."""
 
     def rank_exited(self, exited: Exited) -> None:
-        """Tell all parts that a rank has ended."""
+        """Handle the exit of a rank."""
         ...
 
 
 class Ranks(Protocol):
-    """Knows the processes of ranks, and starts them again."""
+    """The interface to the service that starts the processes of ranks."""
 
     def note_exit(self, exited: Exited) -> None:
         """Enter an exit into the registry, and tell other processes of it."""
         ...
 
     def start_again(self, proc: int) -> None:
-        """Start a rank that has ended anew."""
+        """Restart a rank that has ended."""
         ...
 
 
 class Parts(Protocol):
-    """The parts of a controller that hear of exits."""
+    """The services of a controller that are told of exits."""
 
     @property
     def router(self) -> Forgets:
@@ -95,7 +96,7 @@ class Parts(Protocol):
 
     @property
     def ranks(self) -> Ranks:
-        """The lives of ranks."""
+        """The service of ranks' life cycles."""
         ...
 
     @property
@@ -115,7 +116,7 @@ class Parts(Protocol):
 
     @property
     def orphans(self) -> HearsOfExits:
-        """The actors elsewhere that actors of an ended process have spawned."""
+        """The service that stops the spawned actors of an ended process."""
         ...
 
     @property
@@ -142,26 +143,27 @@ class Parts(Protocol):
 def subscribers(parts: Parts) -> tuple[Subscriber, ...]:
     """Return the subscribers of exits, in the order in which they are told."""
     return (
-        # Answers of the dead come no more: what waits for them goes on with those of others.
+        # The dead rank won't answer any more: gathering services continue with the other answers.
         Subscriber("router", lambda e: parts.router.forget(e.end.proc)),
         Subscriber("asking", lambda e: parts.asking.forget(e.end.proc)),
-        # From here on the registry says that it's dead; all below rely on that. Programs and ranks are told
-        # before anything is done about it, so that nothing that is done overtakes this event.
+        # From here on the registry has it as dead, on which all services below rely. Programs and ranks are
+        # told before any action, so that no action overtakes this event.
         Subscriber("ranks", parts.ranks.note_exit),
         Subscriber("journal", parts.journal.rank_exited),
-        # Peers are released from collectives and owners asked before cells hear of it: a cell whose other
-        # ranks hang in a collective with the dead one shall end by their own errors.
+        # Peers are released from collectives, and owners asked, before cells are told: a cell whose other
+        # ranks hang in a collective with the dead rank shall end by their own errors.
         Subscriber("healing", parts.healing.rank_exited),
-        # What is being saved is refused while the spawn specs still name its members.
+        # Saves in progress are refused while the spawn specs still name their members.
         Subscriber("checkpoints", parts.checkpoints.rank_exited),
-        # Forgets the spawn specs of a rank that was stopped, then stops what its actors owned elsewhere.
+        # Drops the spawn specs of a rank that was stopped, then stops what its actors owned
+        # on other processes.
         Subscriber("orphans", parts.orphans.rank_exited),
         Subscriber("cells", parts.cells.rank_exited),
-        # Built of what the registry and cells say.
+        # Computed from the registry and the cells.
         Subscriber("status", lambda e: parts.status_publisher.proc_has_ended(e.end.proc)),
         Subscriber("debug", lambda e: parts.debug.proc_has_ended(e.end.proc)),
         Subscriber("questions", lambda e: parts.questions.proc_has_ended(e.end.proc)),
-        # Last: from then on the same proc id belongs to another process.
+        # Last: after this the same proc id belongs to another process.
         Subscriber("restart", lambda e: parts.ranks.start_again(e.end.proc) if e.again else None),
     )
 

@@ -1,4 +1,4 @@
-"""Makes the ranks' default process group anew, after an abort or with ranks that have been replaced."""
+"""Creates the ranks' default process group again, after an abort or with ranks that have been replaced."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _DESCRIBE_S = 2.0
 _START_S = 5.0
 _REMAKE_S = 20.0
 _FUNCTIONS_S = 5.0
-"""For how long functions that run are waited for: one that hung in a collective is about to raise."""
+"""How long to wait for running functions: one that hung in a collective is about to raise."""
 _LOOK_S = 0.1
 _BROKEN = "the process group is broken and was not made anew"
 _ADVICE = f"{_BROKEN}{{}}: on all ranks, dist.destroy_process_group() and dist.init_process_group(...)"
 
 
 class KnowsBusy(Protocol):
-    """Knows what runs on ranks."""
+    """The interface to the work that runs on ranks."""
 
     def busy(self, ranks: Mapping[int, int]) -> str:
-        """Return which of some ranks can't do anything just now, as a rank set; empty if all can."""
+        """Return which of some ranks are busy, as a rank set; empty if none is."""
         ...
 
 
@@ -56,7 +56,8 @@ class Parts(Protocol):
 def remake_groups(
     controller: Parts, ranks: dict[int, int], *, size_before: int = 0, if_torn: bool = False, retry: str = ""
 ) -> Workflow[str]:
-    """Make the default process group anew on ranks (rank to proc), if they have one of all of them.
+    """Create the default process group again on ranks (rank to proc), if they have one that consists of all
+    of them.
 
     Args:
         ranks: who shall be in it, whether they were before or not.

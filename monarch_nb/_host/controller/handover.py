@@ -1,5 +1,5 @@
-"""A controller that was started for whoever comes first: it gives itself to one program, and belongs to that
-as if the program had started it.
+"""Hands a controller that was started without an owner over to the first program that takes it; from then on
+it belongs to that program as if started by it.
 
 It listens at a socket in its private directory (SOCK_SEQPACKET). Its keeper (`_client/keeper`) connects first
 and hears of it: that it's warm, that it was taken. A program sends what it has and a new interpreter would
@@ -51,7 +51,7 @@ class Parts(Protocol):
 
 
 class Belongings(NamedTuple):
-    """The belongings of a program, which it hands over to the controller that it takes.
+    """The settings of a program that it hands over to the controller it takes.
 
     Attributes:
         environ: its environment.
@@ -65,7 +65,7 @@ class Belongings(NamedTuple):
 
 
 def socket_path(directory: str) -> str:
-    """Return where a controller listens for programs that take it."""
+    """Return the path of the socket on which a controller waits for the program that takes it."""
     return os.path.join(directory, "handover")
 
 
@@ -80,8 +80,8 @@ def read_facts(directory: str) -> WarmFacts:
 
 
 class Handover:
-    """Gives the controller to the first program that takes it. Owned by the loop thread. Does nothing in a
-    controller that belongs to whoever has started it.
+    """The service that gives a warm controller to the first program that takes it. Owned by the loop thread.
+    It does nothing in a controller that belongs to whoever has started it.
     """
 
     def __init__(self, controller: Parts) -> None:
@@ -112,7 +112,7 @@ class Handover:
             self._connections.add(connection)
             if self._keeper is None and _peer(connection) == self._controller.lease.owner_pid:
                 self._keeper = connection
-                if self._controller.supervisor.warm:  # the zygote was quicker than the keeper
+                if self._controller.supervisor.warm:  # the zygote was ready before the keeper
                     self._tell_keeper(WARM)
             self._controller.loop.watch_file(connection.fileno(), lambda: self._hear(connection))
 
@@ -138,8 +138,8 @@ class Handover:
                 os.close(fd)
 
     def _is_warm(self, modules: dict[str, list[str]]) -> None:
-        """Note that the zygote has imported all modules: write the facts of this process, and tell the keeper
-        that programs may come.
+        """Handle the zygote's report that all modules are imported: write the facts of this process, and tell
+        the keeper that programs may take it.
         """
         config = self._controller.config
         facts = WarmFacts(config.sys_path, modules, Requirements.of_json(config.requirements.encode()))
@@ -149,7 +149,7 @@ class Handover:
         self._tell_keeper(WARM)
 
     def _offer(self, connection: socket.socket, fd: int) -> None:
-        """Become a program's, and tell it so."""
+        """Give this controller to a program, and tell the program."""
         controller = self._controller
         try:
             belongings = _read(fd)
@@ -158,7 +158,7 @@ class Handover:
             return
         if not controller.supervisor.warm or controller.supervisor.zygote_pid is None:
             self._dismiss(connection)
-            controller.shut_down()  # it isn't what it was kept for; the keeper starts another
+            controller.shut_down()  # the requirements differ; the keeper starts another controller
             return
         self._taker = connection
         try:
@@ -170,7 +170,7 @@ class Handover:
         self._tell_keeper(TAKEN)
 
     def _take_on(self, belongings: Belongings) -> None:
-        """Take over the state that the program would have set up had it started the controller itself."""
+        """Adopt the settings that the program would have set had it started the controller itself."""
         controller = self._controller
         os.environ.clear()
         os.environ.update(belongings.environ)
@@ -181,8 +181,8 @@ class Handover:
         controller.supervisor.move(belongings._asdict(), belongings.path)
 
     def _settle(self, data: bytes) -> None:
-        """Close the handover: the program that has taken us has heard of it. If it has gone instead, end the
-        mesh.
+        """Finish the handover: the program has learnt that it has this controller. If it has gone instead,
+        end the mesh.
         """
         if data != THANKS:
             self._controller.shut_down()
@@ -204,8 +204,8 @@ class Handover:
             self._controller.shut_down()
 
     def close(self) -> None:
-        """Clean up as this controller ends: if nobody has taken it, and its keeper was killed, then what that
-        has left goes, too.
+        """Clean up as this controller ends: if no program has taken it, and its keeper was killed, remove the
+        keeper's files, too.
         """
         if self._is_free:
             with suppress(OSError):
@@ -231,7 +231,7 @@ def _peer(connection: socket.socket) -> int:
 
 
 def _read(fd: int) -> Belongings:
-    """Read what a program hands over; never waits, whatever the descriptor is."""
+    """Read the settings that a program hands over; never blocks, whatever the descriptor is."""
     about = os.fstat(fd)
     if not stat.S_ISREG(about.st_mode) or not 0 < about.st_size <= _MAX_BYTES:
         raise ValueError("this is no memory file")

@@ -1,4 +1,4 @@
-"""Decides what is done about losses, and when: pure. `healing` waits, and does it.
+"""Decides the action on losses, and its time: pure. `healing` waits, and carries the action out.
 
 One thing at a time is done to a group (`Turns`). After a loss a policy may heal or shrink the group by itself
 (`Losses`): ranks that die together are healed together, and each further heal within the policy's window
@@ -25,7 +25,7 @@ to the maximum.
 
 
 class Turns(Generic[T]):
-    """The queues, one per group, of what is done or waits to be done to the group: one after the other.
+    """The queues of work on groups, one queue per group: each piece of work waits for the one before.
 
     Example:
         >>> turns = Turns[str]()
@@ -39,13 +39,13 @@ class Turns(Generic[T]):
         self._turns: dict[str, deque[T]] = {}
 
     def add(self, group: str, turn: T) -> bool:
-        """Enter something that is to be done; True if it's to begin at once."""
+        """Enqueue work; True if it's to begin at once."""
         turns = self._turns.setdefault(group, deque())
         turns.append(turn)
         return len(turns) == 1
 
     def end_turn(self, group: str) -> T | None:
-        """End the current turn of a group; return what is to begin now, if anything waits."""
+        """End the current turn of a group; return the next work, if any waits."""
         turns = self._turns[group]
         turns.popleft()
         if turns:
@@ -54,19 +54,19 @@ class Turns(Generic[T]):
         return None
 
     def is_busy(self, group: str) -> bool:
-        """Say whether something is being done to a group."""
+        """Say whether work on a group is in progress."""
         return group in self._turns
 
 
 class Losses:
-    """Groups whose policy is about to be followed."""
+    """The groups with lost ranks whose failure policy is due."""
 
     def __init__(self) -> None:
         self._due: set[str] = set()
 
     def lost(self, group: str, policy: Policy, now: float) -> float | str | None:
-        """Note that a rank of a group has died. Return in how many seconds `due` is to be asked; or why
-        nothing is done, as people are told; or None, if they aren't told anything.
+        """Record that a rank of a group has died. Return the seconds after which to call `due`; or a message
+        about why nothing is done; or None, without a message.
         """
         if policy.on_failure not in (OnFailure.HEAL, OnFailure.SHRINK) or group in self._due:
             return None
@@ -79,8 +79,8 @@ class Losses:
         return min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (num - 1)) if num else TOGETHER_S
 
     def due(self, group: str, policy: Policy, *, is_running: bool) -> bool:
-        """Say whether a group is to be healed, or shrunk, now; else `due` is to be asked again after
-        `TOGETHER_S`: a group that runs cells can't shrink, and those of the survivors are being ended.
+        """Say whether a group is to be healed, or shrunk, now; otherwise `due` is to be called again after
+        `TOGETHER_S`: a group that runs cells can't shrink, and the survivors' cells are being ended.
         """
         if policy.on_failure == OnFailure.SHRINK and is_running:
             return False

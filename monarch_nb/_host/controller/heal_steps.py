@@ -1,4 +1,4 @@
-"""Plans the steps of a heal, one after the other: pure. `healing` carries the steps out.
+"""Plans the steps of a heal, in order: pure. `healing` carries the steps out.
 
 `heal_steps` reads the registry, yields what is to be done next (an effect), is sent what came of it, and
 returns the report. It sends nothing, waits for nothing and looks at no clock, so a unit test can let any step
@@ -19,47 +19,51 @@ from monarch_nb._wire import address
 from monarch_nb.exceptions import describe_end
 
 START_S = 60.0
-"""How long hosts and ranks are waited for that are being started."""
+"""How long to wait for hosts and ranks that are being started."""
 
 
 @dataclass(frozen=True)
 class AwaitTaken:
-    """Wait for hosts that are being taken away: their ranks save what they hold, and then are lost."""
+    """The step: wait for hosts that are being taken away; their ranks save their states and then are lost."""
 
     group: str
 
 
 @dataclass(frozen=True)
 class RestartRanks:
-    """Kill ranks that live and start them anew."""
+    """The step: kill ranks that live, and start them again."""
 
     procs: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class StartRanks:
-    """Start ranks again that have ended, each at its place."""
+    """The step: start ranks that have ended, each in its place."""
 
     procs: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class ReplaceHost:
-    """Have another host process take a lost one's place; answered with the problem, if there's one."""
+    """The step: let another host process take a lost one's place; answered with the problem, if there is
+    one.
+    """
 
     index: int
 
 
 @dataclass(frozen=True)
 class Settle:
-    """Wait until ranks or hosts are up or have ended, for `START_S` at most."""
+    """The step: wait until ranks or hosts are up or have ended, for `START_S` at most."""
 
     who: frozenset[int]
 
 
 @dataclass(frozen=True)
 class RemakeGroup:
-    """Make the process group of ranks (numbers to procs) anew; answered with what to tell people."""
+    """The step: create the process group of ranks (numbers to procs) again; answered with a message for
+    people.
+    """
 
     ranks: Mapping[int, int]
     if_torn: bool
@@ -67,7 +71,7 @@ class RemakeGroup:
 
 @dataclass(frozen=True)
 class RunDefinitions:
-    """Run on new ranks the cells that are to run always."""
+    """The step: run on new ranks the cells that are to run on every rank."""
 
     group: str
     ranks: Mapping[int, int]
@@ -76,7 +80,7 @@ class RunDefinitions:
 
 @dataclass(frozen=True)
 class MakeActors:
-    """Make the actors again that belong on some procs and aren't there."""
+    """The step: create again the actors that belong on some procs and are missing there."""
 
     procs: frozenset[int]
     report: Report = field(compare=False)
@@ -84,14 +88,16 @@ class MakeActors:
 
 @dataclass(frozen=True)
 class FindBusy:
-    """Ask ranks (numbers to procs) who still runs a function; answered with their numbers."""
+    """The step: ask ranks (numbers to procs) which of them still run a function; answered with their
+    numbers.
+    """
 
     ranks: Mapping[int, int]
 
 
 @dataclass(frozen=True)
 class TellHealed:
-    """Have handles on actors that were made again work again, everywhere."""
+    """The step: make handles on actors that were created again usable in all programs."""
 
     group: str
     actor_ids: tuple[int, ...]
@@ -106,8 +112,8 @@ Steps = Generator[Effect, Any, T]
 
 
 def heal_steps(registry: Registry, request: Heal, is_stuck: Callable[[int], bool]) -> Steps[Report]:
-    """Put back what a group has lost: hosts first, then ranks, their process group, cells that run always,
-    actors.
+    """Repair the losses of a group: hosts first, then ranks, their process group, cells that run on every
+    rank, actors.
 
     Args:
         registry: what there is; the one who carries the steps out changes it.
@@ -123,8 +129,8 @@ def heal_steps(registry: Registry, request: Heal, is_stuck: Callable[[int], bool
     members = [p for p in registry.procs.values() if p.group == group and p.state != ProcState.STOPPED]
     wanted = {p.proc for p in members} if request.procs is None else set(request.procs)
     lost = [p for p in members if p.end is not None and p.proc in wanted]
-    # Who asks wants a mesh that works. By itself nothing is ended that still lives: somebody may want to look
-    # at it.
+    # A heal on request must give a working mesh. An automatic one ends nothing that still lives: its user may
+    # want to inspect it.
     hanging = [p for p in members if p.proc in (request.procs or ()) and is_stuck(p.proc)]
     yield from _restart(hanging, report)
     yield from _start(registry, lost, report)
@@ -148,7 +154,7 @@ def _restart(hanging: list[Proc], report: Report) -> Steps[None]:
 
 
 def _start(registry: Registry, lost: list[Proc], report: Report) -> Steps[None]:
-    """Start lost ranks on hosts that are up, after hosts that are lost have been replaced."""
+    """Start lost ranks on hosts that are up, after replacing lost hosts."""
     indices = sorted({address.host_of(p.proc) for p in lost})
     yield from _replace([h for i in indices if (h := registry.hosts[i]).state != HostState.UP], report)
     startable = [p for p in lost if registry.hosts[address.host_of(p.proc)].state == HostState.UP]
@@ -182,8 +188,8 @@ def _replace(hosts: list[Host], report: Report) -> Steps[None]:
 
 
 def _say_who_is_busy(ranks: Mapping[int, int], report: Report) -> Steps[None]:
-    """Report the ranks that still run functions of a failed call: whatever comes next waits for them, and
-    nobody else would say so.
+    """Report the ranks that still run functions of a failed call: their next work waits, and nothing else
+    would tell the user.
     """
     busy: list[int] = yield FindBusy(ranks)
     if busy:
@@ -195,7 +201,7 @@ def _say_who_is_busy(ranks: Mapping[int, int], report: Report) -> Steps[None]:
 
 def common_version(kept: Iterable[set[int]], num_survivors: int, on_disk: int | None) -> int | None:
     """Return the newest version of a replicated actor's state that all survivors have in memory; None if
-    there's none, not all have said, or what is on disk is newer.
+    there is none, not all have answered, or the version on disk is newer.
 
     Example:
         >>> common_version([{1, 2, 3}, {2, 3}], 2, on_disk=2), common_version([{1, 2}], 2, on_disk=None)

@@ -1,5 +1,5 @@
-"""Heal a mesh when ranks are lost: release their peers, notify the owners, and put everything back
-in its place.
+"""Heals a mesh that has lost ranks: releases their peers from collectives, notifies owners, and restores
+ranks and actors.
 
 A rank that is made again keeps its proc id, so every handle on it works again; what it held is made again
 from the spawn specs of its actors and what they have saved. One heal of a group runs at a time.
@@ -83,7 +83,7 @@ class Parts(reshaping.Parts, Protocol):
 
 
 class _Turn(NamedTuple):
-    """A heal or a resize of a group, which `client` (0: nobody) has asked for."""
+    """A heal or a resize of a group under way, requested by `client` (0: nobody)."""
 
     group: str
     begin: Callable[[], Workflow[Report]]
@@ -92,7 +92,7 @@ class _Turn(NamedTuple):
 
 
 class Healing:
-    """Losses and heals of a mesh. Owned by the loop thread."""
+    """The service that handles losses and heals of a mesh. Owned by the loop thread."""
 
     def __init__(self, controller: Parts, specs: SpawnSpecs) -> None:
         self._controller = controller
@@ -115,15 +115,15 @@ class Healing:
         self._follow_policy(end)
 
     def _release_peers(self, end: RankExit) -> None:
-        """Abort the collectives of groups that the dead rank was in: those of the whole mesh; of others,
-        nobody knows.
+        """Abort the collectives of the dead rank's groups: those over the whole mesh; other groups aren't
+        known here.
         """
         peers = {p.rank: p.proc for p in self._controller.registry.alive() if p.group == end.group}
         size = len(self._controller.registry.groups[end.group].procs)
         self._controller.asking.ask(peers, AbortCollectives(size), lambda _answers: None, _ABORT_S)
 
     def _tell_owner(self, spec: SpawnSpec, end: RankExit) -> None:
-        """Ask the actor that has spawned a lost one; clients hear of each end anyway."""
+        """Ask the actor that has spawned a lost one; clients are told of each end anyway."""
         proc, actor = self._living_owner(spec)
         if not actor:
             return
@@ -145,7 +145,7 @@ class Healing:
         self._controller.send_to_rank(proc, frame)
 
     def _living_owner(self, spec: SpawnSpec) -> tuple[int, int]:
-        """Return the nearest owner that lives; (0, 0) if it's no actor."""
+        """Return the nearest living owner; (0, 0) if that isn't an actor."""
         owner = spec.creator
         while owner[1]:
             if self._controller.registry.lives(owner[0]):
@@ -154,7 +154,7 @@ class Healing:
             owner = above.creator if above is not None else (0, 0)
         return 0, 0
 
-    # --- what is asked
+    # --- requests
 
     @handles(ActorStopped)
     def do_actor_stopped(self, request: ActorStopped, sender: Sender) -> None:
@@ -170,24 +170,24 @@ class Healing:
 
     @handles(Heal)
     def do_heal(self, request: Heal, sender: Sender) -> Report | Later:
-        """Put back what a group has lost; answers with a report."""
+        """Repair the losses of a group; answers with a report."""
         self.heal(request, partial(self._controller.reply, sender.proc, sender.ref), sender.proc)
         return LATER
 
     @handles(Resize)
     def do_resize(self, request: Resize, sender: Sender) -> Report | Later:
-        """Give a group other sizes; answers with a report."""
+        """Change the sizes of a group; answers with a report."""
         self.resize(request, partial(self._controller.reply, sender.proc, sender.ref), sender.proc)
         return LATER
 
-    # --- one thing after the other
+    # --- turns
 
     def heal(self, asked: Heal, done: Done, client: int = 0) -> None:
-        """Put back what a group has lost; `done` gets the report. `client` has asked for it."""
+        """Repair the losses of a group; `done` is called with the report. `client` has requested it."""
         self._enqueue(asked.group, lambda: self._heal(asked), done, client)
 
     def resize(self, asked: Resize, done: Done, client: int = 0) -> None:
-        """Give a group other sizes; without sizes: leave out what is lost."""
+        """Change the sizes of a group; without sizes: leave out lost parts."""
         group, shapes = self._controller.registry.group(asked.group), Reshaping(self._controller, client)
 
         def begin() -> Workflow[Report]:
@@ -202,7 +202,7 @@ class Healing:
         self._enqueue(group.name, begin, done, client)
 
     def _enqueue(self, group: str, begin: Callable[[], Workflow[Report]], done: Done, client: int) -> None:
-        """Run a workflow once those of its group before it are over."""
+        """Run a workflow after those of its group before it."""
         turn = _Turn(group, begin, done, client)
         if self._turns.add(group, turn):
             self._begin_turn(turn)
@@ -216,7 +216,7 @@ class Healing:
         run_workflow(turn.begin(), partial(self._finished, turn))
 
     def _finished(self, turn: _Turn, outcome: Report | Exception) -> None:
-        """Say how it went, and begin what has waited for this, whatever goes wrong in saying so."""
+        """Report the result, and begin the next workflow even if reporting fails."""
         following = self._turns.end_turn(turn.group)
         try:
             self._controller.status_publisher.touch()
@@ -237,7 +237,7 @@ class Healing:
             )  # fmt: skip
             self._controller.journal.note(client, entry)
 
-    # --- by itself
+    # --- automatic healing
 
     def _follow_policy(self, end: RankExit) -> None:
         """Follow the policy after the death of a rank of this group."""
@@ -258,11 +258,11 @@ class Healing:
         done = partial(self._tell, group.name)
         if group.policy.on_failure == OnFailure.HEAL:
             self.heal(Heal(group.name), done)
-        elif group.policy.on_failure == OnFailure.SHRINK:  # it may have got another policy meanwhile
+        elif group.policy.on_failure == OnFailure.SHRINK:  # its policy may have changed meanwhile
             self.resize(Resize(group.name), done)
 
     def _tell(self, group: str, what: Report | str) -> None:
-        """Have programs show what was done about a loss."""
+        """Have programs show the action taken on a loss."""
         self._controller.clients.tell_listeners(Notice(group, what))
 
     # --- healing
@@ -275,7 +275,7 @@ class Healing:
         return report
 
     def _perform(self, effect: Effect) -> Workflow[Any]:
-        """Do one step of a heal; return what came of it."""
+        """Execute one step of a heal; return its result."""
         controller = self._controller
         match effect:
             case AwaitTaken(group):
@@ -305,7 +305,7 @@ class Healing:
         return None
 
     def _when_taken(self, group: str, go_on: Callable[[Any], None]) -> None:
-        """Wait for hosts that are being taken away: their ranks save what they hold, and then are lost."""
+        """Wait for hosts that are being taken away: their ranks save their states, and then are lost."""
         registry, limit = self._controller.registry, time.monotonic() + TAKEN_S
 
         def look() -> None:
@@ -319,7 +319,7 @@ class Healing:
         look()
 
     def when_settled(self, who: set[int], go_on: Callable[[Any], None]) -> None:
-        """Go on once ranks (or hosts) are up or have ended, or the time is up."""
+        """Call back once ranks (or hosts) are up or have ended, or the time is up."""
         controller = self._controller
         if not who:
             go_on(None)
@@ -337,7 +337,7 @@ class Healing:
     # --- actors
 
     def save(self, specs: list[SpawnSpec], timeout_s: float) -> Workflow[None]:
-        """Have the actors of some spawns save what they hold now."""
+        """Have the actors of some spawns save their states now."""
         for spec in specs:
             slots = self.spawn_specs.living_slots(spec, {p.proc for p in self._controller.registry.alive()})
             yield partial(
@@ -353,8 +353,8 @@ class Healing:
     def make_actors(
         self, procs: set[int], report: Report, anew: frozenset[int] = frozenset()
     ) -> Workflow[None]:
-        """Make the actors again that belong on some procs and aren't there, or have failed; `anew`: these
-        in any case.
+        """Create again the actors that belong on some procs and are missing or have failed there; `anew`: in
+        any case.
         """
         specs = self.spawn_specs.on(procs)
         if not specs:
@@ -379,7 +379,9 @@ class Healing:
     def _choose_checkpoint(
         self, spec: SpawnSpec, slots: dict[int, int], missing: dict[int, int], report: Report
     ) -> Workflow[Resume | None]:
-        """Return the checkpoint from which all actors of a spawn can go on; None if nothing was saved."""
+        """Return the checkpoint from which all actors of a spawn can be restored; None if nothing was
+        saved.
+        """
         service, survivors = (
             self._controller.checkpoints,
             {s: p for s, p in slots.items() if s not in missing},
@@ -445,12 +447,12 @@ class Healing:
             )
 
     def _tell_all(self, group: str, actor_ids: tuple[int, ...]) -> None:
-        """Have handles on healed actors work again, everywhere."""
+        """Make handles on healed actors usable in all programs."""
         for to in self._controller.everybody():
             self._controller.event(to, ActorsHealed(group, actor_ids))
 
 
 def _problem(error: Exception) -> str:
-    """Return the text that people see of an error that has ended a heal."""
+    """Return the message about an error that has ended a heal."""
     known = isinstance(error, ValueError | RuntimeError)
     return str(error) if known else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""The machines of a mesh: who joins, who leaves, and what is sent to which."""
+"""Keeps the machines of a mesh, as they join and leave, and routes messages to them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 GONE_S = 10.0
-"""For how long a request to end hosts waits for them; longer than one takes that ends its ranks by force."""
+"""How long a request to end hosts waits for them; longer than a host takes that ends its ranks by force."""
 
 
 class Parts(link.Parts, Protocol):
@@ -49,7 +49,7 @@ class Parts(link.Parts, Protocol):
 
 @dataclass
 class _Departure:
-    """A request that is answered once hosts have gone; who is `left` hasn't."""
+    """A request to remove hosts, answered once they have gone; `left`: those that haven't gone yet."""
 
     src: int
     ref: int
@@ -57,10 +57,10 @@ class _Departure:
 
 
 class HostService:
-    """Keeps the hosts of a mesh: who joins, who leaves. Owned by the loop thread.
+    """The service that keeps the hosts of a mesh, as they join and leave. Owned by the loop thread.
 
     Attributes:
-        link: the way to other hosts.
+        link: the link to other hosts.
     """
 
     def __init__(self, controller: Parts) -> None:
@@ -69,7 +69,7 @@ class HostService:
         self._departures: list[_Departure] = []
 
     def get(self, index: int) -> Host:
-        """Return a host that takes part.
+        """Return a host that belongs to the mesh.
 
         Raises:
             RequestError: if it doesn't.
@@ -86,7 +86,7 @@ class HostService:
         return host
 
     def of(self, procs: Iterable[int]) -> dict[int, list[int]]:
-        """Return ranks by the index of their host.
+        """Group ranks by the index of their host.
 
         Raises:
             RequestError: for one that there has never been.
@@ -99,7 +99,7 @@ class HostService:
         return found
 
     def ask(self, index: int, request: Request[None]) -> None:
-        """Have a host process do something for its ranks."""
+        """Send a request to a host process about its ranks."""
         if index == 0:
             self._controller.handlers.handle(request)
             return
@@ -125,7 +125,7 @@ class HostService:
             for h in self._controller.registry.hosts.values()
         ]
 
-    # --- coming
+    # --- joining
 
     @handles(Tickets)
     def do_tickets(self, request: Tickets, sender: Sender) -> list[Ticket]:
@@ -140,7 +140,7 @@ class HostService:
 
     @handles(HostJoined)
     def on_join(self, event: HostJoined, sender: Sender) -> None:
-        """Handle the arrival of a host process: enter it, and tell those that wait for it."""
+        """Handle the arrival of a host process: register it, and answer requests that wait for it."""
         controller, index = self._controller, address.host_of(sender.proc)
         self.link.has_joined(index, event)
         controller.environments.joined(index)
@@ -151,19 +151,19 @@ class HostService:
 
     @handles(Beat)
     def on_beat(self, event: Beat, sender: Sender) -> None:
-        """Handle a sign of life from a host process: note the time."""
+        """Handle a heartbeat of a host process: record the time."""
         self._controller.registry.hosts[
             address.host_of(sender.proc)
         ].last_beat = self._controller.loop.clock()
 
     @handles(SetElsewhere)
     def do_set_elsewhere(self, request: SetElsewhere, sender: Sender) -> None:
-        """Remember where folders of the notebook's lie on hosts: ranks that are started there are to know."""
+        """Record the paths of the notebook's folders on hosts, for ranks that are started there."""
         for index, pairs in request.pairs.items():
             host = self._controller.registry.hosts[index]
             host.elsewhere = tuple({**dict(host.elsewhere), **dict(pairs)}.items())
 
-    # --- going
+    # --- leaving
 
     @handles(HostLeaving)
     def on_leaving(self, event: HostLeaving, sender: Sender) -> None:
@@ -172,13 +172,13 @@ class HostService:
 
     @handles(HostLeft)
     def on_left(self, event: HostLeft, sender: Sender) -> None:
-        """Handle the last word of a host process: count its host as stopped."""
+        """Handle the last message of a host process: count its host as stopped."""
         self.link.has_left(address.host_of(sender.proc))
 
     @handles(StopHosts)
     def do_stop_hosts(self, request: StopHosts, sender: Sender) -> Later | None:
-        """Have hosts leave, unless they have gone; answered when they all have, or after `GONE_S`, naming
-        those left.
+        """Have hosts leave, unless they have gone; answered when they all have, or after `GONE_S`, with the
+        remaining ones.
         """
         known = self._controller.registry.hosts
         hosts = [
@@ -190,7 +190,7 @@ class HostService:
         for host in hosts:
             self._controller.event(
                 address.host_proc(host.index), Leave()
-            )  # one that is expected gets it when it joins
+            )  # an expected host is sent the message when it joins
             self.link.leaves(host.index)
             for entry in self._controller.registry.alive_on(host.index):
                 entry.state = ProcState.STOPPING
@@ -211,8 +211,8 @@ class HostService:
         self._controller.reply(departure.src, departure.ref, text, error=True)
 
     def _await_exit(self, host: Host) -> None:
-        """Wait for the process of a host that has ended as far as messages tell: if it's on this machine,
-        that has its last steps to do.
+        """Wait for the process of a host that has ended according to its messages: on this machine, it may
+        not have exited yet.
         """
         fd = -1
         if host.machine == machine_id():

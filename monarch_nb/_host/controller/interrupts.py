@@ -1,4 +1,4 @@
-"""Asks ranks to stop what they do: cells, functions on main threads, collectives that actors hang in."""
+"""Interrupts the work of ranks: cells, functions on main threads, collectives in which actors hang."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _ABORT_S = 1.0
 
 
 class InterruptService:
-    """Passes interrupts on to ranks. Owned by the loop thread. How a cell is made to end is decided by
-    `escalation`."""
+    """The service that forwards interrupts to ranks. Owned by the loop thread. How a cell is made to end is
+    decided by `escalation`.
+    """
 
     def __init__(
         self, registry: Registry, cells: Cells, ranks: RankService, journal: JournalService, asking: Asking,
@@ -36,12 +37,12 @@ class InterruptService:
 
     @handles(InterruptCell)
     def do_interrupt_cell(self, request: InterruptCell, sender: Sender) -> bool:
-        """Interrupt a cell; once more takes the next step at once."""
+        """Interrupt a cell; a repeated request takes the next step at once."""
         return self._cells.interrupt(request.n)
 
     @handles(Interrupt)
     def do_interrupt(self, request: Interrupt, sender: Sender) -> None:
-        """Interrupt whatever runs on ranks: cells, or functions on their main threads."""
+        """Interrupt the work of ranks: cells, or functions on their main threads."""
         cells, procs = self._cells, set(request.procs)
         cells.interrupt_procs(procs)
         self._ranks.signal([p for p in procs if not cells.is_busy(p)], int(signal.SIGINT))

@@ -1,4 +1,4 @@
-"""Lets hosts of an engine in by an invitation.
+"""Admits hosts of an engine by an invitation.
 
 The invitation has a key that opens nothing but a knock. A knock names the key that the host has made for
 itself; if there's a place, that key is let in, and the host process dials with it. An invitation ends when
@@ -45,7 +45,7 @@ class Parts(Protocol):
 
 @dataclass
 class _Open:
-    """An invitation that still lets hosts in."""
+    """An invitation that still admits hosts."""
 
     hosts: list[int]
     addresses: tuple[str, ...]
@@ -53,19 +53,21 @@ class _Open:
 
 
 class Invitations:
-    """The invitations of this mesh, and the hosts that come by them. Owned by the loop thread."""
+    """The service that keeps the invitations of this mesh and the hosts admitted by them. Owned by the loop
+    thread.
+    """
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._guests: dict[str, _Open] = {}
-        """By the key that may only knock."""
+        """Open invitations, by the key that may only knock."""
         self._refusals: deque[str] = deque(maxlen=MAX_REFUSALS)
 
     # --- inviting
 
     @handles(Invite)
     def do_invite(self, request: Invite, sender: Sender) -> Invited:
-        """Reserve places for hosts that will come; return their indices, and what lets them in."""
+        """Reserve places for future hosts; return their indices, and the invitation."""
         num = request.num
         capacity.check_room(num, force=True)
         link = self._controller.hosts.link
@@ -82,7 +84,7 @@ class Invitations:
 
     @handles(Withdraw)
     def do_withdraw(self, request: Withdraw, sender: Sender) -> None:
-        """Let nobody in any more by an invitation; places that nobody has taken are given up."""
+        """Make an invitation void; places that nobody has taken are given up."""
         found = self._guests.get(request.guest)
         self._close(request.guest)
         for index in found.hosts if found else ():
@@ -92,11 +94,11 @@ class Invitations:
 
     @handles(Refusals)
     def do_refusals(self, request: Refusals, sender: Sender) -> list[str]:
-        """Return a line about each host that has knocked and wasn't let in, with the reason."""
+        """Return a line about each refused host, with the reason."""
         return list(self._refusals)
 
     def close_all(self) -> None:
-        """Let nobody in any more by any invitation."""
+        """Make all invitations void."""
         for guest in list(self._guests):
             self._close(guest)
 
@@ -105,7 +107,7 @@ class Invitations:
             self._controller.hosts.link.keep_out(guest)
 
     def listen(self, network: str, ports: Sequence[int]) -> tuple[str, ...]:
-        """Listen for others; return the addresses that they may reach.
+        """Listen for other hosts; return the addresses at which they can reach this one.
 
         Raises:
             RequestError: if this machine has no address there, or all ports are taken.
@@ -113,7 +115,7 @@ class Invitations:
         return tuple(f"tcp://{_bracketed(a)}:{port}" for a, port in self._listen(network, ports))
 
     def _listen(self, network: str, ports: Sequence[int]) -> list[tuple[str, int]]:
-        """Listen for others; return addresses and ports that they may reach.
+        """Listen for other hosts; return the addresses and ports at which they can reach this one.
 
         Raises:
             RequestError: if this machine has no address there, or all ports are taken.
@@ -154,7 +156,7 @@ class Invitations:
         self._controller.hosts.link.answer(frames[0], answer)
 
     def answer(self, key: str, payload: bytes, peer: str) -> bytes:
-        """Return the answer to a knock; nothing in it can harm us."""
+        """Return the answer to a knock, whose content isn't trusted."""
         try:
             knock = Knock.from_json(payload)
             host = self._place(key, knock)
@@ -190,7 +192,7 @@ class Invitations:
         host.label = host.label or knock.node
         if len(opened.taken) == len(
             opened.hosts
-        ):  # answered first: what was asked by this connection goes on
+        ):  # the knock is answered first: earlier requests of this connection continue
             self._controller.loop.call_later(1.0, lambda: self._close(guest))
         return host
 
@@ -207,8 +209,8 @@ class Invitations:
 
 
 def own_addresses(network: str) -> list[str]:
-    """Return the addresses of this machine in a network; without one, all that others may reach, or the
-    loopback if there's nothing else.
+    """Return the addresses of this machine in a network; without one, all that other machines can reach, or
+    the loopback as the last resort.
     """
     try:
         inside = ipaddress.ip_network(network) if network else None

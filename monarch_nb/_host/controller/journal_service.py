@@ -1,4 +1,5 @@
-"""The journal of a mesh: what was printed, what was done by whom, and what nobody has seen yet.
+"""The journal of a mesh: the output of ranks, the actions of programs, and which of these nobody has seen
+yet.
 
 When its disk is full, or can't be written to for another reason, the mesh goes on without: programs are told,
 once, and told again when it's kept again.
@@ -47,12 +48,10 @@ if TYPE_CHECKING:
     from monarch_nb._host.loop import Loop
 
 DROP_S = 3600.0
-"""How often what is too old is looked for."""
+"""Interval at which expired entries are dropped."""
 RETRY_S = 1.0
 MAX_RETRY_S = 60.0
-"""How long it takes until the disk is tried again; twice as long each time that it has failed again within
-the maximum.
-"""
+"""Maximum time until the disk is tried again; the time doubles after each failure."""
 
 
 class Parts(Protocol):
@@ -69,12 +68,12 @@ class Parts(Protocol):
 
 
 class JournalService:
-    """Keeps the journal, or says why it can't. Owned by the loop thread.
+    """The service that keeps the journal, or knows why it can't. Owned by the loop thread.
 
     Attributes:
-        store: what was printed.
-        entries: what was done.
-        trouble: why nothing is kept just now; empty if all is.
+        store: the output of ranks.
+        entries: the entries about what ran.
+        trouble: why nothing is written at present; empty if everything is.
     """
 
     def __init__(self, controller: Parts) -> None:
@@ -96,7 +95,7 @@ class JournalService:
             controller.loop.call_later(0.0, partial(self._broken, self.entries.problem))
 
     def move(self, directory: str) -> None:
-        """Keep everything at another place, as soon as that can be written to."""
+        """Move everything to another directory, as soon as that can be written to."""
         self._place = directory
         if self.trouble:
             return
@@ -113,7 +112,7 @@ class JournalService:
     # --- a disk that can't be written to
 
     def _broken(self, error: OSError) -> None:
-        """Go on without, and try again now and then."""
+        """Continue without writing, and try again from time to time."""
         if self.trouble:
             return
         self.trouble, self._since = why(error, self._place), time.time()
@@ -163,17 +162,17 @@ class JournalService:
             self._keep_for(self.store.max_age_s)
         self._tell(f"the journal of mesh {self._controller.name!r} is written again; {missing}")
 
-    # --- what is kept, and for how long
+    # --- what is kept, and how long
 
     def is_unlogged(self, n: int) -> bool:
-        """Say whether a cell is one that isn't to be kept."""
+        """Say whether a cell is excluded from the journal."""
         entry = self.entries.entries.get(n)
         return entry is not None and entry.nolog
 
     @handles(SetJournal)
     def do_set_journal(self, request: SetJournal, sender: Sender) -> JournalSettings:
-        """Turn the journal off or on, or say for how many seconds it's kept; None leaves that as it is.
-        Returns what holds.
+        """Turn the journal off or on, or set for how many seconds it's kept; None leaves a setting unchanged.
+        Returns the present settings.
         """
         if request.off is not None and request.off != self.is_off:
             self._turn_off() if request.off else self._turn_on()
@@ -192,7 +191,7 @@ class JournalService:
         self._try_again()
 
     def _keep_for(self, seconds: float) -> None:
-        """Keep things for so long: while the mesh runs, and its directory after that."""
+        """Set the retention time: while the mesh runs, and of its directory after that."""
         self.store.max_age_s = seconds
         self._drop_old()
         try:
@@ -213,18 +212,18 @@ class JournalService:
         self._controller.clients.tell_listeners(Notice("", text))
 
     def close(self) -> None:
-        """Write out what there is."""
+        """Write out all pending data."""
         self.store.close()
         self.entries.close()
 
     def is_alone(self) -> None:
-        """Note that nobody sees what is printed from now on."""
+        """Record that nobody sees output from now on."""
         if self._missed_from is None:
             self._missed_from = self.store.end
 
     def note(self, client: int, entry: JournalEntry) -> None:
-        """Enter a command, or an event, that is over already; `client` 0: nobody has asked for it. What the
-        entry doesn't say: it's just now, and all is well.
+        """Enter a command, or an event, that is over already; `client` 0: no program has requested it. What
+        the entry doesn't say: it's just now, and all is well.
         """
         now = time.time()
         self.entries.begin_entry(
@@ -240,7 +239,7 @@ class JournalService:
         )
 
     def rank_exited(self, exited: Exited) -> None:
-        """Enter a loss; what was wanted isn't one."""
+        """Enter a loss; an intended end isn't one."""
         if exited.is_loss:
             end = exited.end
             entry = JournalEntry(
@@ -258,13 +257,13 @@ class JournalService:
 
     @handles(Note)
     def do_note(self, request: Note, sender: Sender) -> None:
-        """Enter what a client has done without the controller: calls, pushes."""
+        """Enter actions of a client that needed no controller: calls, pushes."""
         self.note(sender.proc, replace(request.entry, env=self._controller.environment_id))
 
     @handles(GetHistory)
     def do_history(self, request: GetHistory, sender: Sender) -> JournalPart:
-        """Return the last entries, oldest first, how much output was dropped, and why nothing is kept, if
-        that's so.
+        """Return the last entries, oldest first, how much output was dropped, and why nothing is written at
+        present, if so.
         """
         entries = sorted(self.entries.entries.values(), key=lambda entry: entry.n)
         return JournalPart(entries[-request.limit :], self.store.start, self.trouble, self.store.max_age_s)
@@ -276,7 +275,9 @@ class JournalService:
 
     @handles(GetMissed)
     def do_missed(self, request: GetMissed, sender: Sender) -> Unseen:
-        """Return the cells that nobody has seen, and where unseen other output begins in the journal."""
+        """Return the cells that nobody has seen, and the journal position after which other output is
+        unseen.
+        """
         cells = [
             each
             for each in self.entries.entries.values()
@@ -286,7 +287,7 @@ class JournalService:
 
     @handles(Seen)
     def do_seen(self, request: Seen, sender: Sender) -> None:
-        """Note that a client has shown how cells ended, or what else was missed."""
+        """Record that a client has shown how cells ended, or other missed output."""
         for n in request.cells:
             entry = self.entries.entries.get(n)
             if entry is not None:
@@ -296,7 +297,7 @@ class JournalService:
 
 
 def _existing(path: str) -> str:
-    """Return the directory, of a path and those above it, that is there."""
+    """Return the nearest existing directory: a path or one of its parents."""
     while not os.path.isdir(path):
         path = os.path.dirname(path)
     return path

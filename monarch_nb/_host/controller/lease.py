@@ -1,5 +1,5 @@
-"""Manages the lease of a mesh: whose it is and how long it lives. It belongs to a process, which it ends
-with, or to its user, under a name and for as long as somebody comes.
+"""Manages the owner and the lease of a mesh: it belongs to a process, with which it ends, or to its user,
+under a name and as long as programs use it.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class Parts(SendsFrames, Protocol):
 
 
 class Lease:
-    """Ends the mesh with its owner, or when its lease is over. Owned by the loop thread."""
+    """The service that ends the mesh with its owner, or when its lease expires. Owned by the loop thread."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self.owner_pid: int | None = None
         """The process that this mesh ends with, if there is one."""
         self._owner_fd = -1
-        """Watches it."""
+        """Descriptor that watches the owner."""
         self._state = LeaseState(None, time.monotonic())
         if controller.config.owner_pid:
             self._watch_owner(controller.config.owner_pid)
@@ -68,10 +68,10 @@ class Lease:
         """The time that the mesh lives without client and running cell; None: it has no lease."""
         return self._state.idle_timeout_s
 
-    # --- whose it is
+    # --- the owner
 
     def belong_to(self, pid: int) -> None:
-        """End with another process than until now."""
+        """Bind the mesh to another process, with which it ends."""
         self._forget_owner()
         self._watch_owner(pid)
 
@@ -90,7 +90,7 @@ class Lease:
         self.owner_pid = pid
 
     def _forget_owner(self) -> None:
-        """Belong to no process any more."""
+        """Unbind the mesh from its owner process."""
         fd, self._owner_fd, self.owner_pid = self._owner_fd, -1, None
         if fd >= 0:
             self._controller.loop.forget_file(fd)
@@ -98,9 +98,7 @@ class Lease:
 
     @handles(Adopt)
     def do_adopt(self, request: Adopt, sender: Sender) -> None:
-        """Become a named mesh that belongs to its user; with an `owner_pid`, it ends with that process
-        nevertheless.
-        """
+        """Become a named mesh of its user; with an `owner_pid`, it nevertheless ends with that process."""
         controller = self._controller
         if not controller.mesh_name.is_claimed:
             raise RequestError(f"this controller has no claim to the name {request.name!r}")
@@ -122,16 +120,16 @@ class Lease:
         )
         controller.journal.note(sender.proc, entry)
         controller.mesh_name.show(request.connection_file)
-        self._forget_owner()  # last: what goes wrong before leaves no controller that nobody can find
+        self._forget_owner()  # last: an earlier error must not leave a controller that cannot be found
         if request.owner_pid:
             self._watch_owner(request.owner_pid)
         if self.idle_timeout_s:
             self._look_later()
 
-    # --- how long it lives
+    # --- the lease
 
     def begin_anew(self) -> None:
-        """Count the idle time from now on: the mesh was in use until now."""
+        """Restart the idle time: the mesh was in use until now."""
         self._state.begin_anew(time.monotonic())
 
     def _look_later(self) -> None:
@@ -148,7 +146,7 @@ class Lease:
             self._look_later()
 
     def _is_held(self) -> bool:
-        """Say whether a client or a cell keeps the mesh alive; who only looks on doesn't."""
+        """Say whether a client or a cell keeps the mesh alive; an observer doesn't."""
         controller = self._controller
         return (
             controller.cells.num_running > 0
@@ -157,14 +155,12 @@ class Lease:
         )
 
     def left_s(self) -> float | None:
-        """Return the seconds until the mesh ends if nobody comes; None while somebody is there, or if it
-        has no lease.
-        """
+        """Return the seconds until the unused mesh ends; None while it is in use, or if it has no lease."""
         return self._state.left_s(time.monotonic(), is_held=self._is_held())
 
     @handles(SetLease)
     def do_set_lease(self, request: SetLease, sender: Sender) -> None:
-        """Say after how long without client and running cell the mesh ends; the time begins anew."""
+        """Set how long the mesh lives without a client and a running cell; the time starts again."""
         self._state.idle_timeout_s = request.idle_timeout_s
         self.begin_anew()
         self._look_later()
@@ -174,7 +170,7 @@ class Lease:
 
     @handles(SetOwner)
     def do_set_owner(self, request: SetOwner, sender: Sender) -> None:
-        """End with a process, or with none.
+        """Set the process with which the mesh ends, or none.
 
         Raises:
             RequestError: if it isn't there.

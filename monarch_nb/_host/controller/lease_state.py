@@ -1,4 +1,4 @@
-"""Decides when a mesh ends by its lease: pure. `lease` looks at the clock, waits, and ends the mesh."""
+"""Decides when a mesh ends by its lease: pure. `lease` provides the time, waits, and ends the mesh."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import math
 from monarch_nb._units import duration
 
 LOOK_S = 5.0
-"""How often, at least, one looks whether somebody is there."""
+"""Maximum time between two checks whether the mesh is used."""
 MIN_LOOK_S = 0.05
-"""How often at most, however short the lease is."""
+"""Minimum time between two checks, however short the lease is."""
 
 
 class LeaseState:
-    """The lease of a mesh: for how long nobody has been there, and for how long nobody may be.
+    """The state of a mesh's lease: how long the mesh has been unused, and how long it may be.
 
     All times are those of one monotonic clock, in seconds.
 
     Attributes:
-        idle_timeout_s: how long a mesh lives without client and running cell; None: it has no lease.
+        idle_timeout_s: seconds that a mesh lives without a client and a running cell; None: it has no lease.
 
     Example:
         >>> lease = LeaseState(60.0, now=0.0)
@@ -36,11 +36,11 @@ class LeaseState:
         self._look_at = math.inf
 
     def begin_anew(self, now: float) -> None:
-        """Count the idle time from `now` on: the mesh was in use until then."""
+        """Restart the idle time at `now`: the mesh was in use until then."""
         self._idle_since = now
 
     def next_look_s(self, now: float) -> float | None:
-        """Return in how many seconds to look; None if there's no lease, or somebody is about to look."""
+        """Return the seconds until the next look; None if there's no lease, or a look is already planned."""
         if self.idle_timeout_s is None:
             return None
         delay_s = min(max(self.idle_timeout_s, MIN_LOOK_S), LOOK_S)
@@ -50,7 +50,7 @@ class LeaseState:
         return delay_s
 
     def look(self, now: float, *, is_held: bool, has_name: bool) -> str:
-        """Return why the mesh ends now; an empty text if it goes on.
+        """Return why the mesh ends now; an empty text if it continues.
 
         Args:
             is_held: whether a client or a cell keeps it alive.
@@ -70,9 +70,7 @@ class LeaseState:
         return f"ended by its lease: no client and no running cell for {duration(self.idle_timeout_s)}"
 
     def left_s(self, now: float, *, is_held: bool) -> float | None:
-        """Return the seconds until the mesh ends if nobody comes; None while somebody is there, or if it
-        has no lease.
-        """
+        """Return the seconds until the unused mesh ends; None while it is in use, or if it has no lease."""
         if self.idle_timeout_s is None or is_held:
             return None
         return round(max(0.0, self.idle_timeout_s - (now - self._idle_since)), 1)

@@ -1,4 +1,4 @@
-"""The controller's link to other hosts: who may dial in, what goes there, and who hasn't been heard of.
+"""The controller's link to other hosts: admission, messages, and detection of hosts that are silent.
 
 A host that is given up isn't let in again: its ranks count as dead, and another may have its place. A place
 has a generation, which is part of the identity that a host process dials in with. The identity is only a
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 
 _BIG_BYTES = 1 << 16
 BACK_S = BEAT_S + 0.2
-"""How long a host whose connection has ended may take to be heard of by another one: it beats meanwhile."""
+"""How long a host whose connection has ended may take to be heard on another one: it sends heartbeats
+meanwhile.
+"""
 STILL_READ_S = 0.15
 Taker = Callable[[list[zmq.Frame]], None]
 _IDENTITY = re.compile(rb"h(\d{1,9})\.(\d{1,9})\.[0-9a-f]+")
@@ -59,13 +61,13 @@ class Parts(Sends, Protocol):
     registry: Registry
 
     def receive_remote(self, frames: Sequence[Any]) -> None:
-        """Take a message of another host."""
+        """Handle a message of another host."""
         ...
 
 
 def _claimed(identity: bytes) -> tuple[int, int]:
-    """Return the place and the generation that an identity claims; place 0, which is nobody's, if it's no
-    identity of ours.
+    """Return the place and the generation that an identity claims; place 0, which can't be claimed, if it
+    isn't an identity of a host.
 
     >>> _claimed(b"h3.1.9f86d081"), _claimed(b"nonsense")
     ((3, 1), (0, 0))
@@ -75,7 +77,7 @@ def _claimed(identity: bytes) -> tuple[int, int]:
 
 
 def _speaks_for_itself(parts: Sequence[Any], index: int) -> bool:
-    """Say whether a message is of processes of that host."""
+    """Say whether a message comes from processes of that host."""
     try:
         return all(address.host_of(src) == index for src in wire.sources(parts[0]))
     except wire.WireError:
@@ -83,10 +85,11 @@ def _speaks_for_itself(parts: Sequence[Any], index: int) -> bool:
 
 
 class HostLink:
-    """ROUTER to the DEALERs of other hosts, over tcp with CURVE. Owned by the loop thread.
+    """The controller's side of the connections to other hosts: a ROUTER to their DEALERs, over tcp with
+    CURVE. Owned by the loop thread.
 
     Args:
-        on_lost: told of a host that is given up.
+        on_lost: called with a host that is given up.
     """
 
     def __init__(self, controller: Parts, on_lost: Callable[[Host], None]) -> None:
@@ -99,21 +102,23 @@ class HostLink:
         self._endpoints: dict[str, str] = {}
         self._identities: dict[int, bytes] = {}
         self._connections: dict[int, int] = {}
-        """The host that spoke last by a connection, by descriptor."""
+        """The host that spoke last on a connection, by descriptor."""
         self._takers: dict[str, Taker] = {}
-        """What takes messages by connections that are no host's, by their keys."""
+        """Receivers of messages on connections that aren't hosts', by their keys."""
         self._members: dict[int, tuple[bytes, int, Peer | None]] = {}
         """Identity, descriptor and address of the connection of each member, by its index."""
         self._heard: dict[int, float] = {}
-        """When a host has spoken last, by the loop's clock."""
+        """Time of the last message from each host, by the loop's clock."""
         self._directories: list[str] = []
-        """Of host processes that we have started: they end with us, and have no time to tidy up."""
+        """Directories of host processes that this one has started: they end with it, without time to clean
+        up.
+        """
 
-    # --- letting hosts in
+    # --- admission of hosts
 
     def ticket(self, host: Host, bind: str) -> Ticket:
-        """Return a ticket by which a host process dials in and takes a place; the last ticket for the place
-        is void.
+        """Return a ticket with which a host process dials in and takes a place; the last ticket for the place
+        becomes void.
         """
         endpoint = self.listen_on(bind)
         assert self._keys is not None and self._gatekeeper is not None
@@ -126,7 +131,7 @@ class HostLink:
         )
 
     def listen_on(self, bind: str) -> str:
-        """Listen for other hosts at `bind`, if we don't yet; return the address to dial."""
+        """Listen for other hosts at `bind`, unless this process does already; return the address to dial."""
         if self._socket is None:
             self._open()
         assert self._socket is not None
@@ -139,11 +144,11 @@ class HostLink:
         return self._endpoints[bind]
 
     def rekey(self) -> None:
-        """Be known by another key from now on, at other ports; nobody may dial by what was given out."""
+        """Replace the controller's key and ports; tickets given out before become void."""
         if self._socket is None:
             return
         for endpoint in set(self._endpoints.values()):
-            with suppress(zmq.ZMQError):  # an address of one that we listen at
+            with suppress(zmq.ZMQError):  # an address at which this process listens
                 self._socket.unbind(endpoint)
         self._endpoints.clear()
         self._take_keys(self._socket)
@@ -154,31 +159,31 @@ class HostLink:
 
     @property
     def public_key(self) -> str:
-        """The key that others know us by; there's one once we listen."""
+        """The controller's public key; it exists once the controller listens."""
         assert self._keys is not None
         return self._keys.public
 
     def let_in(self, key: str, taker: Taker | None = None) -> None:
-        """Let whoever has a key connect; `taker` takes what they send, if that's no host."""
+        """Admit the holder of a key; `taker` receives its messages, if it isn't a host."""
         assert self._gatekeeper is not None
         self._gatekeeper.allowed.add(key)
         if taker is not None:
             self._takers[key] = taker
 
     def keep_out(self, key: str) -> None:
-        """Let a key connect no more; what still comes by its connection is dropped."""
+        """Revoke a key's admission; later messages on its connection are dropped."""
         assert self._gatekeeper is not None
         self._gatekeeper.allowed.discard(key)
         self._takers.pop(key, None)
 
     def admit(self, host: Host, public_key: str, endpoint: str) -> None:
-        """Give a place to the host process that has this key, and reaches us at `endpoint`."""
+        """Give a place to the host process that has this key, and connects to `endpoint`."""
         self.keep_out(host.public_key)
         host.public_key, host.endpoint = public_key, self._endpoints.setdefault(endpoint, endpoint)
         self.let_in(public_key)
 
     def give_up(self, host: Host) -> None:
-        """Give up a host that was expected, and isn't any more."""
+        """Give up an expected host."""
         self.keep_out(host.public_key)
         host.state, host.backlog = HostState.STOPPED, []
         self._on_lost(host)
@@ -213,7 +218,7 @@ class HostLink:
         identity = bytes(frames[0].buffer)
         index, generation = _claimed(identity)
         host = self._controller.registry.hosts.get(index)
-        if host is None or index == 0:  # the controller's own place is nobody's
+        if host is None or index == 0:  # the controller's own place can't be taken
             return
         if generation != host.generation or host.state in (HostState.LOST, HostState.STOPPED):
             self._send_away(identity, index)
@@ -228,9 +233,9 @@ class HostLink:
         self._controller.receive_remote(parts)
 
     def _connection_ended(self, fd: int) -> None:
-        """Find out whether a host whose connection has ended is lost. One that only lost its connection is
-        back at once, and beats by the new one; one whose process has ended isn't. What it had sent before may
-        still be read.
+        """Find out whether a host whose connection has ended is lost. A host that only lost its connection is
+        back at once, and sends heartbeats on a new one; a host whose process has ended isn't. Messages sent
+        before may still be read.
         """
         index = self._connections.pop(fd, None)
         if index is not None and index >= address.FIRST_MEMBER:
@@ -251,7 +256,9 @@ class HostLink:
         self._controller.loop.call_later(BACK_S, judge)
 
     def _refuse(self, frame: zmq.Frame, index: int) -> None:
-        """Log a message by which a host that has a key speaks as another one: its words count for nothing."""
+        """Log a message in which the holder of a host's key claims to be another host; the message is
+        ignored.
+        """
         by = frame.get("Peer-Address")
         print(
             (
@@ -262,14 +269,14 @@ class HostLink:
         )
 
     def answer(self, frame: zmq.Frame, text: bytes) -> None:
-        """Answer whoever has sent a frame, and is no host."""
+        """Answer the sender of a frame that isn't a host."""
         assert self._socket is not None
         self._socket.send_multipart([bytes(frame.buffer), text])
 
     # --- members
 
     def comes_by(self, index: int, frame: zmq.Frame) -> None:
-        """Note the connection that a member's frame has come by: what goes to the member goes by it."""
+        """Record the connection on which a member's frame has arrived: messages to the member use it."""
         identity, fd = bytes(frame.buffer), int(frame.get(zmq.SRCFD))
         if self._members.get(index, (b"", -1))[:2] != (identity, fd):
             self._members[index] = identity, fd, peer_of(fd)
@@ -283,7 +290,7 @@ class HostLink:
 
     def _member_gone(self, index: int, fd: int) -> None:
         if self._members.get(index, (b"", -1))[1] != fd:
-            return  # it's back already
+            return  # the host is back already
 
         def judge() -> None:
             if self._members.get(index, (b"", -1))[1] == fd:
@@ -293,7 +300,7 @@ class HostLink:
         self._controller.loop.call_later(BACK_S, judge)
 
     def _send_away(self, identity: bytes, index: int) -> None:
-        """Tell a host process whose place is no longer its own to end: its ranks count as dead."""
+        """Tell a host process that has lost its place to end: its ranks count as dead."""
         assert self._socket is not None
         to = address.host_proc(index)
         self._socket.send_multipart(
@@ -301,7 +308,9 @@ class HostLink:
         )
 
     def send(self, index: int, frames: list[Any]) -> None:
-        """Send frames to a host; to one that's gone, drop; for one that is expected, keep."""
+        """Send frames to a host; those to a host that is gone are dropped, those to an expected one are
+        kept.
+        """
         host = self._controller.registry.hosts.get(index)
         if host is None:
             self._send_to_member(index, frames)
@@ -321,7 +330,7 @@ class HostLink:
             self._socket.send_multipart([found[0], *cut(frames)])
 
     def has_joined(self, index: int, joined: HostJoined) -> None:
-        """Note that a host process has dialled in, and send it what was kept for it."""
+        """Record that a host process has dialled in, and send it the kept messages."""
         host = self._controller.registry.hosts[index]
         host.hostname, host.pid, host.machine = joined.hostname, joined.pid, joined.machine
         host.num_cores, host.num_gpus = joined.num_cores, joined.num_gpus
@@ -331,19 +340,19 @@ class HostLink:
             self.send(index, frames)
 
     def leaves(self, index: int) -> None:
-        """Note that a host process is about to end, on purpose."""
+        """Record that a host process is about to end on purpose."""
         host = self._controller.registry.hosts.get(index)
         if host is not None and host.state == HostState.UP:
             host.state, host.last_beat = HostState.LEAVING, self._controller.loop.clock()
 
     def has_left(self, index: int) -> None:
-        """Count a host that was leaving as stopped: its process has said its last word."""
+        """Record a leaving host as stopped: its process has sent its last message."""
         host = self._controller.registry.hosts.get(index)
         if host is not None and host.state == HostState.LEAVING:
             host.state = HostState.STOPPED
             self._on_lost(host)
 
-    # --- beats
+    # --- heartbeats
 
     def remote_hosts(self) -> list[Host]:
         """Return the other hosts that are up."""
@@ -352,13 +361,13 @@ class HostLink:
     def _beats(self) -> None:
         self._controller.loop.call_later(
             BEAT_S, self._beats
-        )  # first: whatever goes wrong below, the beat goes on
+        )  # first: whatever fails below, the heartbeat continues
         now = self._controller.loop.clock()
         self._controller.members.cut_silent()
         for host in self._controller.registry.hosts.values():
             if host.state == HostState.LEAVING and now - host.last_beat > LOST_AFTER_S:
                 host.state = HostState.STOPPED
-                self._on_lost(host)  # ranks of it whose end wasn't heard
+                self._on_lost(host)  # ranks of that host whose end wasn't reported
         for host in self.remote_hosts():
             if now - host.last_beat > LOST_AFTER_S:
                 host.state, host.why_lost = HostState.LOST, f"has not been heard of for {LOST_AFTER_S:g} s"
@@ -366,11 +375,11 @@ class HostLink:
             else:
                 self._controller.event(address.host_proc(host.index), Beat())
 
-    # --- another in its place
+    # --- replacing a host
 
     def replace(self, host: Host) -> str:
-        """Get another host process for a lost host's place: a spare, or a new one; return why there's
-        none, or nothing.
+        """Find another host process for a lost host's place: a spare, or a new one; return why there is none,
+        or an empty text.
         """
         spare = self._spare()
         if spare is None and host.kind != PROCESS_JOB:
@@ -380,7 +389,8 @@ class HostLink:
             )
         host.generation += 1
         host.state, host.backlog, host.taken = HostState.EXPECTED, [], ""
-        ticket = self.ticket(host, (spare or host).endpoint)  # the way by which it can reach us
+        # the address by which the host can reach the controller
+        ticket = self.ticket(host, (spare or host).endpoint)
         if spare is None:
             self.start(ticket, host.env)
         else:
@@ -405,19 +415,19 @@ class HostLink:
         return next((h for h in self.remote_hosts() if h.index not in used), None)
 
     def start(self, ticket: Ticket, env: Mapping[str, str]) -> None:
-        """Start a host process on this machine; that it has come up is heard when it joins."""
+        """Start a host process on this machine; its start is reported when it joins."""
         controller = self._controller
         directory = f"{os.path.dirname(controller.directory)}/h{ticket.host}.{ticket.generation}"
         self._directories.append(directory)
         ours = controller.config
         config = HostConfig(ticket.host, directory, ours.sys_path, ours.log).with_ticket(ticket, directory)
         process = start_host_process(config, {**os.environ, **env})
-        process.returncode = 0  # our child; it's reaped with the orphans of ranks
+        process.returncode = 0  # this process' child; it's reaped with the orphans of ranks
 
     # --- the end
 
     def close(self) -> None:
-        """Close the sockets; what we have started is dead by now."""
+        """Close the sockets; processes started here are dead by now."""
         if self._socket is not None and self._gatekeeper is not None and self._strangers is not None:
             self._strangers.close()
             self._socket.close(500)

@@ -1,4 +1,4 @@
-"""Members: programs of other users, let in by a key with a role.
+"""Members of a mesh: programs of other users, admitted by a key with a role.
 
 A member dials the port that hosts dial, with a key of its own that an invitation has let in; `_host/relay`
 does so on their side. It counts as a host whose index no host has, so messages to its programs find their way
@@ -60,14 +60,14 @@ if TYPE_CHECKING:
     from monarch_nb._host.loop import Loop
 
 UNUSED_S = 3600.0
-"""How long an invitation without a time of its own waits for somebody to come by it."""
+"""How long an invitation without an expiry of its own waits for its first use."""
 MAX_MEMBERS = 256
 MAX_PROGRAMS = 64
-"""Of one member."""
+"""Maximum number of programs of one member."""
 SILENT_S = 30.0
-"""After how long without a word a member's connection is ended: its machine sleeps, or is out of reach."""
+"""Time of silence after which a member's connection is ended: its machine sleeps, or is out of reach."""
 LAST_WORD_S = 0.3
-"""How long a member that is sent away has to read why."""
+"""How long a member that is disconnected has to read the reason."""
 _BOUND = (HostState.EXPECTED, HostState.UP, HostState.LEAVING)
 _TO_RANKS = (wire.CALL, wire.REPLY, wire.RELEASE)
 _HELLO, _GOODBYE = Hello.wire_name, Goodbye.wire_name
@@ -90,13 +90,13 @@ class Parts(Sends, Protocol):
         ...
 
     def receive_remote(self, frames: Any) -> None:
-        """Pass on a message that has come from another machine."""
+        """Forward a message from another machine."""
         ...
 
 
 @dataclass
 class Member:
-    """A key that lets somebody in, and who has come with it."""
+    """A member: the key by which a user is admitted, and the programs connected with it."""
 
     key: str
     role: Role
@@ -106,7 +106,7 @@ class Member:
     addresses: tuple[str, ...]
     ends: float | None
     public: str = ""
-    """Their own key; none before they have knocked."""
+    """The member's own public key; empty before the first knock."""
     who: str = ""
     peer: str = ""
     fd: int = -1
@@ -115,7 +115,7 @@ class Member:
 
 
 class Members:
-    """Lets programs of other users in, and checks what each may ask. Owned by the loop thread."""
+    """The service that admits programs of other users and checks their requests. Owned by the loop thread."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller
@@ -128,7 +128,7 @@ class Members:
 
     @handles(Share)
     def do_share(self, request: Share, sender: Sender) -> Shared:
-        """Make a key for somebody, and an invitation to knock with."""
+        """Make a key for a user, and an invitation to knock with."""
         role = self._shareable(request.role)
         if len(self._members) >= MAX_MEMBERS:
             raise RequestError(f"{MAX_MEMBERS} keys are out already: %mesh unshare KEY, or --all")
@@ -181,7 +181,7 @@ class Members:
 
     @handles(Unshare)
     def do_unshare(self, request: Unshare, sender: Sender) -> list[KeyRow]:
-        """Make a key void; whoever is connected by it is disconnected at once."""
+        """Make a key void; programs connected with it are disconnected at once."""
         if request.key and request.key not in self._members:
             known = ", ".join(self._members) or "none"
             raise RequestError(
@@ -195,7 +195,7 @@ class Members:
 
     @handles(Rekey)
     def do_rekey(self, request: Rekey, sender: Sender) -> list[KeyRow] | Later:
-        """Take new keys; everybody but the owner is out."""
+        """Replace all keys; everybody but the owner is disconnected."""
         hosts = [h for h in self._controller.registry.hosts.values() if h.index and h.state in _BOUND]
         if hosts:
             raise RequestError(
@@ -209,7 +209,8 @@ class Members:
             )
         self._controller.invitations.close_all()
 
-        def take_keys() -> None:  # connections end by it, so those who were let in are told why before
+        # the connections end with the key, so their programs are told the reason before
+        def take_keys() -> None:
             self._link.rekey()
             self._controller.reply(sender.proc, sender.ref, rows)
 
@@ -217,7 +218,7 @@ class Members:
         return LATER
 
     def _end_member(self, member: Member, why: str) -> None:
-        """Listen to a member no more from now on; it's told why, and its connection is ended."""
+        """Stop handling a member's messages; tell the member why, and end its connection."""
         del self._members[member.key], self._by_index[member.index]
         self._link.keep_out(member.guest)
         if member.public:
@@ -239,10 +240,10 @@ class Members:
         for member in self._members.values():
             self._tell(member, Leave())
 
-    # --- coming and going
+    # --- connecting and leaving
 
     def _knocks(self, member: Member, frames: list[zmq.Frame]) -> None:
-        """Answer whoever has an invitation; nothing in what they say can harm us."""
+        """Answer a knock with an invitation, whose content isn't trusted."""
         peer = _peer_of(frames[0])
         try:
             knock = Knock.from_json(bytes(frames[1].buffer) if len(frames) == 2 else b"")
@@ -280,7 +281,7 @@ class Members:
         return self._by_index.get(address.host_of(proc)) if proc >> 32 else None
 
     def connection_ended(self, index: int) -> None:
-        """Forget the programs of a member whose connection has ended, and that hasn't come back."""
+        """Drop the programs of a member whose connection has ended and wasn't restored."""
         member = self._by_index.get(index)
         if member is not None:
             self._forget_programs(member)
@@ -291,14 +292,14 @@ class Members:
             self._controller.clients.forget(proc)
 
     def cut_silent(self) -> None:
-        """End connections by which nothing has come for too long: what is sent there would pile up."""
+        """End connections that have been silent for too long: messages to them would accumulate."""
         limit = self._controller.loop.clock() - SILENT_S
         for member in self._by_index.values():
             if member.procs and member.heard < limit:
                 self._link.cut(member.index)
                 self._forget_programs(member)
 
-    # --- what they say
+    # --- requests
 
     def _take_message(self, member: Member, frames: list[zmq.Frame]) -> None:
         self._link.comes_by(member.index, frames[0])
@@ -328,7 +329,7 @@ class Members:
             self._tell(member, Beat())
 
     def _ask(self, member: Member, message: Message) -> None:
-        """Have a request done, if the member's role is high enough for it."""
+        """Execute a request, if the member's role permits it."""
         name = message.name.decode("utf-8", "replace")
         trouble = self._why_not(member, name, message.src)
         if trouble:
@@ -356,7 +357,9 @@ class Members:
         return ""
 
     def _refuse_other(self, member: Member, message: Message) -> None:
-        """Refuse a message that is no request to the controller: a call, mostly, which is answered as one."""
+        """Refuse a message that isn't a request to the controller: usually a call, which is answered as
+        one.
+        """
         trouble = (
             refusal("call", member.role, self._controller.name, Role.OPERATOR)
             if member.role < Role.OPERATOR
@@ -370,10 +373,10 @@ class Members:
         elif inner.kind == wire.CONTROL:
             self._controller.reply(message.src, inner.ref, trouble, error=True)
 
-    # --- who did what
+    # --- the audit
 
     def note_own(self, message: Message) -> None:
-        """Enter what a program of the owner's asks for."""
+        """Enter a request of one of the owner's programs into the audit."""
         name = message.name.decode("utf-8", "replace")
         if name in NOTED_OF_OWNER and address.is_client(message.src) and not message.src >> 32:
             who = self._controller.clients.who(message.src)
@@ -389,12 +392,12 @@ class Members:
         return "" if journal.is_off else journal.store.directory
 
     def _detail(self, name: str, message: Message) -> str:
-        """Return the detail of a request for the audit; nothing while nothing of cells is kept."""
+        """Return the detail of a request for the audit; empty while cells aren't logged."""
         return "" if self._controller.journal.is_off else _detail(name, message)
 
     @handles(GetAudit)
     def do_get_audit(self, request: GetAudit, sender: Sender) -> list[AuditRow]:
-        """Return the audit: who asked for what."""
+        """Return the audit: who requested what."""
         return self.audit.last(request.limit)
 
     def describe(self, member: Member, what: str) -> str:

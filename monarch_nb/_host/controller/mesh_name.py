@@ -1,5 +1,4 @@
-"""The name that a mesh goes by: the claim to it, and the connection file by which programs find this
-controller."""
+"""The name of a mesh: the claim to it, and the connection file by which programs find this controller."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ class Parts(Protocol):
 
 
 def write_connection(path: str, content: ConnectionNote) -> None:
-    """Write a connection file, whole or not at all.
+    """Write a connection file atomically.
 
     Raises:
         OSError: if it can't be written.
@@ -51,8 +50,8 @@ def write_connection(path: str, content: ConnectionNote) -> None:
 
 
 class MeshName:
-    """Holds the right to a name, and the connection file. Owned by the loop thread. The claim is held until
-    this process has ended: by itself, or by whatever kills it."""
+    """The service that holds the claim to the mesh's name, and the connection file. Owned by the loop
+    thread. The claim is held until this process has ended, for any reason."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller
@@ -63,7 +62,7 @@ class MeshName:
 
     @handles(ClaimName)
     def do_claim(self, request: ClaimName, sender: Sender) -> bool:
-        """Take the right to a name; answers whether it was free."""
+        """Claim a name; answers whether it was free."""
         self._who = self._controller.clients.who(sender.proc)
         if self._claim is None:
             self._claim_path = request.path
@@ -72,15 +71,15 @@ class MeshName:
 
     @property
     def is_claimed(self) -> bool:
-        """Whether this controller has the right to a name."""
+        """Whether this controller holds the claim to the name."""
         return self._claim is not None
 
     def _note(self, state: ClaimState) -> bytes:
-        """Return the note in the claim's file, for others who want the same name."""
+        """Return the note in the claim's file, for processes that want the same name."""
         return ClaimNote(state, os.getpid(), self._who).as_json()
 
     def show(self, connection_path: str) -> None:
-        """Let programs find this mesh."""
+        """Make this mesh findable by programs."""
         assert self._claim is not None
         self._connection_path = connection_path
         self._write()
@@ -102,8 +101,8 @@ class MeshName:
         write_connection(self._connection_path, content)
 
     def stays(self) -> bool:
-        """See that programs can find this mesh: files that somebody has removed are made anew. False if
-        another mesh has the name by now.
+        """Ensure that programs can find this mesh: removed files are written again. False if another mesh has
+        the name by now.
         """
         if self._claim is None or not self._connection_path:
             return True
@@ -119,8 +118,8 @@ class MeshName:
         return True
 
     def hide(self) -> None:
-        """Hide a mesh that is about to end: nobody can find it any more. Its name is free when its ranks have
-        gone, and what they held.
+        """Make a mesh that is about to end unfindable. Its name is free once its ranks and their resources
+        are gone.
         """
         if self._claim is not None and self._claim.holds:
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Keep which value of a mesh goes by which name."""
+"""Keeps values of a mesh by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from monarch_nb._protocol.registry import Sender, handles
 
 
 class NameService:
-    """Keeps values by their names. Owned by the loop thread."""
+    """The service that keeps values by name. Owned by the loop thread."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -17,7 +17,9 @@ class NameService:
 
     @handles(SetName)
     def do_set_name(self, request: SetName, sender: Sender) -> Plain:
-        """Enter something under a name; `only_if_new` makes the first one win. Returns what is there now."""
+        """Store a value under a name; with `only_if_new`, an existing value is kept. Returns the value stored
+        now.
+        """
         if request.only_if_new and request.name in self._names:
             return self._names[request.name]
         self._names[request.name] = request.value
@@ -25,15 +27,15 @@ class NameService:
 
     @handles(SetMesh)
     def do_set_mesh(self, request: SetMesh, sender: Sender) -> None:
-        """Take note of the ranks that people call by the mesh's name."""
+        """Record the ranks that have the mesh's name."""
         self._registry.mesh = request.record
 
     @handles(GetMesh)
     def do_get_mesh(self, request: GetMesh, sender: Sender) -> GroupRecord | None:
-        """Return the record of the ranks that people call by the mesh's name; None if there are none."""
+        """Return the record of the ranks that have the mesh's name; None if there are none."""
         return self._registry.mesh
 
     @handles(GetName)
     def do_get_name(self, request: GetName, sender: Sender) -> Plain:
-        """Return the value that was entered under a name, or None."""
+        """Return the value stored under a name, or None."""
         return self._names.get(request.name)

@@ -1,4 +1,4 @@
-"""Stops what actors of a process have spawned elsewhere, once that process has ended without stopping it.
+"""Stops the spawned actors and ranks of a process' actors, once that process has ended without stopping them.
 
 An actor that is stopped ends what it has spawned before it goes, so what is left here was owned by one that
 had no time for it. What is stopped ends its own children first, as always. If the owner is made anew, it
@@ -23,11 +23,11 @@ from monarch_nb._wire import message as wire
 CONTROLLERS = "controllers"
 """The group of processes that named singletons live in."""
 GRACE_S = 3.0
-"""How long actors of an orphaned group may clean up."""
+"""Limit for the clean-up of actors of an orphaned group."""
 
 
 class StopsRanks(Protocol):
-    """Can end ranks."""
+    """The interface to the service that stops ranks."""
 
     def stop(self, procs: Sequence[int], grace_s: float) -> None:
         """Stop ranks; their actors clean up meanwhile."""
@@ -35,7 +35,8 @@ class StopsRanks(Protocol):
 
 
 class Orphans:
-    """Stops what the actors of dead processes owned. Owned by the loop thread.
+    """The service that stops the spawned ranks and actors of processes that have died. Owned by the loop
+    thread.
 
     Args:
         send: sends a frame to a rank.
@@ -50,8 +51,8 @@ class Orphans:
         self._send = send
 
     def rank_exited(self, exited: Exited) -> None:
-        """Stop what the actors of a rank that has ended owned elsewhere; forget its own actors first if it
-        has ended on purpose.
+        """Stop actors and ranks that actors of an ended rank owned on other processes; drop its own actors
+        first if it has ended on purpose.
         """
         proc = exited.end.proc
         if exited.end.stopped:
@@ -60,14 +61,15 @@ class Orphans:
 
     def client_gone(self, client: Client) -> None:
         """Stop what the actors of a program that has gone owned here; the program may be a guest, a rank of
-        another mesh. What it has spawned itself isn't theirs: it outlives a notebook's kernel.
+        another mesh. Spawns of the program itself aren't owned by its actors: they outlive a notebook's
+        kernel.
         """
         self._owner_gone(client.proc, f"{client.what} (pid {client.pid})")
 
     @handles(ActorSpawned)
     def do_actor_spawned(self, request: ActorSpawned, sender: Sender) -> None:
-        """Keep the specification by which an actor is made again. The kernel may have told of its owner's end
-        before.
+        """Keep the specification from which an actor is created again. The end of its owner may have been
+        reported before.
         """
         self._specs.add(request)
         proc, actor = request.creator
@@ -78,7 +80,8 @@ class Orphans:
         orphaned = self._stop_groups(proc)
         reason = f"the process of its owner, {who}, has ended"
         for spec in self._specs.owned_by(proc):
-            if not self._is_controller(spec):  # that's the mesh's, whoever asked for it first
+            # named singletons belong to the mesh, whoever asked for them first
+            if not self._is_controller(spec):
                 self._stop_actors(spec, reason, but=orphaned)
 
     def _stop_groups(self, proc: int) -> set[int]:

@@ -1,4 +1,4 @@
-"""Put what ranks print into the journal, and send it to those who watch."""
+"""Writes the output of ranks into the journal, and sends it to its watchers."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Parts(SendsFrames, Protocol):
 
 
 class OutputService:
-    """Puts output into the journal and sends it to watchers. Owned by the loop thread."""
+    """The service that writes output into the journal and sends it to watchers. Owned by the loop thread."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._store = controller.journal.store
         self.watches = Watches()
         self._own: list[Watch] = []
-        """What clients see of their own calls."""
+        """Watches of clients on output of their own calls."""
 
-    # --- what comes in
+    # --- incoming records
 
     @handles(RankPrinted)
     def on_output(self, event: RankPrinted, sender: Sender) -> None:
@@ -53,7 +53,7 @@ class OutputService:
         self.printed(event.rank, sender.proc, Piece(*event.piece))
 
     def printed(self, rank: int, proc: int, piece: Piece) -> None:
-        """Take a piece of what a rank has printed: keep it in the journal, and show it to those who watch."""
+        """Write a piece of a rank's output into the journal, and send it to watchers."""
         if piece.kind == SETTLED:
             self._settled(proc, piece)
             return
@@ -67,7 +67,7 @@ class OutputService:
     def _settled(self, proc: int, piece: Piece) -> None:
         """Tell the client that waits for an answer that all output printed before the answer has come."""
         if not piece.data.isdigit():
-            return  # nothing of ours
+            return  # not a mark of this package
         data = records.MARK.pack(proc, int(piece.data) & 0xFFFFFFFF)
         record = Record(records.SETTLED, "stdout", 0, 0, piece.origin, 0, 0.0, data)
         packed = records.pack(record)
@@ -76,23 +76,23 @@ class OutputService:
             watch.mark(record, packed)
 
     def write(self, kind: int, stream: str, group: str, rank: int, origin: int, data: bytes) -> None:
-        """Put a piece into the journal and show it to those who watch."""
+        """Write a piece into the journal and send it to its watchers."""
         if group not in self._store.groups:
             groups = {**self._store.groups, group: len(self._store.groups)}
             self._controller.clients.tell_listeners(GroupsKnown(groups))
         journal = self._controller.journal
-        journal.entries.flush()  # a controller that is killed leaves no output of a cell that isn't there
+        journal.entries.flush()  # so that a killed controller doesn't leave output of a cell without an entry
         keep = not journal.is_unlogged(origin)
         self.watches.offer(self._store.append(kind, stream, group, rank, origin, data, keep=keep))
 
-    # --- who watches
+    # --- watchers
 
     def watch_own(self, client: Client) -> None:
-        """Let a client see what its own calls print, and what belongs to nobody."""
+        """Make a client a watcher of its own calls' output, and of output without an origin."""
         self._own.append(self._watch(client.proc, 0, _own_output(client.number)))
 
     def watch_cell(self, client: int, ref: int, n: int, position: int | None, until: int | None) -> Watch:
-        """Let a client watch what a cell prints and how it ends."""
+        """Make a client a watcher of a cell's output and end."""
 
         def wanted(record: Record) -> bool:
             return record.origin == n
@@ -114,7 +114,7 @@ class OutputService:
 
     @handles(SettleOutput)
     def do_settle_output(self, request: SettleOutput, sender: Sender) -> None:
-        """Answer once what ranks of this machine have written before now has been passed on."""
+        """Answer once output that ranks of this machine have written before now has been forwarded."""
         self._controller.supervisor.drain()
         watch = self.watches.find(sender.proc, 0)
         if watch is not None:
@@ -122,7 +122,7 @@ class OutputService:
 
     @handles(Taken)
     def do_taken(self, request: Taken, sender: Sender) -> None:
-        """Note how much a client has taken of what it watches."""
+        """Record how many bytes a client has acknowledged."""
         watch = self.watches.find(sender.proc, request.watch)
         if watch is not None:
             watch.taken(request.bytes)
@@ -134,7 +134,9 @@ class OutputService:
 
     @handles(WatchOutput)
     def do_watch_output(self, request: WatchOutput, sender: Sender) -> Later | None:
-        """Send a client what ranks of a group print: from a position, or the last bytes; then on, or not."""
+        """Send a client the output of ranks of a group: from a position, or the last bytes; then later
+        output, or not.
+        """
         follow, position = request.follow, request.position
         if position is None:
             position = self._store.tail_start(request.tail_bytes)
@@ -165,7 +167,7 @@ class OutputService:
 
     @handles(ReadOutput)
     def do_read_output(self, request: ReadOutput, sender: Sender) -> OutputPart:
-        """Return a stretch of what ranks of a group have printed: the one before a position, or after one."""
+        """Return a part of the output of ranks of a group: the one before a position, or after one."""
         store = self._store
         group, chosen = store.groups.get(request.group), set(request.ranks)
 
@@ -189,8 +191,8 @@ class OutputService:
 
 
 def _own_output(number: int) -> Wanted:
-    """Return a filter of the output that a client sees without asking: that of its own calls, and output that
-    belongs to nobody.
+    """Return a filter of the output that a client sees by default: that of its own calls, and output without
+    an origin.
     """
     mine = CLIENT_ORIGIN >> CLIENT_BITS | (number & CLIENT_MASK)
 

@@ -45,7 +45,7 @@ _OPERATES: Kinds = (
     debugging.DebugBreak, debugging.DebugCommand, debugging.DebugPostMortem, debugging.DebugSet,
     debugging.UnwatchDebug, debugging.WatchDebug,
     environment.GetEnvironments,
-    hang.Hang, hang.Stacks,  # they stop ranks for a moment
+    hang.Hang, hang.Stacks,  # these stop ranks for a moment
     healing.ActorSpawned, healing.ActorStopped, healing.Heal,
     journal.Note, journal.Seen,
     keyboard.AnswerUser, keyboard.RefuseUser,
@@ -77,7 +77,7 @@ _OF_THE_MESH_ITSELF: Kinds = (
     questions.ThreadStacks, questions.WhereNow,
     ranks.SignalRanks, ranks.StartRanks, ranks.StopRanks,
 )  # fmt: skip
-"""What processes of the mesh ask each other, and what is told to each host by itself."""
+"""Requests between processes of the mesh, and those sent to each host directly."""
 
 
 def _names(kinds: Kinds) -> frozenset[str]:
@@ -93,12 +93,12 @@ NEEDS: dict[str, Role] = {
     )
     for name in _names(kinds)
 }
-"""The least role that a request needs, by its name on the wire."""
+"""The minimum role for a request, by its name on the wire."""
 
 UNNOTED = _names(
     (cells.Taken, cells.Unwatch, messages.StatusTaken, messages.UnwatchStatus, programs.SettleOutput)
 )
-"""What programs say to take what they've asked for: the audit doesn't have these."""
+"""Acknowledgements and ends of watches, which the audit leaves out."""
 
 _NOT_NOTED: Kinds = (
     environment.SetDifferences, invitations.Refusals, names.SetMesh, names.SetName, programs.ClaimName,
@@ -108,11 +108,11 @@ _NOTED: Kinds = (
     *_OWNS, cells.RunCell, healing.Heal, ranks.AbortCall, ranks.Interrupt, ranks.InterruptCell,
 )  # fmt: skip
 NOTED_OF_OWNER = _names(_NOTED) - _names(_NOT_NOTED)
-"""What the audit has of the owner's programs, which may do everything."""
+"""Requests of the owner's programs that the audit records; these programs may do everything."""
 
 
 def needed(name: str) -> Role:
-    """Return the least role that may ask something.
+    """Return the minimum role for a request.
 
     >>> needed("status"), needed("run_cell"), needed("no_such_thing")
     (<Role.OBSERVER: 1>, <Role.OPERATOR: 2>, <Role.OWNER: 3>)
@@ -121,7 +121,7 @@ def needed(name: str) -> Role:
 
 
 def refusal(name: str, role: Role, mesh: str, least: Role | None = None) -> str:
-    """Return why a request isn't done: which role one has, which one it needs, what to type.
+    """Return why a request is refused: the member's role, the required one, and what to type.
 
     Args:
         least: the role that's needed, of what is no request.

@@ -1,5 +1,4 @@
-"""Passes on what ranks ask whoever sits at the keyboard (`input`, `getpass`) to the client that their cell,
-or their call, belongs to.
+"""Forwards questions of ranks (`input`, `getpass`) to the client that their cell or call belongs to.
 
 A rank asks by a request, which is answered when somebody has typed. Only one client is asked: one that
 watches the cell, or that made the call. When it leaves, or says that nobody can type there, the rank is told
@@ -34,13 +33,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """A rank waits for a line.
+    """A question of a rank that waits for a typed line.
 
     Attributes:
         id: its number in the mesh.
-        ref: under which the rank waits.
-        client: who is asked.
-        hidden: whether what is typed isn't shown.
+        ref: the number under which the rank waits.
+        client: the client that is asked.
+        hidden: whether the typed line isn't shown.
     """
 
     id: int
@@ -52,7 +51,9 @@ class Question:
 
 
 class QuestionService:
-    """Keeps the questions of ranks until somebody has answered or refused them. Owned by the loop thread."""
+    """The service that keeps questions of ranks until a client has answered or refused them. Owned by the
+    loop thread.
+    """
 
     def __init__(self, registry: Registry, cells: Cells, sends: Sends) -> None:
         self._registry, self._cells, self._sends = registry, cells, sends
@@ -60,14 +61,14 @@ class QuestionService:
         self._questions: dict[int, Question] = {}
 
     def is_asking(self, proc: int) -> bool:
-        """Say whether a rank waits for somebody to type."""
+        """Say whether a rank waits for typed input."""
         return any(q.proc == proc for q in self._questions.values())
 
     # --- ranks
 
     @handles(AskUser)
     def do_ask_user(self, request: AskUser, sender: Sender) -> Typed | Later:
-        """Pass on what a rank asks; answers what was typed, or why nobody can."""
+        """Forward a rank's question; answers with the typed line, or why nobody can type."""
         client = self._client_of(request.origin)
         if client is None:
             return Typed(refused="no notebook watches this cell")
@@ -91,7 +92,7 @@ class QuestionService:
 
     @handles(AskNoMore)
     def do_ask_no_more(self, request: AskNoMore, sender: Sender) -> None:
-        """Drop a question whose answer a rank doesn't wait for any more."""
+        """Drop a question for which a rank no longer waits."""
         self._forget(lambda q: (q.proc, q.ref) == (sender.proc, request.ref))
 
     def proc_has_ended(self, proc: int) -> None:
@@ -99,7 +100,7 @@ class QuestionService:
         self._forget(lambda q: q.proc == proc)
 
     def _forget(self, chosen: Callable[[Question], bool]) -> None:
-        """Drop questions that nobody waits for, and have their prompts taken back."""
+        """Drop questions that no rank waits for, and have their prompts withdrawn."""
         over = [q for q in self._questions.values() if chosen(q)]
         for question in over:
             del self._questions[question.id]
@@ -118,7 +119,7 @@ class QuestionService:
 
     @handles(AnswerUser)
     def do_answer_user(self, request: AnswerUser, sender: Sender) -> bool:
-        """Take an answer; False if the rank doesn't wait for it any more."""
+        """Forward a typed line to the rank; False if it no longer waits."""
         question = self._questions.pop(request.id, None)
         if question is not None:
             self._sends.reply(question.proc, question.ref, Typed(request.text))
@@ -126,11 +127,11 @@ class QuestionService:
 
     @handles(RefuseUser)
     def do_refuse_user(self, request: RefuseUser, sender: Sender) -> None:
-        """Refuse the questions that were put to a client where nobody can type."""
+        """Refuse the questions sent to a client whose user can't type."""
         self._refuse(sender.proc, request.reason)
 
     def client_gone(self, client: int) -> None:
-        """Refuse the questions that were put to a client that is gone."""
+        """Refuse the questions sent to a client that is gone."""
         self._refuse(client, "the notebook that was asked is gone")
 
     def _refuse(self, client: int, reason: str) -> None:

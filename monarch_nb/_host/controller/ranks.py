@@ -1,4 +1,4 @@
-"""The lives of ranks: how they're started, stopped, started again, and what is done when one has ended."""
+"""The life cycle of ranks: how they are started, stopped and restarted, and the actions after an exit."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ class Parts(SendsFrames, Protocol):
 
 
 class RankService:
-    """Has hosts start and stop ranks, and tells other services of their ends. Owned by the loop thread."""
+    """The service that has hosts start and stop ranks, and publishes the exits of ranks. Owned by the loop
+    thread.
+    """
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller
@@ -95,7 +97,7 @@ class RankService:
     def do_spawn(self, request: Spawn, sender: Sender) -> list[int]:
         """Start ranks on hosts; answers with their proc ids at once."""
         if request.creator_actor and not self._controller.registry.lives(sender.proc):
-            return []  # nobody waits for them, or would end them
+            return []  # no program waits for them, or would end them
         procs = self.spawn(request)
         self._controller.registry.groups[request.group].creator = (sender.proc, request.creator_actor)
         return procs
@@ -117,8 +119,8 @@ class RankService:
         return procs
 
     def _check_room(self, hosts: Sequence[int], per_host: int, *, force: bool) -> None:
-        """See whether hosts have room for so many more ranks each: our machine, with the hosts that are
-        processes of it, or one like it.
+        """Raise if hosts have no room for a number of further ranks each: checked on this machine, and on
+        hosts that are processes of it or machines like it.
 
         Raises:
             ValueError: if they haven't.
@@ -158,7 +160,9 @@ class RankService:
 
     @handles(RankIsUp)
     def on_up(self, event: RankIsUp, sender: Sender) -> None:
-        """Handle the event that a rank is up: enter it, run the cells due there, and tell those that wait."""
+        """Handle the event that a rank is up: register it, run its pending cells, and answer waiting
+        requests.
+        """
         controller = self._controller
         controller.rank_is_up(sender.proc)
         settled = controller.registry.proc_is_up(sender.proc, event.pid)
@@ -168,7 +172,7 @@ class RankService:
 
     @handles(SetProcEnvironment)
     def do_environment(self, request: SetProcEnvironment, sender: Sender) -> None:
-        """Remember what environment variables ranks were given, for those that take their places."""
+        """Record environment variables that ranks were given, for processes that replace them."""
         procs = self._controller.registry.procs
         for proc, variables in request.variables.items():
             if proc in procs:
@@ -178,8 +182,8 @@ class RankService:
 
     @handles(Restart)
     def do_restart(self, request: Restart, sender: Sender) -> Later | None:
-        """Kill ranks and start them anew at their places; answers once they're up. Handles on them stay
-        good.
+        """Kill ranks and start them again at their places; answers once they're up. Handles on them stay
+        valid.
         """
         self._controller.definitions.restarting(request.procs)
         self.restart(request.procs)
@@ -189,7 +193,7 @@ class RankService:
         return self._controller.waits.answer_when(sender, set(request.procs), restarted=True)
 
     def restart(self, procs: Sequence[int]) -> None:
-        """Kill ranks, those that live; they're started anew at their places as soon as they have ended."""
+        """Kill living ranks; they are started again at their places as soon as they have ended."""
         controller = self._controller
         for index, theirs in controller.hosts.of(procs).items():
             controller.hosts.get(index)
@@ -200,7 +204,7 @@ class RankService:
                 self.start_again(proc)
 
     def start_again(self, proc: int) -> None:
-        """Start a rank that has ended anew at its place, under the same proc id."""
+        """Start an ended rank again at its place, under the same proc id."""
         controller = self._controller
         self._restarting.discard(proc)
         entry = controller.registry.procs[proc]
@@ -220,7 +224,7 @@ class RankService:
         return self._controller.waits.answer_when(sender, left)
 
     def leave_out(self, procs: Sequence[int]) -> None:
-        """Stop ranks that a mesh does without from now on; dead ones count as stopped."""
+        """Stop ranks that a mesh gives up; dead ones count as stopped."""
         known = self._controller.registry.procs
         for proc in procs:
             if known[proc].end is not None:
@@ -239,21 +243,21 @@ class RankService:
         self.signal(request.procs, request.number)
 
     def signal(self, procs: Sequence[int], number: int, cell: int = 0) -> None:
-        """Send a signal to ranks, here or elsewhere; if it's meant for a cell, not to those that do
-        something else.
+        """Send a signal to ranks, here or on other hosts; one for a cell isn't sent to ranks that do other
+        work.
         """
         for index, theirs in self._controller.hosts.of(procs).items():
             self._controller.hosts.ask(index, SignalRanks(theirs, number, cell))
 
-    # --- the end, and signs of it
+    # --- exits and heartbeats
 
     @handles(RankHeartbeat)
     def on_heartbeat(self, event: RankHeartbeat, sender: Sender) -> None:
-        """Handle the event that a rank of another host doesn't react, or does again: note it."""
+        """Record the event that a rank of another host is unresponsive, or responds again."""
         self.heartbeat(event.proc, event.trouble)
 
     def heartbeat(self, proc: int, trouble: str) -> None:
-        """Note that a rank doesn't react, or does again (no trouble)."""
+        """Record that a rank is unresponsive, or responds again (no trouble)."""
         entry = self._controller.registry.procs.get(proc)
         if entry is None or entry.end is not None:
             return
@@ -263,27 +267,29 @@ class RankService:
 
     @handles(RankEnded)
     def on_rank_ended(self, event: RankEnded, sender: Sender) -> None:
-        """Handle the end of a rank of another host: tell all parts of the controller."""
+        """Handle the end of a rank of another host: tell all services."""
         self.ended(event.end)
 
     def ended(self, end: RankExit) -> None:
-        """Tell all parts of the controller that a rank has ended, here or elsewhere (`exits.subscribers`)."""
+        """Tell all services that a rank has ended, here or on another host (`exits.subscribers`)."""
         again = end.proc in self._restarting
         entry = self._controller.registry.procs.get(end.proc)
         exits.tell(self._controller.exit_subscribers, Exited(self._describe(end, again), again, entry))
 
     def note_exit(self, exited: Exited) -> None:
-        """Enter an exit into the registry, tell other processes, and answer those who waited for the rank."""
+        """Enter an exit into the registry, tell other processes, and answer requests that waited for the
+        rank.
+        """
         done = self._controller.registry.proc_has_ended(exited.end, settle=not exited.again)
         self.tell_end(exited.end)
         self._controller.waits.settled(done)
 
     def _describe(self, end: RankExit, again: bool) -> RankExit:
-        """Return an end with what the registry knows of it."""
+        """Return an end with the facts of the registry added."""
         controller, proc = self._controller, end.proc
         entry, group = controller.registry.procs.get(proc), controller.registry.groups.get(end.group)
         if entry is not None:
-            end = replace(end, rank=entry.rank)  # it may have got another number since it started
+            end = replace(end, rank=entry.rank)  # its number may have changed since it started
             taken = controller.registry.hosts[address.host_of(proc)].taken
             if taken and entry.state != ProcState.STOPPING:
                 end = replace(end, stopped=False, reason=taken)
@@ -308,6 +314,6 @@ class RankService:
 
 def _point(end: RankExit, group: Group | None) -> dict[str, int]:
     """Return the coordinates of a rank."""
-    if group is None or end.proc not in group.procs:  # the mesh may do without it by now
+    if group is None or end.proc not in group.procs:  # the mesh may have removed it by now
         return {}
     return dict(group.extent.point(end.rank))

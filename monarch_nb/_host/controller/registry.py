@@ -1,4 +1,4 @@
-"""The controller's registry: which hosts, procs and clients there are, and what goes by which name.
+"""The controller's registry: the hosts, processes and clients of the mesh, and its groups by name.
 
 Pure data; the controller and its services read and write it in the loop's thread.
 """
@@ -30,26 +30,28 @@ class Host:
     hostname: str = ""
     pid: int = 0
     machine: str = ""
-    """Where its pid means something (`_wire.process.machine_id`)."""
+    """Machine on which its pid is valid (`_wire.process.machine_id`)."""
     num_cores: int = 0
     num_gpus: int = 0
     last_beat: float = 0.0
     backlog: list[list[Any]] = field(default_factory=list)
     """Messages for a host that hasn't joined yet."""
     kind: str = ""
-    """What sort of job it came from, if the controller can start another by itself."""
+    """Kind of job that it came from, if the controller can start another one by itself."""
     generation: int = 0
-    """How often another process has taken this place."""
+    """How many processes have had this place before."""
     public_key: str = ""
     endpoint: str = ""
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables for another process in this place, if the controller starts it."""
     why_lost: str = ""
-    """What is said of it once it's lost, after its name."""
+    """Reason why it is lost, as displayed after its name."""
     taken: str = ""
-    """Why it's being taken away, if it was told to end: what becomes of its ranks is a loss, then."""
+    """Reason why it is being taken away, if it was told to end: the end of its ranks counts as a loss
+    then.
+    """
     elsewhere: tuple[tuple[str, str], ...] = ()
-    """Folders of the notebook's, and where they lie on this machine."""
+    """Folders of the notebook, and their paths on this machine."""
 
 
 @dataclass
@@ -63,21 +65,21 @@ class Proc:
     pid: int = 0
     end: RankExit | None = None
     trouble: str = ""
-    """Why it doesn't react, if it doesn't."""
+    """Reason why it is unresponsive, if it is."""
     local_rank: int = 0
     own_env: dict[str, str] = field(default_factory=dict)
-    """Environment variables that it was given since it started: whoever takes its place gets them, too."""
+    """Environment variables that it was given after its start: a process that replaces it gets them, too."""
 
 
 @dataclass
 class Policy:
-    """The policy of a group: what is done when one of its ranks dies.
+    """The failure policy of a group: the action when one of its ranks dies.
 
     Attributes:
         on_failure: stop (nothing: calls raise until somebody heals it), heal, shrink, or call: a program
             decides.
         max_restarts: heals within `window_s`; beyond that it's "stop".
-        heals: when it was healed.
+        heals: times of the last heals.
     """
 
     on_failure: OnFailure = OnFailure.STOP
@@ -134,20 +136,20 @@ class Client:
     what: str
     number: int
     listens: bool = True
-    """Whether it shows what actors print."""
+    """Whether it shows output of actors."""
     observes: bool = False
-    """Whether it only looks on: then it doesn't keep the mesh alive."""
+    """Whether it only observes: then it doesn't keep the mesh alive."""
     pidfd: int = -1
     kernel: str = ""
-    """Jupyter's id of the kernel that it is."""
+    """Jupyter's id of its kernel."""
     used: float = 0.0
-    """When it has made this mesh the one that it uses."""
+    """Time at which it has chosen this mesh as the one it uses."""
 
 
 @dataclass
 class Waiting:
-    """A request that is answered once its procs (or hosts) are up; or something of our own, then `done` is
-    called.
+    """A request that is answered once its procs (or hosts) are up; or a callback of the controller itself,
+    `done`.
     """
 
     src: int
@@ -166,14 +168,14 @@ class Registry:
         self.clients: dict[int, Client] = {}
         self.names: dict[str, Plain] = {}
         self.mesh: GroupRecord | None = None
-        """The ranks that people call by the mesh's name, once they have started."""
+        """The ranks that have the mesh's name, once they have started."""
         self.waiting: list[Waiting] = []
         self._hosts = itertools.count()
         self._locals: dict[int, itertools.count[int]] = {}
         self.started = time.time()
 
     def new_host(self, label: str, kind: str = "") -> Host:
-        """Enter a host that's expected to join."""
+        """Register a host that is expected to join."""
         host = Host(next(self._hosts), label, kind=kind)
         self.hosts[host.index] = host
         self._locals[host.index] = itertools.count(1)
@@ -186,16 +188,14 @@ class Registry:
         return procs
 
     def proc_is_up(self, proc: int, pid: int) -> list[Waiting]:
-        """Note that a rank runs; return the requests that this completes."""
+        """Record that a rank runs; return the requests that this completes."""
         entry = self.procs.get(proc)
         if entry is not None and entry.state == ProcState.STARTING:
             entry.state, entry.pid = ProcState.RUNNING, pid
         return self._settle(proc)
 
     def proc_has_ended(self, end: RankExit, *, settle: bool = True) -> list[Waiting]:
-        """Note a rank's end; return the requests that this completes. One that starts again completes
-        none.
-        """
+        """Record a rank's end; return the requests that this completes. A restarting one completes none."""
         entry = self.procs.get(end.proc)
         if entry is not None:
             entry.state = ProcState.STOPPED if end.stopped else ProcState.LOST
@@ -216,7 +216,7 @@ class Registry:
         return done
 
     def lives(self, proc: int) -> bool:
-        """Say whether a program or a rank is there still."""
+        """Say whether a program or a rank still exists."""
         entry = self.procs.get(proc)
         return proc in self.clients or (entry is not None and entry.end is None)
 

@@ -1,4 +1,5 @@
-"""Meshes that grow and shrink: ranks come and go, those that stay get new numbers, handles learn of it.
+"""Grows and shrinks meshes: ranks are added and removed, remaining ranks are renumbered, handles are
+notified.
 
 A rank keeps its process, its memory and its proc id; only its number changes, which is its place in the
 extent, row by row.
@@ -55,8 +56,9 @@ class Parts(SendsFrames, Protocol):
 
 
 class Reshaping:
-    """Gives groups other sizes. Owned by the loop thread; its workflows run one at a time, like heals (see
-    `Healing`)."""
+    """The service that changes the sizes of groups. Owned by the loop thread; its workflows run one at a
+    time, like heals (see `Healing`).
+    """
 
     def __init__(self, controller: Parts, client: int = 0) -> None:
         self._controller = controller
@@ -65,7 +67,7 @@ class Reshaping:
     def resize(
         self, group: Group, sizes: Mapping[str, int], joined: Sequence[int] = (), *, force: bool = False
     ) -> Workflow[Report]:
-        """Give a group other sizes; new rows are put on the hosts `joined`, if any are named.
+        """Change the sizes of a group; new rows are put on the hosts `joined`, if any are given.
 
         Args:
             force: as many as the system allows, though the machine seems too small.
@@ -96,7 +98,7 @@ class Reshaping:
         )
 
     def leave(self, group: Group, hosts: Sequence[int]) -> Workflow[Report]:
-        """Go on without some hosts: their rows leave the dimension `hosts`.
+        """Continue without some hosts: their rows leave the dimension `hosts`.
 
         Raises:
             ValueError: for a host without ranks of the group, or if none would be left.
@@ -112,8 +114,8 @@ class Reshaping:
         return (yield from self._rearrange(group, Extent(group.extent.labels, sizes), kept))
 
     def shrink(self, group: Group) -> Workflow[Report]:
-        """Leave out what is lost: of the dimensions, the one that costs the fewest living ranks gets
-        smaller.
+        """Leave out lost parts: of the dimensions, the one whose reduction costs the fewest living ranks
+        becomes smaller.
         """
         registry = self._controller.registry
         lost = [
@@ -142,7 +144,9 @@ class Reshaping:
     def _rearrange(
         self, group: Group, new: Extent, procs: Sequence[int | None], joined: Sequence[int] = ()
     ) -> Workflow[Report]:
-        """Make `procs` the group's, in the order of the extent `new`; None is a rank to be started."""
+        """Assign `procs` to the group, in the order of the extent `new`; None stands for a rank to be
+        started.
+        """
         controller, report, began = self._controller, Report(), time.monotonic()
         self._refuse_running(group)
         old_procs, size_before = list(group.procs), len(group.procs)
@@ -154,7 +158,7 @@ class Reshaping:
         ]
         if all(
             controller.registry.procs[p].end is None for p in old_procs
-        ):  # else what the others hold may be half a step
+        ):  # otherwise the other ranks' states may be half a step old
             yield from controller.healing.save(one_state, _SAVE_S)
         gone = [p for p in old_procs if p not in procs]
         controller.ranks.leave_out(gone)
@@ -195,7 +199,7 @@ class Reshaping:
     def _hosts_for(
         self, group: Group, new: Extent, procs: Sequence[int | None], report: Report, joined: Sequence[int]
     ) -> Workflow[dict[int, int]]:
-        """Return the host of each place where a rank is to be started."""
+        """Return the host of each rank to be started."""
         row = group.extent.nelements // group.extent[HOSTS] if HOSTS in group.extent.labels else 0
         by_row = [address.host_of(group.procs[i]) for i in range(0, len(group.procs), row)] if row else []
         own_hosts = len(set(by_row)) > 1 or (by_row and by_row[0] != 0)
@@ -249,7 +253,7 @@ class Reshaping:
         look()
 
     def _renumber(self, group: Group) -> None:
-        """Tell each rank its number, and enter it into the registry."""
+        """Tell each rank its new number, and enter it into the registry."""
         controller = self._controller
         local: dict[int, int] = {}
         for rank, proc in enumerate(group.procs):

@@ -1,4 +1,4 @@
-"""The interfaces by which services send: all that most of them need of the process that they're part of."""
+"""The interfaces through which services send messages: most services need no more of the controller."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from monarch_nb._protocol.base import Event
 
 
 class Sends(Protocol):
-    """Sends to processes of the mesh, by their proc ids."""
+    """The interface that sends messages to processes of the mesh, by their proc ids."""
 
     def event(self, dst: int, event: Event, src: int | None = None) -> None:
-        """Tell one process of something; `src`: in whose name, if not our own."""
+        """Send an event to one process; `src`: its sender, if not this process."""
         ...
 
     def reply(self, dst: int, ref: int, value: object, *, error: bool = False, last: bool = False) -> None:
@@ -20,7 +20,7 @@ class Sends(Protocol):
 
 
 class SendsFrames(Sends, Protocol):
-    """Sends what has been packed already, and knows whom all that matters to."""
+    """The interface that sends encoded frames, and knows which processes are told of everything."""
 
     def send_local(self, dst: int, frame: bytes) -> None:
         """Send a frame to a process of this machine."""
@@ -31,5 +31,5 @@ class SendsFrames(Sends, Protocol):
         ...
 
     def everybody(self) -> list[int]:
-        """Return the proc ids of all who are told of ends: clients, ranks, other hosts."""
+        """Return the proc ids of all processes that are told of ends: clients, ranks, other hosts."""
         ...

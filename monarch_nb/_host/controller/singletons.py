@@ -1,5 +1,6 @@
-"""Controllers: named singletons of a mesh. The registry says in which process each lives; who asks first
-spawns it there."""
+"""Controllers in Monarch's sense: named singletons of a mesh. The registry records in which process each
+lives; the first program that asks for one spawns it there.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SingletonService:
-    """Says in which process each named singleton lives. Owned by the loop thread.
+    """The service that records in which process each named singleton lives. Owned by the loop thread.
 
     A controller lives in the program that uses the mesh: the one that asks, or, if a rank asks, the one that
     has been there longest. Without a program, and if whoever asks wants it to outlive programs, it's in a
@@ -33,7 +34,7 @@ class SingletonService:
 
     @handles(FindController)
     def do_controller(self, request: FindController, sender: Sender) -> ControllerPlace:
-        """Say where a controller lives, by its name. Who proposes its actor id first is to spawn it."""
+        """Return where a named singleton lives. The first asker, whose actor id is taken, has to spawn it."""
         name = request.name
         known = self._known.get(name)
         is_new = known is None or not self._registry.lives(known[0])
@@ -47,7 +48,7 @@ class SingletonService:
         return asks if asks in programs else next(iter(programs), 0)
 
     def _process(self, spec: GroupSpec) -> int:
-        """Return the process on the controller host, started when first asked for."""
+        """Return the process for controllers on this host, started at the first request."""
         if not self._own_proc or not self._registry.lives(self._own_proc):
             (self._own_proc,) = self._ranks.spawn(Spawn([0], 1, "controllers", spec, StartMethod.FORK))
         return self._own_proc

@@ -1,5 +1,6 @@
-"""Keeps what each spawn was called with, on the controller's disk, so that actors can be made again. An entry
-goes when its actors are stopped."""
+"""Keeps the arguments of each spawn on the controller's disk, so that actors can be created again. An entry
+is deleted when its actors are stopped.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from dataclasses import dataclass
 from monarch_nb._protocol.healing import ActorSpawned
 
 MAX_IN_MEMORY_BYTES = 64 << 20
-"""What can't be written to disk is kept here, up to so much in all."""
+"""Maximum memory in all for specifications that can't be written to disk."""
 
 
 @dataclass
 class SpawnSpec:
-    """One spawn.
+    """The specification of one spawn, from which its actors can be created again.
 
     Attributes:
         actor_id: its actors' id.
@@ -23,8 +24,9 @@ class SpawnSpec:
         procs: all its procs, by slot.
         context: the extent it was spawned on, encoded.
         creator: proc and actor (0: none) that own it.
-        size_bytes: of the arguments and the class.
-        kept: whether they are kept; too large ones aren't, nor what neither the disk nor we have room for.
+        size_bytes: size of the arguments and the class.
+        kept: whether the arguments are kept; too large ones aren't, nor those for which disk and memory have
+            no room.
         checkpointed: "own", "replicated" or "sharded" if its state is saved, else empty.
     """
 
@@ -37,7 +39,7 @@ class SpawnSpec:
     kept: bool
     checkpointed: str = ""
     data: bytes | None = None
-    """What couldn't be written to disk."""
+    """The specification, if it couldn't be written to disk."""
 
     def slots_on(self, procs: set[int]) -> dict[int, int]:
         """Return the slots that are on some procs, with their procs."""
@@ -127,7 +129,7 @@ class SpawnSpecs:
         return set(spec.procs) - self._stopped.get(spec.actor_id, set())
 
     def widen(self, before: list[int], now: list[int], context: bytes) -> dict[int, tuple[int, ...]]:
-        """Move actors that were on all of a mesh to all of its new procs; return these by actor id."""
+        """Extend actors that were on the whole mesh to all of its new procs; return these by actor id."""
         found = {}
         for spec in self._specs.values():
             if spec.procs == tuple(before):
@@ -137,7 +139,7 @@ class SpawnSpecs:
         return found
 
     def stopped(self, actor_id: int, procs: list[int]) -> None:
-        """Note that actors were stopped on purpose: they aren't made again."""
+        """Record that actors were stopped on purpose: they aren't created again."""
         spec = self._specs.get(actor_id)
         if spec is None:
             return
@@ -146,7 +148,7 @@ class SpawnSpecs:
             self._drop(actor_id)
 
     def procs_stopped(self, procs: list[int]) -> None:
-        """Note that processes were stopped on purpose, with their actors: these aren't made again."""
+        """Record that processes were stopped on purpose, with their actors, which aren't created again."""
         for spec in self.on(set(procs)):
             self.stopped(spec.actor_id, procs)
 

@@ -1,5 +1,5 @@
-"""Look at ranks: where they stand, and what they wait for. Who can't answer is looked at from outside, by its
-host process.
+"""Inspects ranks: where they are, and what they wait for. The host process inspects ranks that don't answer
+from outside.
 
 Ranks are asked first; their control thread answers within milliseconds, unless something holds the
 interpreter's lock. Those that don't are left to the services of their hosts (`stack_service`).
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 ANSWER_S = 0.4
 HANG_S = 1.0
-"""torch's flight recorder writes out all that it holds: 30 ms for 2000 operations, more if all ranks do it
-at once on few cores.
+"""Limit for the facts of a hang: torch's flight recorder writes out all its entries, 30 ms for 2000
+operations, longer if all ranks do it at once on few cores.
 """
 
 ByRank = dict[int, RankStacks]
@@ -57,7 +57,7 @@ class Parts(Sends, Protocol):
 
 
 class _Take:
-    """Stacks that services have been asked for."""
+    """A request for stacks, with the services that have been asked."""
 
     def __init__(self, hosts: set[int], done: Callable[[Found], None]) -> None:
         self.left = len(hosts)
@@ -66,7 +66,7 @@ class _Take:
 
 
 class StackRequests:
-    """Collects the stacks of ranks, and what they wait for. Owned by the loop thread."""
+    """The service that collects the stacks of ranks, and what they wait for. Owned by the loop thread."""
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller
@@ -75,14 +75,14 @@ class StackRequests:
 
     @handles(Stacks)
     def do_stacks(self, request: Stacks, sender: Sender) -> ByRank | Later:
-        """Return where ranks stand, by rank."""
+        """Return the stacks of ranks, by rank."""
         ranks = self._controller.registry.by_rank(request.procs)
         self.stacks(ranks, partial(self._controller.reply, sender.proc, sender.ref), native=request.native)
         return LATER
 
     @handles(Hang)
     def do_hang(self, request: Hang, sender: Sender) -> dict[int, HangRow] | Later:
-        """Return the things that ranks wait for, by rank."""
+        """Return what ranks wait for, by rank."""
         self.hang(
             self._controller.registry.by_rank(request.procs),
             partial(self._controller.reply, sender.proc, sender.ref),
@@ -90,7 +90,7 @@ class StackRequests:
         return LATER
 
     def stacks(self, ranks: Mapping[int, int], done: Done, *, native: bool = False) -> None:
-        """Find the stacks of ranks (rank to proc); `done` gets them by rank."""
+        """Take the stacks of ranks (rank to proc); `done` is called with them by rank."""
         if native:
             self._take_stacks(ranks.values(), True, lambda taken: self._after_native(ranks, taken, done))
         else:
@@ -99,7 +99,9 @@ class StackRequests:
             )
 
     def hang(self, ranks: Mapping[int, int], done: Callable[[dict[int, HangRow]], None]) -> None:
-        """Ask ranks what they wait for; `done` gets that by rank, or where a rank stands that doesn't say."""
+        """Ask ranks what they wait for; `done` is called with the answers by rank, or the stacks of ranks
+        that don't answer.
+        """
 
         def answered(answers: Answers) -> None:
             def taken(found: ByRank) -> None:
@@ -109,7 +111,7 @@ class StackRequests:
 
         self._controller.asking.ask(ranks, AwaitedThings(), answered, HANG_S)
 
-    # --- those that don't answer
+    # --- ranks that don't answer
 
     def _after_asking(self, ranks: Mapping[int, int], answers: Answers, done: Done) -> None:
         silent = [p for r, p in ranks.items() if r not in answers]
@@ -131,7 +133,9 @@ class StackRequests:
         self._take_stacks(silent, False, taken)
 
     def _after_native(self, ranks: Mapping[int, int], found: Found, done: Done) -> None:
-        """Ask those whose native frames couldn't be had; what couldn't stays said."""
+        """Ask ranks whose native frames couldn't be taken for their Python stacks; what couldn't be taken
+        stays recorded.
+        """
         rows = {rank: self._row(proc, found) for rank, proc in ranks.items()}
         left = {r: p for r, p in ranks.items() if rows[r]["stacks"] is None}
 
@@ -160,7 +164,7 @@ class StackRequests:
         return row
 
     def _with_source(self, stack: str) -> str:
-        """Return a stack with the lines of cells: their source isn't in a file; the journal has it."""
+        """Return a stack with the lines of cells added: their source isn't in a file, but in the journal."""
 
         def with_line(match: re.Match[str]) -> str:
             line = self._cell_line(int(match[1]), match[2], int(match[3]))
@@ -177,7 +181,7 @@ class StackRequests:
                     return lines[line - 1].strip() if line <= len(lines) else ""
         return ""
 
-    # --- services
+    # --- the services that are asked
 
     def _take_stacks(self, procs: Iterable[int], native: bool, done: Callable[[Found], None]) -> None:
         """Have the hosts of ranks take their stacks."""
@@ -200,7 +204,7 @@ class StackRequests:
 
     @handles(StacksTaken)
     def on_stacks(self, event: StacksTaken, sender: Sender) -> None:
-        """Take the stacks that another host has taken of its ranks."""
+        """Handle the stacks that another host has taken of its ranks."""
         self._taken(event.ref, event.found)
 
     def _taken(self, ref: int, found: Found) -> None:

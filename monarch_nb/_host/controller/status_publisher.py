@@ -1,4 +1,4 @@
-"""Publish the state of a mesh, row by row, to those who watch it.
+"""Publishes the state of a mesh to its watchers, row by row.
 
 Rows are rebuilt when something touches them, and only while somebody watches. Each has the number of the
 change that it had last; a watch is sent the rows that have changed since it was last sent any, twenty times a
@@ -47,7 +47,7 @@ PUBLISH_S = 0.05
 LOOK_S = 0.6
 _LEASE_S = 30.0
 _SHORT = 6
-"""Digits of an environment's id that people see."""
+"""Number of displayed digits of an environment's id."""
 _TAIL_BYTES = 400
 _UNMEASURED = MonitoredHost()
 
@@ -76,11 +76,11 @@ class Parts(SendsFrames, Protocol):
 
 @dataclass
 class StatusWatch:
-    """A client that is told of the state of a group, and what it knows of it.
+    """A client's watch on the state of a group, with the state that it has been sent.
 
     Attributes:
-        seen: number of the last change that it was sent; -1: nothing yet.
-        ready: whether it has taken what it was sent.
+        seen: number of the last change that it was sent; -1: none yet.
+        ready: whether the client has acknowledged what it was sent.
     """
 
     client: int
@@ -91,7 +91,9 @@ class StatusWatch:
 
 
 class StatusPublisher:
-    """Sends the state of the mesh to those who watch it, then what changes. Owned by the loop thread."""
+    """The service that sends the state of the mesh to its watchers, then the changes. Owned by the loop
+    thread.
+    """
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller
@@ -106,27 +108,27 @@ class StatusPublisher:
         self._looks: dict[int, tuple[set[int], Callable[[], None]]] = {}
         self._num_looks = 0
 
-    # --- what comes in
+    # --- events
 
     @handles(ResourcesSeen)
     def on_resources(self, event: ResourcesSeen, sender: Sender) -> None:
-        """Take the readings of another host: of its ranks and its machine."""
+        """Handle the readings of another host: of its ranks and its machine."""
         self.take_readings(address.host_of(sender.proc), event.rows, event.host)
 
     @property
     def watched(self) -> bool:
-        """Whether somebody watches."""
+        """Whether the state has watchers."""
         return bool(self._watches)
 
     def take_readings(self, host: int, rows: Rows, machine: MonitoredHost | None) -> None:
-        """Take the readings of a host process."""
+        """Handle the readings of a host process."""
         self._monitored.update(rows)
         if machine is not None:
             self._machines[host] = machine
         self.touch(rows)
 
     def printed(self, proc: int, data: bytes) -> None:
-        """Keep the end of what a rank has just written, and publish the rank's state anew."""
+        """Keep the end of a rank's output, and publish the rank's state again."""
         tail = data[-_TAIL_BYTES:]
         if not tail.isspace():
             self._printed[proc] = tail
@@ -134,7 +136,7 @@ class StatusPublisher:
                 self.touch((proc,))
 
     def touch(self, procs: Iterable[int] = ()) -> None:
-        """Publish the state of ranks, and of the mesh itself, anew in a moment: it may have changed."""
+        """Publish the state of ranks, and of the mesh itself, again in a moment: it may have changed."""
         if not self._watches:
             return
         self._touched.update(procs)
@@ -143,20 +145,20 @@ class StatusPublisher:
             self._controller.loop.call_later(PUBLISH_S, self._publish)
 
     def proc_has_ended(self, proc: int) -> None:
-        """Drop what was seen of a rank that has ended, and publish the rank's state anew."""
+        """Drop the readings of a rank that has ended, and publish the rank's state again."""
         self._monitored.pop(proc, None)
         self.touch((proc,))
 
-    # --- who watches
+    # --- watchers
 
     @handles(WatchStatus)
     def do_watch_status(self, request: WatchStatus, sender: Sender) -> Later | None:
-        """Send a client a group's state, and then what changes, as fast as it takes it."""
+        """Send a client a group's state, and then the changes, as fast as the client acknowledges them."""
         group = self._controller.registry.group(request.group).name
         was_watched = self.watched
         self._watches.append(StatusWatch(sender.proc, sender.ref, group))
         if not was_watched:
-            self._versions.clear()  # nobody has kept them up to date
+            self._versions.clear()  # rows weren't updated while nobody watched
             self._controller.watch_resources(True)
             self._controller.loop.call_later(_LEASE_S, self._touch_lease)
         self.touch()
@@ -169,7 +171,7 @@ class StatusPublisher:
 
     @handles(StatusTaken)
     def do_status_taken(self, request: StatusTaken, sender: Sender) -> None:
-        """Note that a client has taken the state that it was sent, and send what has changed since."""
+        """Record a client's acknowledgement, and send the changes since."""
         for watch in self._watches:
             if (watch.client, watch.ref) == (sender.proc, request.watch):
                 watch.ready = True
@@ -189,7 +191,7 @@ class StatusPublisher:
         if was_watched and not self.watched:
             self._controller.watch_resources(False)
 
-    # --- what goes out
+    # --- sending
 
     def _publish(self) -> None:
         self._is_due = False
@@ -221,7 +223,7 @@ class StatusPublisher:
         return versioned
 
     def _fill(self, versioned: Versioned, group: Group, procs: Iterable[int]) -> None:
-        """Put in the state of now: the mesh's, all hosts', and some ranks'."""
+        """Update all rows to the present state: the mesh's, all hosts', and some ranks'."""
         versioned.put_head(self._head(group))
         for host in self._controller.registry.hosts.values():
             versioned.put_host(host.index, self._host_row(host, group))
@@ -230,7 +232,7 @@ class StatusPublisher:
 
     @handles(Snapshot)
     def do_snapshot(self, request: Snapshot, sender: Sender) -> MeshStatus | Later:
-        """Look at everything, and return a group's state."""
+        """Take fresh readings, and return a group's state."""
         controller, src, ref = self._controller, sender.proc, sender.ref
         group = controller.registry.group(request.group)
         if not request.fresh:
@@ -244,7 +246,7 @@ class StatusPublisher:
         self._fill(versioned, group, group.procs)
         return versioned.full()
 
-    # --- a fresh look
+    # --- fresh readings
 
     def _look(self, done: Callable[[], None]) -> None:
         """Ask all hosts for fresh readings; `done` is called when they have come, or after `LOOK_S`."""
@@ -260,7 +262,7 @@ class StatusPublisher:
 
     @handles(HostLooked)
     def on_looked(self, event: HostLooked, sender: Sender) -> None:
-        """Note that another host has had its fresh look; end the look once all hosts have."""
+        """Record that another host has taken its fresh readings; finish once all hosts have."""
         self._looked(address.host_of(sender.proc), event.ref)
 
     def _looked(self, host: int, ref: int) -> None:
@@ -332,7 +334,7 @@ class StatusPublisher:
         cells = self._controller.cells.on(entry.proc)
         is_sent = (
             self._controller.cells.at(entry.proc) is not None
-        )  # to the rank, which counts it if it has yet to begin
+        )  # sent to the rank, which counts it until it begins
         return RankStatus(
             rank=entry.rank,
             host=address.host_of(entry.proc),
@@ -355,15 +357,15 @@ class StatusPublisher:
         )
 
     def _state(self, entry: Proc, monitored: MonitoredRank) -> tuple[RankState, str, float, int | None]:
-        """Return state, what it's busy with, since when (0: since it's so), and the number of its cell."""
+        """Return a rank's state, its activity, its start (0: with the state), and the number of its cell."""
         if entry.state != ProcState.RUNNING:
             return RankState(entry.state), "", 0.0, None
         at = self._controller.cells.at(entry.proc)
         n, began = at if at is not None else (None, 0.0)
         if at is None and monitored.is_cell and not self._controller.cells.is_stuck(entry.proc):
-            monitored = UNMONITORED  # the cell has ended since that was seen
+            monitored = UNMONITORED  # the cell has ended since that reading
         if monitored.is_before_cells:
-            at, n, began = None, None, 0.0  # the cell has been sent there, and waits in the rank
+            at, n, began = None, None, 0.0  # the cell was sent to the rank, and waits there
         doing = f"cell #{n}" if at is not None else monitored.doing
         if monitored.debugging:
             return RankState.DEBUGGING, doing, monitored.since, n

@@ -1,4 +1,6 @@
-"""The end of hosts' time: programs are told before, states are saved, and at the end no cell is taken."""
+"""Handles the time limit of hosts: programs are warned, states are saved, and finally no cells are
+accepted.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 UNLIMITED_S = 300 * 86400.0
 LOOK_S = 30.0
-"""How often, at least, the clock is looked at: it may be set, and machines sleep."""
+"""Maximum time between two looks at the clock: it may be set, and machines sleep."""
 
 
 class Parts(Protocol):
@@ -39,26 +41,28 @@ class Parts(Protocol):
 
 
 class TimeLimit:
-    """Tells programs before their hosts' time is over, and has states saved. Owned by the loop thread."""
+    """The service that warns programs before their hosts' time is over, and has states saved. Owned by the
+    loop thread.
+    """
 
     def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._state = TimeLimitState()
         self._job = ""
         self._looks = 0
-        """Number of the look that is to come; one that was planned before another is none."""
+        """Number of the planned look, which invalidates earlier plans."""
 
     @property
     def ends_at(self) -> float | None:
-        """When hosts are taken away, in seconds since the epoch; None if that isn't known, or isn't limited:
-        engines say a year then.
+        """When hosts are taken away, in seconds since the epoch; None if that isn't known, or practically
+        unlimited: engines report a year then.
         """
         ends_at = self._state.ends_at
         return None if ends_at is None or ends_at - time.time() > UNLIMITED_S else ends_at
 
     @handles(SetTimeLimit)
     def do_set_time_limit(self, request: SetTimeLimit, sender: Sender) -> None:
-        """Say when an engine takes the hosts away."""
+        """Set when an engine takes the hosts away."""
         self._state.set(request.ends_at, time.time())
         self._job = request.job
         self._controller.status_publisher.touch()
@@ -66,14 +70,16 @@ class TimeLimit:
 
     @handles(SetNotice)
     def do_set_notice(self, request: SetNotice, sender: Sender) -> Limit:
-        """Say how long before the end it's told, unless that's only asked; return what holds."""
+        """Set how long before the end programs are warned, unless that is only asked; return the present
+        setting.
+        """
         if request.changes:
             self._state.set_notice(request.notice_s)
             self._look()
         return Limit(self._state.ends_at, self._state.notice_s)
 
     def why_closed(self) -> str:
-        """Return why no cell is taken any more; empty if some are."""
+        """Return why no cell is accepted any more; empty if cells are."""
         if not self._state.is_closing(time.time()) or self.ends_at is None:
             return ""
         left = duration(max(0, round(self.ends_at - time.time())))

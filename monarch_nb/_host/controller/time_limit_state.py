@@ -1,4 +1,4 @@
-"""Computes when hosts are taken away, and which steps are due before: pure. `time_limit` looks at the clock,
+"""Computes when hosts are taken away, and which steps are due before: pure. `time_limit` provides the time,
 and takes the steps.
 """
 
@@ -7,16 +7,16 @@ from __future__ import annotations
 from enum import StrEnum
 
 SAVE_S = 120.0
-"""So long before the limit states are saved once more."""
+"""Time before the limit at which states are saved once more."""
 CLOSE_S = 20.0
-"""In the last seconds no cell is taken: it would be cut off."""
+"""Time before the limit in which no cells are accepted, since they would be cut off."""
 NOTICE_S = 600.0
 OVER_S = 180.0
-"""For so long after the limit an end is put down to it: engines are late."""
+"""Time after the limit for which an end is attributed to it: engines may be late."""
 
 
 class Step(StrEnum):
-    """A step that is taken before the time limit."""
+    """A step to be taken before the time limit."""
 
     TELL = "tell"
     SAVE = "save"
@@ -27,8 +27,8 @@ class TimeLimitState:
     Times are seconds since the epoch.
 
     Attributes:
-        ends_at: None: that isn't limited, or not known.
-        notice_s: how long before the limit it's told, and states are saved; None: never.
+        ends_at: the time limit; None: none, or not known.
+        notice_s: seconds before the limit at which programs are told and states are saved; None: never.
 
     Example:
         >>> limit = TimeLimitState()
@@ -45,8 +45,8 @@ class TimeLimitState:
         self._done: set[tuple[float, Step]] = set()
 
     def set(self, ends_at: float | None, now: float) -> None:
-        """Set the limit. Steps that were done are done anew if there's time for them again, and before a
-        limit that is set after there was none.
+        """Set the limit. Steps that were taken are due again if there's time for them, and if there was no
+        limit before.
         """
         self.ends_at = ends_at
         self._done = {
@@ -54,7 +54,7 @@ class TimeLimitState:
         }
 
     def set_notice(self, notice_s: float | None) -> None:
-        """Say how long before the limit it's told."""
+        """Set how long before the limit programs are warned."""
         self.notice_s, self._done = notice_s, set()
 
     def _lies_ahead(self, before_s: float, now: float) -> bool:
@@ -72,7 +72,7 @@ class TimeLimitState:
         ]
 
     def due(self, now: float) -> list[Step]:
-        """Return the steps that are due, each once; they count as done then."""
+        """Return the steps that are due, each once; they count as taken then."""
         if self.ends_at is None or now >= self.ends_at:
             return []
         found = [
@@ -82,7 +82,7 @@ class TimeLimitState:
         return list(dict.fromkeys(step for _, step in found))
 
     def next_s(self, now: float) -> float | None:
-        """Return in how many seconds to look again; None if nothing is to come."""
+        """Return the seconds until the next look; None if no step is to come."""
         if self.ends_at is None:
             return None
         ahead = [self.ends_at - s - now for s, step in self._plan() if (s, step) not in self._done]

@@ -1,4 +1,4 @@
-"""Answer requests once ranks or hosts are up, or have ended."""
+"""Answers requests once their ranks or hosts are up, or have ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class WaitingService:
-    """Answers requests that wait once ranks or hosts are up, or have ended. Owned by the loop thread."""
+    """The service that holds requests until ranks or hosts are up, or have ended. Owned by the loop
+    thread.
+    """
 
     def __init__(self, registry: Registry, hosts: HostService, sends: Sends) -> None:
         self._registry, self._hosts, self._sends = registry, hosts, sends
@@ -37,14 +39,14 @@ class WaitingService:
         )
 
     def answer_when(self, sender: Sender, left: set[int], *, restarted: bool = False) -> Later | None:
-        """Answer once those that are `left` have settled; `restarted`: not before one of them has."""
+        """Answer once the procs `left` have settled; `restarted`: not before one of them was restarted."""
         if not left and not restarted:
             return None
         self._registry.waiting.append(Waiting(sender.proc, sender.ref, left))
         return LATER
 
     def settled(self, done: Iterable[Waiting]) -> None:
-        """Answer requests that wait for nobody any more."""
+        """Answer requests that have nothing left to wait for."""
         for waiting in done:
             if waiting.done is not None:
                 waiting.done()

@@ -1,4 +1,4 @@
-"""Send output to one who watches it: a cell's display, a notebook's own calls, `logs --follow`.
+"""Sends output to a watcher: a cell's display, a notebook's own calls, `logs --follow`.
 
 The journal on disk is the one source. A watch that keeps up gets each piece as it is written; one that is
 more than `WINDOW_BYTES` ahead of what its client has taken is left to read on from disk later. So a slow or
@@ -23,20 +23,20 @@ from monarch_nb._wire import message as wire
 WINDOW_BYTES = 8 << 20
 _BATCH_BYTES = 1 << 18
 _MAX_CELLS = 100
-"""How many cells are watched; of more, the oldest that is over isn't looked at for late output any more."""
+"""Maximum number of watched cells; beyond that, the oldest ended one is no longer watched for late output."""
 
 Wanted = Callable[[Record], bool]
 
 
 class Watch:
-    """One client's view of some of the output. Owned by the loop thread.
+    """One client's watch on part of the output. Owned by the loop thread.
 
     Args:
-        client: proc id of who watches.
-        ref: under which it waits; 0: its own calls' output.
-        wanted: which records; sees them without their data.
-        position: where in the journal to begin; None: from now on.
-        until: where to end; None: at `tell` with `last`.
+        client: proc id of the watching client.
+        ref: number under which the client waits; 0: output of its own calls.
+        wanted: predicate that selects records, which it sees without their data.
+        position: where in the journal to begin; None: with what is printed from now on.
+        until: where to end; None: when `tell` is called with `last`.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class Watch:
         self._batch_bytes = 0
         self._ahead_bytes = 0
         self._num_unkept_bytes = 0
-        """Of what couldn't be sent, and isn't on disk."""
+        """Number of bytes that couldn't be sent, and aren't on disk."""
         self._scheduled = False
         self._scheduled_soon = False
         self._messages: list[WatchMessage] = []
         self._is_last = False
         self.over = False
         self.ended = False
-        """Whether the cell is over; what it prints still later goes on being shown in its place."""
+        """Whether the cell is over; its late output is still shown in its place."""
         if not self._live:
             self._schedule()
 
@@ -86,20 +86,20 @@ class Watch:
             return
         self._note_unkept()
         if record.kind == records.RESULT:
-            self._batch.append(packed)  # ranks mostly end together, and then their results go together
+            self._batch.append(packed)  # ranks mostly end together, and then their results are sent together
             self._batch_bytes += len(packed)
             self._schedule_soon()
         else:
             self._add(packed)
 
     def _leave_behind(self, new: Appended) -> None:
-        """Leave a new record in the journal, for the client hasn't taken what came before. If the journal
-        doesn't have the record, a cell's result is sent at once, and other output counts as missing.
+        """Leave a new record in the journal, since the client hasn't acknowledged the previous ones. If the
+        journal lacks the record, a cell's result is sent at once, and other output counts as missing.
         """
         if new.kept:
             self._live = False
             self._position = self._store.end - len(new.packed)
-        elif new.record.kind == records.RESULT:  # how a cell has ended must be known
+        elif new.record.kind == records.RESULT:  # the end of a cell must be known
             self._add(new.packed)
         else:
             self._num_unkept_bytes += len(new.packed)
@@ -121,7 +121,7 @@ class Watch:
             self._add(packed)
 
     def tell(self, message: WatchMessage, *, last: bool = False, soon: bool = False) -> None:
-        """Send a message about what is watched, after all output so far.
+        """Send a message about the watched object, after all output so far.
 
         Args:
             last: there's no more to come.
@@ -145,7 +145,7 @@ class Watch:
             self._schedule()
 
     def taken(self, num_bytes: int) -> None:
-        """Note that the client has taken so many bytes, and go on if there's more in the journal."""
+        """Record that the client has acknowledged a number of bytes, and continue if the journal has more."""
         self._ahead_bytes -= num_bytes
         if not self._live:
             self._schedule()
@@ -175,9 +175,9 @@ class Watch:
             self.flush()
 
     def _catch_up(self) -> None:
-        """Read one stretch from disk; others have their turn before the next."""
+        """Read one part of the journal from disk; other callbacks run before the next part."""
         if self._ahead_bytes > WINDOW_BYTES:
-            return  # `taken` goes on
+            return  # `taken` continues
         scan = self._store.scan(self._position, self._wanted)
         self._position = scan.position
         if scan.num_lost_bytes:
@@ -199,7 +199,7 @@ class Watch:
             self._schedule()
 
     def flush(self) -> None:
-        """Send at once what has been offered so far."""
+        """Send the collected records at once."""
         if self._batch:
             payload = b"".join(self._batch)
             self._batch, self._batch_bytes = [], 0
@@ -242,8 +242,9 @@ def _note(text: str) -> bytes:
 
 
 class Watches:
-    """All watches of a controller: those of cells by number, for each record is offered to few of them; and
-    the others."""
+    """All watches of a controller: those of cells by number, so that each record is offered to few; and the
+    others.
+    """
 
     def __init__(self) -> None:
         self._of_cells: dict[int, list[Watch]] = {}
@@ -263,7 +264,7 @@ class Watches:
         return watch
 
     def offer(self, new: Appended) -> None:
-        """Offer a new record to those that it may concern."""
+        """Offer a new record to the watches that may include it."""
         for watch in self._of_cells.get(new.record.origin, ()):
             watch.offer(new)
         for watch in self._others:

@@ -1,6 +1,4 @@
-"""Steps that wait for answers, written one below the other: a generator yields what to wait for and is
-sent what came.
-"""
+"""Sequential workflows with waits: a generator yields what to wait for, and is sent the result."""
 
 from __future__ import annotations
 
@@ -12,13 +10,13 @@ E = TypeVar("E")
 
 GoOn = Callable[[Any], None]
 Step = Callable[[GoOn], None]
-"""Begins something; calls what it's given with the outcome, now or later, in the loop's thread."""
+"""Starts an operation, and calls its argument with the outcome, now or later, in the loop's thread."""
 
 Workflow = Generator[Step, Any, T]
 
 
 def run_workflow(workflow: Workflow[T], done: Callable[[T | Exception], None]) -> None:
-    """Run a workflow; `done` gets what it returns, or the exception that ended it.
+    """Run a workflow; `done` is called with its result, or the exception that ended it.
 
     Example:
         >>> def double(n):
@@ -42,7 +40,7 @@ def run_workflow(workflow: Workflow[T], done: Callable[[T | Exception], None]) -
 
 
 def carry_out(steps: Generator[E, Any, T], perform: Callable[[E], Workflow[Any]]) -> Workflow[T]:
-    """Carry out pure steps, which yield what is to be done and are sent what came of it.
+    """Execute pure steps, which yield actions and are sent their results.
 
     Example:
         >>> def add():

@@ -1,4 +1,4 @@
-"""Tensors of the mesh, on a rank: a table of values, and what is done to them.
+"""Tensors of the mesh on a rank: a table of values, and the operations on them.
 
     protocol   what crosses: definitions of plans and grids, failures, decisions
     compiler   a plan becomes a Python function

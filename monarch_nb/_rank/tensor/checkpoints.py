@@ -23,10 +23,10 @@ PART = ".part"
 
 
 class Checkpoints:
-    """Saves and loads on this rank.
+    """The saving and loading of tensors on this rank.
 
     Args:
-        meshes: of the engine: its ranks meet there.
+        meshes: device meshes of the engine, on which its ranks meet.
     """
 
     def __init__(self, meshes: Meshes) -> None:

@@ -1,4 +1,6 @@
-"""Values of a rank's own that are reduced along an axis of a mesh, or go from rank to rank."""
+"""Collectives on values that each rank has of its own: reductions along an axis of a mesh, and transfers
+between ranks.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ _OPS = {
     "sum": "SUM", "avg": "SUM", "product": "PRODUCT", "min": "MIN", "max": "MAX",
     "band": "BAND", "bor": "BOR", "bxor": "BXOR",
 }  # fmt: skip
-"""What the process group calls it. An average is a sum that is divided: gloo has none."""
+"""The process group's name of each reduction. An average is a divided sum: gloo has none."""
 
 
 def reduced(value: torch.Tensor, group: Any, reduction: str, scatter: bool) -> torch.Tensor:

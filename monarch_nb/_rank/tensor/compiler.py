@@ -1,5 +1,5 @@
-"""A plan becomes a Python function: `f(t, b, i)` does the command at position `i` of the words `b` on table
-`t`, and returns where the next one is.
+"""Compiles a plan into a Python function: `f(t, b, i)` executes the command at position `i` of the words `b`
+on table `t`, and returns the position of the next command.
 
 Generated, because reading slots, calling and writing slots then costs hardly more than the operation.
 """
@@ -45,7 +45,7 @@ def _body(plan: Definition, call: str) -> list[str]:
 
 
 class _Source:
-    """Python text of arguments; constants go into the function's namespace."""
+    """The Python source of arguments under construction; constants go into the function's namespace."""
 
     def __init__(self, plan: Definition, names: dict[str, Any]) -> None:
         self._plan = plan

@@ -53,22 +53,22 @@ from monarch_nb._transport.failure import class_name, message_of, traceback_of
 
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(
     logging.ERROR
-)  # advice that isn't for the user
+)  # advice that isn't meant for the user
 DECISION_S = 120.0
-"""So long a rank waits for a decision; then the controller is gone, and it goes on by itself."""
+"""How long a rank waits for a decision; then the controller is gone, and the rank continues by itself."""
 KEPT_BATCHES = 256
 
 executors: dict[str, Executor] = {}
-"""Those of this process, by name of the engine."""
+"""The executors of this process, by name of the engine."""
 
 
 class Halted(Exception):
-    """The controller has asked this rank to stop: another one has failed."""
+    """The error raised when the controller asks this rank to stop, because another one has failed."""
 
 
 class Executor:
-    """One engine's table on this rank. `run`, `fetch` and so on are called by one thread; `halt` and
-    `decisions` are for others.
+    """The executor of one engine's commands on this rank, with the table of values. `run`, `fetch` and so on
+    are called by one thread; `halt` and `decisions` are for others.
 
     Args:
         name: of the engine.
@@ -106,11 +106,11 @@ class Executor:
             **modules.operations(self._meshes.by_number),
         }
 
-    # --- the stream
+    # --- the command stream
 
     def run(self, batch: Batch) -> None:
-        """Do the commands of a message."""
-        if not self._has_begun:  # it was under way when a rank was lost
+        """Execute the commands of a message."""
+        if not self._has_begun:  # the message was under way when a rank was lost
             return
         self._batches.append(batch)
         words = words_of(batch)
@@ -124,7 +124,7 @@ class Executor:
             self._interpret(batch, words, at)
 
     def _prepare(self, batch: Batch, words: Sequence[int]) -> int:
-        """Take in definitions; return where to begin: behind what is skipped."""
+        """Register definitions; return the position after the skipped commands."""
         for plan in batch.definitions:
             self._plans[plan.plan] = plan
             self._commands[plan.plan] = self._compiled_later(plan)
@@ -165,7 +165,7 @@ class Executor:
         mesh = None if plan.grid is None else self._meshes.by_number[plan.grid]
         if plan.op.startswith("own."):
             return op
-        if not plan.num_inputs:  # it makes a tensor: where this rank has its
+        if not plan.num_inputs:  # the operation creates a tensor: on this rank's device
             return functools.partial(op, device=device_type())
         if plan.is_random:
             op = seeded(op)
@@ -180,7 +180,7 @@ class Executor:
     # --- failures
 
     def _failed(self, batch: Batch, words: Sequence[int], at: int, error: BaseException) -> int:
-        """Leave poison; return where to go on."""
+        """Poison the command's outputs; return the position to continue at."""
         plan = self._plans.get(words[at]) if at < len(words) else None
         cause = None if isinstance(error, Halted) or plan is None else self._poisoned_by(plan, words, at)
         if cause is not None:
@@ -208,7 +208,7 @@ class Executor:
         return Report(self._rank, seq, op, class_name(error), message_of(error), text, self._epoch)
 
     def _ask(self, report: Report) -> Decision:
-        """Report, and wait for what's to be done."""
+        """Report, and wait for the decision."""
         self._report(report)
         deadline = time.monotonic() + DECISION_S
         while time.monotonic() < deadline:
@@ -216,7 +216,7 @@ class Executor:
                 return self.decisions.get(timeout=0.25)
             except queue.Empty:
                 continue
-            except KeyboardInterrupt:  # the decision comes by itself, at once
+            except KeyboardInterrupt:  # the decision arrives without a request, at once
                 continue
         return GoOn(report.seq)
 
@@ -225,7 +225,7 @@ class Executor:
             raise Halted
 
     def halt(self) -> bool:
-        """Stop at the next command; collectives under way are aborted. Any thread may call it.
+        """Stop at the next command, and abort running collectives. Any thread may call it.
 
         Returns:
             whether there's anything to stop: not on a rank that was started anew.
@@ -235,8 +235,8 @@ class Executor:
         return self._has_begun
 
     def _resume(self, decision: Resume, batch: Batch, words: Sequence[int], at: int) -> int:
-        """Make the results since the first failure poison, here as on the other ranks; meet them behind the
-        last command that any rank has begun.
+        """Poison the results since the first failure, here as on the other ranks; meet them after the last
+        command that any rank has begun.
         """
         own = batch.first + self._count(words, at)
         self._cause = decision.cause
@@ -254,9 +254,7 @@ class Executor:
         return position
 
     def _poison(self, batch: Batch, words: Sequence[int], until: int, cause: int, first: int = 0) -> int:
-        """Do commands from `first` to before `until` as if they had failed; return the position behind
-        them.
-        """
+        """Treat commands from `first` to before `until` as failed; return the position after them."""
         at, seq = 0, batch.first
         self._parcels = iter(batch.parcels)
         while at < len(words) and seq < until:
@@ -287,7 +285,7 @@ class Executor:
         return number
 
     def stand(self) -> None:
-        """Report and wait, if this rank was told to stop; called when there's nothing to do."""
+        """Report and wait, if this rank was told to stop; called when it's idle."""
         if not self._halts.is_set() or not self._has_begun:
             return
         batch = self._batches[-1] if self._batches else Batch(0, 0, b"")
@@ -298,7 +296,7 @@ class Executor:
     # --- life
 
     def start(self, epoch: int, address: tuple[str, int]) -> None:
-        """Begin, or begin anew after a loss: nothing is known any more."""
+        """Start, or restart after a loss, with an empty table."""
         self._reset()
         while not self.decisions.empty():
             self.decisions.get()
@@ -316,7 +314,7 @@ class Executor:
         self._meshes.clear()
         self._halts.clear()
 
-    # --- values that leave
+    # --- values that are sent away
 
     def fetch(self, slot: int, how: FetchFrom, first: int = 0) -> Fetched:
         """Return a value: `first`: from one rank only, that of number `first`; `each`: from all;
@@ -335,10 +333,10 @@ class Executor:
             return Fetched()
         return Fetched(pytree.tree_map(lambda x: _plain(_to_local(x)), value))
 
-    # --- operations of our own
+    # --- operations of this package
 
     def _put(self, mesh_number: int | None, placements: Any, ranks: Sequence[int], maps: bool) -> Any:
-        """Take a plain tensor out of the message; keep this rank's part of it.
+        """Take a plain tensor from the message; keep this rank's part of it.
 
         Args:
             maps: in the memory where it came: a mapping that only this process sees changes of.
@@ -354,7 +352,7 @@ class Executor:
             return whole.clone()
         part = (in_place if maps else place)(whole, self._meshes.by_number[mesh_number], placements)
         local = local_of(part)
-        if not maps and _shares(local, whole):  # the message's memory, which others may map, too
+        if not maps and _shares(local, whole):  # the message's memory, which other processes may map, too
             local.set_(local.clone(memory_format=torch.contiguous_format))
         return part
 
@@ -380,7 +378,7 @@ class Executor:
         return value
 
     def _move(self, value: Any, world: int, pairs: Any, size: Any, dtype: Any) -> Any:
-        """Send this rank's value to those that take it; return the one that comes."""
+        """Send this rank's value to its receivers; return the received one."""
         return moved(value, self._group(world, 0), self._rank, pairs, lambda: torch.empty(
             size, dtype=dtype, device=device_type()
         ))  # fmt: skip
@@ -427,7 +425,7 @@ _COLLECTIVES_TAKE: Final = frozenset({
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
     torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool,
 })  # fmt: skip
-"""Of gloo and NCCL both."""
+"""Dtypes that the collectives of both gloo and NCCL support."""
 
 
 def _to_local(value: Any) -> Any:

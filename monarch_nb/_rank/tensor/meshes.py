@@ -1,5 +1,5 @@
-"""Device meshes whose process groups are the engine's own: a default process group isn't needed, and the
-user's, if there is one, isn't touched.
+"""Device meshes with the engine's own process groups: they need no default process group, and leave the
+user's alone.
 
 Private names of torch are used here: a DeviceMesh makes groups of the default one only.
 """
@@ -49,7 +49,7 @@ def machine() -> tuple[str, str, int]:
 
 
 class OwnMesh(DeviceMesh):  # type: ignore[misc]
-    """A device mesh that doesn't ask the default process group who it is.
+    """A device mesh that knows its rank without the default process group.
 
     It's equal to itself only: DTensor keeps what it has worked out by mesh, and would take the process groups
     of one that is gone.
@@ -104,7 +104,7 @@ class Meshes:
     Args:
         name: of the engine, unique in this process.
         rank: of this process among all of the engine's.
-        check: called while others are waited for; raises if that's in vain.
+        check: called during waits; raises if waiting is futile.
     """
 
     def __init__(self, name: str, rank: int, check: Callable[[], None]) -> None:
@@ -123,7 +123,7 @@ class Meshes:
         return sorted({rank for grid in self._definitions.values() for rank in grid.ranks})
 
     def connect(self, epoch: int, address: tuple[str, int]) -> None:
-        """Meet the other ranks at a store; make the groups of all known meshes anew there."""
+        """Meet the other ranks at a store; create the groups of all known meshes again there."""
         self._forget()
         self.epoch = epoch
         self.store = rendezvous.join(PURPOSE, *address, MEET_S)
@@ -146,8 +146,8 @@ class Meshes:
         self._make_groups(grid)
 
     def check_registered(self) -> None:
-        """Put names of groups back into torch's registry: `destroy_process_group` of the user's has
-        emptied it.
+        """Restore names of groups in torch's registry, which the user's `destroy_process_group` has
+        emptied.
         """
         for name, group in self._groups.items():
             try:
@@ -177,7 +177,7 @@ class Meshes:
         collectives.set_own_groups(self._name, list(self._groups.values()), len(grid.ranks))
 
     def _meet(self, where: str, ranks: Sequence[int]) -> None:
-        """Wait for the others: gloo, which connects all, wouldn't notice that one has died before it came."""
+        """Wait for the others, since gloo, which connects all, wouldn't notice that one has died before."""
         self.store.set(f"{where}/{self.rank}", "here")
         keys = [f"{where}/{rank}" for rank in ranks]
         while not self.store.check(keys):

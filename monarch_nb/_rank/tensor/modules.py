@@ -1,4 +1,5 @@
-"""Modules on a rank: made once as a strategy says, then each forward is one command, each backward another.
+"""Modules on a rank: constructed once by a strategy's specification, then each forward is one command, each
+backward another.
 
 What parallelises them is torch's own, unmodified: DistributedDataParallel, fully_shard, checkpoint, compile.
 """
@@ -30,10 +31,10 @@ Grids = Mapping[int, OwnMesh]
 
 
 class Ran:
-    """One forward: what came out, with its history.
+    """The record of one forward: its outputs with their autograd history.
 
     Attributes:
-        number: of this forward, counted for each module.
+        number: number of this forward, counted for each module.
         outputs: tensors of the result, flat.
         inputs: tensors that it was called with and whose gradients are wanted, each with its layout.
     """
@@ -48,7 +49,7 @@ class OnRank:
     """A module of the mesh on this rank.
 
     Args:
-        spec: how it's made. Its module is used up.
+        spec: how to make it. The spec's module is consumed.
         mesh: over which batches and, with fully_shard, parameters are split.
         values: of its parameters, in the order of `named_parameters`, laid out as they shall be.
     """
@@ -70,7 +71,7 @@ class OnRank:
         self._call: Callable[..., Any] = self._ddp() if spec.strategy == "ddp" else self.module
         if spec.compiles:
             self.module.compile()
-        if spec.strategy == "fsdp":  # else shards that are padded move with the first forward
+        if spec.strategy == "fsdp":  # otherwise padded shards would move with the first forward
             self.module.unshard()
             self.module.reshard()
         self.parameters = self._parameters()
@@ -95,7 +96,7 @@ class OnRank:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         apart = {self.module.get_parameter(name) for name in self._spec.apart}
-        # None: the rest, whose backward comes first, isn't gathered twice
+        # None: the remaining parameters, whose backward comes first, aren't gathered twice
         named: dict[str, Any] = {
             "mesh": self._mesh,
             "reshard_after_forward": None if self._spec.reshards else False,
@@ -219,7 +220,7 @@ class OnRank:
         local = [self._share(g, p, scale) for g, p in zip(gradients, layouts, strict=True)]
         try:
             torch.autograd.backward([ran.outputs[n] for n in numbers], local, retain_graph=keeps)
-            # fully_shard swaps parameters: only now they are those that have gradients
+            # fully_shard replaces parameters: only now they are the ones that have gradients
             parameters = list(self.module.parameters())
             found = [self._as_global(self._taken(parameters[n], n)) for n in wanted]
         except Exception as error:
@@ -264,7 +265,7 @@ class OnRank:
         layout = [each if each.is_shard() else Partial() for each in placements]
         return DTensor.from_local(gradient, self._mesh, layout, run_check=False)
 
-    # --- what went wrong
+    # --- errors
 
     def _located(self, error: Exception, phase: str) -> Exception:
         """Return an error that names the layer and the line of the user's."""
@@ -302,8 +303,8 @@ def _materialize(module: nn.Module) -> None:
 
 
 class _Whole:
-    """A layer that looks across the batch: every rank runs it on the whole batch and keeps its rows of what
-    comes out.
+    """A wrapper of a layer that mixes rows of the batch: every rank runs it on the whole batch and keeps its
+    own rows of the result.
 
     Each rank's gradient is that of its rows, so sums over ranks are those of one process.
     """

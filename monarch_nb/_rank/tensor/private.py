@@ -1,5 +1,5 @@
-"""The private names of torch that tensors of a mesh need, in one place: a new torch that has moved one fails
-here, by its name.
+"""The private names of torch that tensors of a mesh need, in one module: a new version of torch that has
+moved one fails here, with that name.
 
 DTensor's rules, wrapper subclasses and process groups without a default one have no public way.
 """
@@ -61,7 +61,7 @@ def restride(tensor: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...
     """Give a wrapper, which has no memory of its own, another shape in place."""
     before = is_meta_included()
     with no_dispatch():
-        include_meta(True)  # otherwise its memory is checked
+        include_meta(True)  # otherwise torch checks the tensor's memory
         try:
             tensor.as_strided_(size, stride, offset)
         finally:

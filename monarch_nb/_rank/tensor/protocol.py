@@ -15,7 +15,7 @@ from typing import Any, Literal
 FetchFrom = Literal["first", "each", "describe"]
 """One rank, each rank, or each rank without the data of tensors."""
 DROP = 0
-"""The plan whose command empties slots."""
+"""Number of the plan whose command empties slots."""
 FIRST_PLAN = 1
 SINGLE = -1
 """In `Definition.outputs`: the result itself, not a part of it."""
@@ -23,21 +23,23 @@ SINGLE = -1
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """In a template of arguments: the value in the n-th input slot."""
+    """A placeholder in a template of arguments: the value in the n-th input slot."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class ScalarHole:
-    """In a template of arguments: the n-th scalar beside the command."""
+    """A placeholder in a template of arguments: the n-th scalar beside the command."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class GroupHole:
-    """In a template of arguments: the process group of this rank along an axis of a device mesh."""
+    """A placeholder in a template of arguments: the process group of this rank along an axis of a device
+    mesh.
+    """
 
     grid: int
     axis: int
@@ -48,10 +50,10 @@ class GridDefinition:
     """A device mesh.
 
     Attributes:
-        number: what plans call it.
+        number: number by which plans refer to it.
         shape: sizes of its axes.
         names: names of its axes.
-        ranks: which rank stands at each point, the last axis fastest.
+        ranks: rank at each point, the last axis fastest.
     """
 
     number: int
@@ -120,12 +122,12 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A rank can't go on, and waits for a decision.
+    """The report of a rank that can't continue, and waits for a decision.
 
     Attributes:
-        rank: which one.
-        seq: the command that failed; or, if it was told to stop, the one that it would do next.
-        op: its operation.
+        rank: the reporting rank.
+        seq: the command that failed; for a rank that was told to stop, its next command.
+        op: operation of the command.
         kind: the exception's class; empty if it was only told to stop.
         message: the exception's text.
         traceback: of the rank, without this package's frames.
@@ -143,19 +145,19 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class GoOn:
-    """Decision: all ranks failed at the same command, so they are together still."""
+    """The decision to continue: all ranks failed at the same command, so that they are still in step."""
 
     seq: int
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Decision: ranks stand at different commands, and their process groups are gone.
+    """The decision to resume after ranks stopped at different commands; their process groups are gone.
 
     Attributes:
-        cause: the command whose failure this is.
-        first: what was done from this command on is lost on all ranks.
-        until: the first command that all do again.
+        cause: the command whose failure led to this.
+        first: the first command whose results are lost on all ranks.
+        until: the first command that all ranks execute again.
         epoch: of the process groups that are made anew.
         address: where they meet.
     """
@@ -169,7 +171,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Decision: a rank was lost; whatever comes before the next begin is void."""
+    """The decision to reset: a rank was lost; all commands before the next begin are void."""
 
 
 Decision = GoOn | Resume | Reset
@@ -177,7 +179,7 @@ Decision = GoOn | Resume | Reset
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """In the table instead of a value: what should be there couldn't be made.
+    """The value in a table slot whose computation has failed.
 
     Attributes:
         seq: of the command that failed.
@@ -188,18 +190,19 @@ class Poison:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ParallelSpec:
-    """Says how a module is made on the ranks.
+    """The specification of a module on the ranks.
 
     Attributes:
-        module: with parameters on `meta`: their numbers come apart from it. Buffers are as they are.
+        module: the module with its parameters on `meta`: their values are sent separately. Buffers are as
+            they are.
         groups: layers whose parameters are gathered together, by path; the rest is one more group.
-        reshards: gathered parameters are given back after the forward.
-        whole: layers that look across the batch, by path: each rank runs them on all of it.
-        checkpointed: layers whose activations are computed again for the backward.
+        reshards: whether gathered parameters are freed after the forward.
+        whole: paths of layers that mix rows of the batch: each rank runs them on the whole batch.
+        checkpointed: layers whose activations are recomputed for the backward.
         apart: names of parameters that can't be split; every rank has them.
         precision: the type in which layers compute, as in "bfloat16"; "" for that of the parameters.
-        compiles: torch.compile is used.
-        has_unused: there are parameters that don't contribute to the result.
+        compiles: whether torch.compile is used.
+        has_unused: whether there are parameters that don't contribute to the result.
         seed: of random numbers in layers of `whole`.
     """
 
@@ -217,7 +220,7 @@ class ParallelSpec:
 
 
 class LayerError(RuntimeError):
-    """A layer raised; the text says which, in which line, and what."""
+    """The error of a layer that has raised; its text names the layer, the line and the error."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -226,11 +229,11 @@ class LayerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A rank's description of a tensor that only the rank knows.
+    """A rank's description of a tensor whose shape only the rank knows.
 
     Attributes:
         size, stride, dtype: of the whole tensor.
-        placements: how it's laid out; None: each rank has a value of its own.
+        placements: its layout; None: each rank has a value of its own.
     """
 
     size: tuple[int, ...]
@@ -240,16 +243,16 @@ class Described:
 
 
 NOT_BEGUN = -2
-"""In `Fetched.failed`: this rank was started anew, and knows nothing of what was before."""
+"""In `Fetched.failed`: this rank was restarted, and has no earlier values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Answer to a fetch.
+    """The answer to a fetch.
 
     Attributes:
-        value: what was asked for; None on ranks that needn't send it.
-        failed: the command because of which there's no value; -1 if there is one.
+        value: the fetched value; None on ranks that needn't send it.
+        failed: the command whose failure prevents a value; -1 if there is a value.
     """
 
     value: Any = None

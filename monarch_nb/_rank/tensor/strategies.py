@@ -1,5 +1,5 @@
-"""Sharding strategies of operations that torch has no rule for. Known on the controller and on the ranks,
-which must agree.
+"""Sharding strategies of operations that torch has no rule for. The controller and the ranks register the
+same ones, since they must agree.
 
 Attention on CPUs: batches and heads are independent of each other.
 """

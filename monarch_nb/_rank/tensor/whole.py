@@ -1,4 +1,4 @@
-"""Operations on whole tensors: those that can't be done on shards, and those that draw random numbers.
+"""Operations on whole tensors: those that can't be computed on shards, and those that draw random numbers.
 
 Every rank does the whole operation and keeps its part. Random numbers are the same on all ranks that way, and
 don't depend on how a tensor is sharded.

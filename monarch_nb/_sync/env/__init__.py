@@ -1,4 +1,4 @@
-"""The environment of the notebook on every host, byte for byte.
+"""The notebook's environment, copied to every host byte for byte.
 
 Lower modules first:
 

@@ -1,5 +1,5 @@
-"""Receives an environment on a host that has no Python of its own: run there by the interpreter that has been
-sent ahead, it speaks with the notebook's machine by standard input and output.
+"""Receives an environment on a host without Python. The interpreter sent ahead runs this module, which
+communicates with the notebook's machine by standard input and output.
 
 Needs the standard library and the modules of `SHIPPED` only. What is said, in this order:
 
@@ -35,19 +35,19 @@ SHIPPED = (
     "_sync.env.fits", "_sync.env.manifest", "_sync.env.mounts", "_sync.env.place", "_sync.env.store",
     "_sync.env.suitable", "_sync.env.templates",
 )  # fmt: skip
-"""Modules of this package that this one needs, and itself."""
+"""Modules of this package that this one needs, including itself."""
 STANDS_FOR = {
     "__init__.py": "",
     "_sync/__init__.py": "",
     "exceptions.py": "class MeshError(Exception):\n    pass\n",
 }
-"""Files that stand for modules which need more than the standard library."""
+"""Substitutes for modules that need more than the standard library."""
 _BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Order:
-    """An order of the notebook's machine.
+    """The order from the notebook's machine to receive an environment.
 
     Attributes:
         manifest_bytes, part_bytes: lengths of the texts that follow.
@@ -66,7 +66,7 @@ class Order:
 
 
 class Incomplete(EnvironmentSyncError):
-    """The other side has ended."""
+    """The error raised when the other side has ended before all data arrived."""
 
 
 def main(own: str) -> None:
@@ -78,7 +78,7 @@ def main(own: str) -> None:
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
     try:
         receive(own, sys.stdin.buffer, answers)
-    except Incomplete:  # whoever has sent knows
+    except Incomplete:  # the sending side knows
         pass
     except (EnvironmentSyncError, OSError) as error:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Byte code that doesn't depend on when its source was installed. Pure.
+"""Byte code that is independent of its source's installation time. Pure.
 
 The header of a `.pyc` (PEP 552) is 16 bytes, little endian: 4 of magic number, 4 of flags, then, if flags are
 0, the source's modification time and size modulo 2**32. All files of a store have one time, so that is what

@@ -1,4 +1,4 @@
-"""Caches the hashes of files as they were last read: a row for each inode, in SQLite.
+"""Caches the hashes of files: a row for each inode, in SQLite.
 
 A row counts while size and modification time are equal, and the inode's change time, too, if the number of
 links is: making one more uv environment links all files of the others once more, which changes their change
@@ -26,9 +26,9 @@ class Content(NamedTuple):
     """The content of a file as it is sent.
 
     Attributes:
-        size: bytes that go.
-        is_template: whether they're a template.
-        sha256: of what goes.
+        size: bytes that are sent.
+        is_template: whether the content is a template.
+        sha256: digest of the sent bytes.
     """
 
     size: int
@@ -45,7 +45,8 @@ class _Row(NamedTuple):
 
 
 class HashCache:
-    """Contents by inode and treatment. A cache that can't be read or written is empty, and is left alone.
+    """A cache of contents by inode and treatment. A cache that can't be read or written is empty, and is left
+    alone.
 
     Args:
         path: of the database; made, with its directory, if it isn't there.

@@ -1,5 +1,5 @@
-"""Removes from a store what nobody uses: prefixes, the longest unused first, then content that no prefix
-links to.
+"""Removes unused content from a store: prefixes, the longest unused first, then content that no prefix links
+to.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from monarch_nb._sync.env.store import locked, remove_leftovers
 
 MAX_AGE_S = 30 * 86400.0
 MAX_SHARE = 0.2
-"""Of the disk; more is removed, whatever its age."""
+"""Maximum share of the disk; beyond that, prefixes of any age are removed."""
 FRESH_S = 86400.0
-"""Content that came within this time may be of a transfer that will be taken up again."""
+"""Newer content may belong to a transfer that will be resumed."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _remove_prefix(root: str, name: str) -> bool:
     except OSError:
         return False
     with suppress(FileNotFoundError):
-        os.unlink(path + ".manifest")  # first: from now on it isn't complete
+        os.unlink(path + ".manifest")  # first: from now on the prefix isn't complete
     shutil.rmtree(path, ignore_errors=True)
     os.unlink(path + ".lock")
     os.close(fd)

@@ -1,5 +1,5 @@
-"""Takes content that a host has already, outside its store: in environments of its own, in caches of uv and
-conda. What isn't sent is found by its content, never by a version.
+"""Finds needed content on a host outside its store: in the host's own environments, in caches of uv and
+conda. Content is identified by its digest, never by a version.
 
 A file is read only if its name and its size are those of content that is lacking. It's copied, never linked:
 a link would let whoever owns the file change the store, and the store's mode and time would change the file.
@@ -20,7 +20,7 @@ from monarch_nb._sync.env.store import Store, WrongContent, default_store, hash_
 _BLOCK_BYTES = 1 << 20
 _BYTE_CODE = ".pyc"
 _Wanted = dict[tuple[str, int], dict[str, set[bool]]]
-"""By name and size of a file: contents that may be in it, and whether they're needed as executable files."""
+"""By name and size of a file: contents that it may have, and whether they are needed as executable files."""
 
 
 def donor_folders(environ: Mapping[str, str], prefixes: Iterable[str]) -> list[str]:
@@ -73,7 +73,7 @@ def take_from(
     wanted = _wanted(parts, missing)
     taken: dict[str, int] = {}
     for sha256, path in _found(wanted, missing, folders):
-        with suppress(OSError, WrongContent):  # it's gone, or was changed just now
+        with suppress(OSError, WrongContent):  # the file is gone, or was changed at this moment
             _copy(store, path, sha256, wanted[os.path.basename(path), missing[sha256]][sha256])
             taken[sha256] = missing[sha256]
     return taken

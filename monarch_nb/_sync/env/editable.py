@@ -1,4 +1,4 @@
-"""Finds where editable installs are imported from: lines of `.pth` files, and the finders that build backends
+"""Finds the source folders of editable installs: lines of `.pth` files, and the finders that build backends
 write.
 
 A `.pth` of hatchling, flit, pdm, uv and maturin has directories. setuptools may write

@@ -16,14 +16,14 @@ from typing import NamedTuple
 from monarch_nb._sync.env.errors import EnvironmentSyncError
 
 MAGIC = b"\x7fELF\x02\x01"
-"""Of files of 64 bits, little endian."""
+"""First bytes of 64-bit, little-endian files."""
 _PT_LOAD, _PT_DYNAMIC = 1, 2
 _DT_STRTAB, _DT_RPATH, _DT_RUNPATH = 5, 15, 29
 _SEGMENT, _DYNAMIC = struct.Struct("<IIQQQQQQ"), struct.Struct("<qQ")
 
 
 class ElfError(EnvironmentSyncError):
-    """A file that begins as an ELF file isn't one all the way."""
+    """The error of a file that begins as an ELF file but isn't a valid one."""
 
 
 class SearchPath(NamedTuple):

@@ -6,4 +6,6 @@ from monarch_nb.exceptions import MeshError
 
 
 class EnvironmentSyncError(MeshError):
-    """An environment can't be read, sent or placed; the text says why, and what to type."""
+    """The error of an environment that can't be read, sent or placed; its text gives the reason and a command
+    to type.
+    """

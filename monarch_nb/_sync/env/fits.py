@@ -1,5 +1,5 @@
-"""Checks whether an environment can run on a machine: by facts before anything is sent, by a trial once it's
-there.
+"""Checks whether an environment can run on a machine: by facts before anything is sent, by a trial
+afterwards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lists what is installed in the environment of this process, by what installers have written down."""
+"""Lists the packages installed in this process' environment, from the records of installers."""
 
 from __future__ import annotations
 

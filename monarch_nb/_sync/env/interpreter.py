@@ -1,5 +1,5 @@
-"""Describes a Python interpreter: this process's own, or another one, which a program that needs nothing of
-ours asks.
+"""Describes a Python interpreter: this process' own, or another one, by a program that runs in it and needs
+none of this package.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The trees that an interpreter is made of. Each entry of `sys.path` is in one, or is named as not covered:
-nothing is missed silently.
+"""The directory trees that an interpreter consists of. Each entry of `sys.path` is in one, or is reported as
+not covered: nothing is left out silently.
 
 ========  ====================================================================================
 env       the environment: a conda prefix (with its Python), or a venv (whose Python is in `base`)
@@ -30,14 +30,14 @@ _SITE = frozenset(("site-packages", "dist-packages"))
 
 @dataclass(frozen=True)
 class Layer:
-    """A tree that goes to hosts as one.
+    """A directory tree that is sent to hosts as one unit.
 
     Attributes:
         name: its directory in a prefix.
         kind: conda, venv, python (an interpreter) or code.
         root: its absolute path here.
         sites: directories in it that packages are installed in, below `root`.
-        without: directories in it that don't go, below `root`: other layers.
+        without: directories below `root` that are excluded: other layers.
     """
 
     name: str
@@ -54,10 +54,10 @@ class Layers:
     Attributes:
         path: `sys.path` as (layer, path in it); what belongs to the working directory, to no layer, or isn't
             there is left out.
-        uncovered: (path, reason) of what doesn't go.
+        uncovered: (path, reason) of entries that aren't sent.
         system_python: the distribution's interpreter that the environment was made from, if it was; it
             doesn't go.
-        loaders: files of meson-python's, in whose place hosts get others.
+        loaders: files of meson-python's loaders, which hosts get replacements for.
     """
 
     layers: tuple[Layer, ...]

@@ -1,4 +1,6 @@
-"""An environment of this machine in a store of this machine: to carry it to a host that can't be reached."""
+"""Puts an environment of this machine into a store on this machine, to carry it to a host that can't be
+reached.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def export(root: str, scanned: Scanned, modules: Sequence[str] = ()) -> Prefix:
 
 
 class FileChanged(EnvironmentSyncError):
-    """A file isn't what it was when the environment was looked at."""
+    """The error of a file that has changed since the environment was scanned."""
 
 
 def changed(file: str) -> FileChanged:

@@ -33,8 +33,9 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 from monarch_nb._sync.env.errors import EnvironmentSyncError
 
 FILE, EXECUTABLE, TEMPLATE, SCRIPT, LINK = "f", "x", "t", "u", "l"
-"""Kinds: a file, an executable one, one that is written anew for each prefix (`templates`), an executable
-such, a symbolic link."""
+"""Kinds of entries: a file, an executable file, a template written anew for each prefix (`templates`), an
+executable template, a symbolic link.
+"""
 KINDS = frozenset((FILE, EXECUTABLE, TEMPLATE, SCRIPT, LINK))
 MADE_THERE = frozenset((TEMPLATE, SCRIPT))
 PART_HEADER = "monarch_nb part 1"
@@ -48,7 +49,7 @@ _Read = TypeVar("_Read", "Part", "Manifest")
 
 
 class ManifestError(EnvironmentSyncError):
-    """A manifest is malformed, or would lead out of its prefix."""
+    """The error of a manifest that is malformed, or would lead out of its prefix."""
 
 
 class Entry(NamedTuple):
@@ -103,7 +104,7 @@ class PartName(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """An environment: facts that a host is checked against, and parts.
+    """An environment: facts that a host is checked against, and its parts.
 
     Example:
         >>> Manifest({"python": "3.11.7"}, ()).id[:8]

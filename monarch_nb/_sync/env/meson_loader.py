@@ -1,5 +1,5 @@
-"""Editable installs of meson-python. Their loader builds anew at import, with the tools and in the folder of
-the machine where it was installed. On hosts one takes its place that imports what has been built.
+"""A loader for editable installs of meson-python on hosts. meson-python's own loader rebuilds at import, with
+the tools and in the folder of the machine where it was installed; this one imports what has been built.
 
 What lies where is in the build folder's `meson-info/intro-install_plan.json`
 (https://mesonbuild.com/IDE-integration.html, "Install plan").

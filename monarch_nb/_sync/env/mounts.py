@@ -1,4 +1,4 @@
-"""Finds the file system that a path is on, as the kernel's mount table says (proc(5), `mountinfo`)."""
+"""Finds the file system of a path in the kernel's mount table (proc(5), `mountinfo`)."""
 
 from __future__ import annotations
 

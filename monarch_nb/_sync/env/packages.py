@@ -1,4 +1,4 @@
-"""Packages that differ between hosts. Pure.
+"""Compares packages between hosts. Pure.
 
 A distribution's digest is over what its wheel has, not over what an installer adds: pip and uv write
 different `RECORD`s for the same wheel. So versions may be equal and digests not: another build, or an edit by
@@ -37,7 +37,7 @@ class PackageDigest(NamedTuple):
 
 @dataclass(frozen=True)
 class PackageDifference:
-    """A package that isn't the same everywhere.
+    """A package that differs between hosts.
 
     Attributes:
         name: of the package.

@@ -1,5 +1,6 @@
-"""Prefixes: made of a store's content at their final path, tested there, and complete when the manifest lies
-beside them."""
+"""Prefixes: made of a store's content at their final path, tested there, and complete once the manifest lies
+beside them.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def hold(store_root: str, environment: str) -> int:
     fd = os.open(root + ".lock", os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        os.utime(fd)  # last used now
+        os.utime(fd)  # marks the time of its last use
         os.stat(root + ".manifest")
     except OSError:
         os.close(fd)
@@ -83,13 +84,13 @@ def place(store: Store, found: Manifest, test: Callable[[Prefix], str]) -> Prefi
         StoreFull: if there's no room.
         EnvironmentSyncError: if the prefix doesn't pass its test; it's removed then.
     """
-    if (there := find_prefix(store.root, found.id)) is not None:  # who runs in it keeps its lock
+    if (there := find_prefix(store.root, found.id)) is not None:  # processes that run in it hold its lock
         return there
     root = prefix_root(store.root, found.id)
     with _making(root):
         if (there := find_prefix(store.root, found.id)) is not None:
             return there
-        shutil.rmtree(root, ignore_errors=True)  # what a process that has died had made
+        shutil.rmtree(root, ignore_errors=True)  # left by a process that has died
         parts = [store.part(part.id) for part in found.parts]
         manifests.check_tree(parts)
         fresh = store.new_folder()
@@ -152,7 +153,7 @@ def _fill(store: Store, folder: str, parts: Sequence[Part], roots: Mapping[str, 
                 _write_template(store, f"{folder}/{entry.path}", entry, roots)
             else:
                 _link(store, f"{folder}/{entry.path}", entry)
-    for entry in links:  # last: nothing is made through a link
+    for entry in links:  # last: nothing is written through a link
         os.symlink(entry.content, f"{folder}/{entry.path}")
 
 

@@ -1,5 +1,4 @@
-"""Reads the records of installers about what they installed: `RECORD` of wheels, `conda-meta` of conda
-packages.
+"""Reads installers' records of installed files: `RECORD` of wheels, `conda-meta` of conda packages.
 
 A claim is the content of a file as its installer knows it. It's believed without reading the file if the file
 looks untouched since:
@@ -28,18 +27,18 @@ from typing import Any, NamedTuple
 LATE_NS = 2_000_000_000
 LATE_LINKED_NS = 120_000_000_000
 PRIVATE = frozenset(("INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_build.json", "uv_cache.json"))
-"""What each installer writes as it likes: no part of what a distribution is."""
+"""Files that each installer writes differently: they aren't compared."""
 _SHA256_BYTES = 32
 
 
 class Claim(NamedTuple):
-    """The claim of an installer about a file.
+    """The record of an installer about a file.
 
     Attributes:
         sha256: 64 hexadecimal digits.
         size: in bytes; -1 if it isn't said.
         until_ns, linked_until_ns: how new the file may be, by its number of links (one; more).
-        placeholder: what stood in the package where the prefix is now; "" if nothing did.
+        placeholder: placeholder in the package for the prefix; "" if there was none.
         is_text: whether that is a text file.
     """
 
@@ -109,7 +108,7 @@ def conda_packages(root: str) -> Iterator[Package]:
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
         if name.endswith(".json"):
-            with suppress(ValueError, KeyError, TypeError):  # then its files count as unknown: they're read
+            with suppress(ValueError, KeyError, TypeError):  # then its files count as unknown, and are read
                 with open(path, encoding="utf-8") as file:
                     yield _conda_package(json.load(file), f"conda-meta/{name}", os.stat(path).st_mtime_ns)
 
@@ -125,7 +124,7 @@ def _wheel_package(root: str, site: str, folder: str) -> Package | None:
     claims, files = {}, []
     for path, digest, size in _rows(record):
         inside = os.path.normpath(f"{site}/{path}") if ".." in path or not site else f"{site}/{path}"
-        if inside.startswith(("/", "../")):  # of no layer
+        if inside.startswith(("/", "../")):  # in none of the layers
             continue
         files.append(inside)
         if digest.startswith("sha256=") and (sha := _hexadecimal(digest[7:])):

@@ -34,18 +34,18 @@ from monarch_nb._sync.env.mounts import file_system_of
 from monarch_nb._sync.env.suitable import STORE_VARIABLE, lacking, on_network, remove_probes
 
 ID_LENGTH = 16
-"""So many digits of an environment's id name its prefix."""
+"""Number of digits of an environment's id in the name of its prefix."""
 MODES = {False: 0o444, True: 0o555}
 _BLOCK_BYTES = 1 << 20
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class WrongContent(EnvironmentSyncError):
-    """Content isn't what its name says."""
+    """The error of content that doesn't match its name."""
 
 
 class StoreFull(EnvironmentSyncError):
-    """There's no room for an environment."""
+    """The error of a store without room for an environment."""
 
 
 def default_store() -> str:
@@ -60,7 +60,7 @@ def default_store() -> str:
 
 
 class Store:
-    """The store of one host, made if it isn't there.
+    """The environment store of one host, created if it doesn't exist.
 
     Args:
         root: its absolute directory.
@@ -87,7 +87,7 @@ class Store:
                 os.makedirs(os.path.join(root, "objects", f"{i:02x}"), 0o700, exist_ok=True)
             self._lock = locked(os.path.join(root, "lock"), fcntl.LOCK_SH)
             self._tmp_lock = locked(self._tmp + ".lock", fcntl.LOCK_EX)
-            os.mkdir(self._tmp, 0o700)  # after the lock: others remove what isn't locked
+            os.mkdir(self._tmp, 0o700)  # after the lock: other processes remove unlocked files
             problem = lacking(root, self._tmp)
         except OSError as error:
             reason = f"{error.filename}: {error.strerror}"
@@ -306,7 +306,7 @@ def locked(path: str, how: int) -> int:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, how)
-            if _is_at(fd, path):  # nobody has removed it since it was opened
+            if _is_at(fd, path):  # it wasn't removed since it was opened
                 return fd
         except OSError:
             os.close(fd)

@@ -1,5 +1,5 @@
-"""Says whether a store can be in a directory: on a file system of this machine, with hard links, locks and
-renames that hold.
+"""Checks whether a store can be in a directory: on a file system of this machine, with working hard links,
+locks and renames.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Files with a prefix's path in them: the path is cut out here, and that of another prefix put in there.
-Pure.
+"""Files that contain a prefix's path: the path is replaced by a placeholder here, and by another prefix's
+path there. Pure.
 
 A template is a line of JSON, then the file without the paths. There are two sorts:
 
@@ -23,16 +23,17 @@ from typing import Any
 from monarch_nb._sync.env.errors import EnvironmentSyncError
 
 MAX_SHEBANG_BYTES = 127
-"""Linux reads so much of a script's first line (`BINPRM_BUF_SIZE`), including `#!` and without the
-newline."""
+"""Linux reads only this part of a script's first line (`BINPRM_BUF_SIZE`), including `#!` and without the
+newline.
+"""
 _MAGIC = b"mnb template 1 "
 _ENDS = rb"(?![A-Za-z0-9_.+~-])"
-"""What follows a prefix's path where it's meant: `/opt/env2` isn't below `/opt/env`."""
+"""Pattern after a prefix's path, so that `/opt/env2` doesn't count as below `/opt/env`."""
 _SHEBANG = re.compile(rb"#!([^\n]*)\n?")
 
 
 class TemplateError(EnvironmentSyncError):
-    """A file can't be made for another prefix."""
+    """The error of a file that can't be adapted to another prefix."""
 
 
 def cut_text(content: bytes, roots: Mapping[str, str]) -> bytes | None:

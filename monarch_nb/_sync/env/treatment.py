@@ -1,5 +1,5 @@
-"""Prepares files for sending: unchanged, or made independent of where they lay. A file is read and treated in
-one place, here.
+"""Prepares files for sending: unchanged, or made independent of their location. Files are read and treated
+only here.
 
 The bytes that are hashed for a manifest and those that are sent later are made by the same function, so that
 they agree.
@@ -23,13 +23,13 @@ RAW, BYTE_CODE, PREFIX, LOADER = "", "pyc", "prefix", "loader"
 MAX_TEXT_BYTES = 16 << 20
 """Larger files aren't searched for paths, unless they're ELF files."""
 STALE = Content(0, False, "")
-"""What doesn't go."""
+"""The content of a file that isn't sent."""
 _BLOCK_BYTES = 1 << 20
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]*@")
 
 
 class Source(NamedTuple):
-    """A file here, and what becomes of it.
+    """A file of this machine, and how it is prepared for sending.
 
     Attributes:
         file: its path.
@@ -57,7 +57,7 @@ class Treated(NamedTuple):
 
 @dataclass(frozen=True)
 class Treater:
-    """Reads files as they go.
+    """The reader of files, which applies their treatment.
 
     Attributes:
         roots: by layer, its directory here.
@@ -75,7 +75,7 @@ class Treater:
             return f"{BYTE_CODE} {source.origin[0]} {source.origin[1]}"
         if source.treatment == RAW:
             return RAW
-        if source.treatment == LOADER:  # also on what has been built since
+        if source.treatment == LOADER:  # depends also on files that were built since
             return f"{LOADER} {self._name} {hashlib.sha256(self.read(source).content).hexdigest()}"
         placeholder = hashlib.sha256(source.placeholder.encode()).hexdigest()[:8]
         return f"{PREFIX} {self._name} {source.path} {placeholder}"

@@ -1,5 +1,5 @@
-"""Selects the files of a layer that are sent: a walk that leaves out what is another layer's, what tests the
-interpreter, and what is private.
+"""Selects the files of a layer that are sent: a walk that excludes other layers, the interpreter's tests, and
+private files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GIT_S = 30.0
 _PRIVATE = frozenset(
     ("pip.conf", ".condarc", "conda-meta/state", "condarc", "etc/pip.conf", ".netrc", ".pypirc")
 )
-"""May have credentials in them; below a layer's root."""
+"""Files below a layer's root that may contain credentials."""
 _OF_NO_USE = re.compile(
     r"lib/python[0-9.]+t?/(test|idlelib|config-[^/]*|.*/(idle_test|tests?))|share/(man|doc)|pkgs|envs"
 )

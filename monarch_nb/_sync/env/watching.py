@@ -1,5 +1,5 @@
-"""Notices that something was installed into the environment of this process, or edited in it, without looking
-at its files.
+"""Detects that a package was installed into this process' environment, or edited in it, without reading its
+files.
 
 inotify looks after its directories: what is read from it right before a cell misses no change. Byte code
 counts as nothing: importing a module writes it. Directories of code, such as sources of editable installs,
@@ -18,7 +18,7 @@ _BYTE_CODE = (".pyc", "__pycache__")
 
 
 class EnvironmentWatch:
-    """The layers of an environment, looked after. Used by one thread at a time.
+    """The watch on the layers of an environment. Used by one thread at a time.
 
     Attributes:
         num_folders: that are looked after.
@@ -36,7 +36,7 @@ class EnvironmentWatch:
         self.follow(found)
 
     def follow(self, found: Layers) -> None:
-        """Look after these layers from now on, and what is new in them.
+        """Watch these layers from now on, and new ones among them.
 
         Raises:
             OSError: if a layer can't be read.
@@ -58,10 +58,10 @@ class EnvironmentWatch:
         return self._has_changed
 
     def taken(self) -> None:
-        """Count what is there now as known: called before it's looked at, so that no change is lost."""
+        """Count the present state as known: called before it's scanned, so that no change is lost."""
         self.has_changed()
         self._has_changed = False
 
     def close(self) -> None:
-        """Look after nothing any more."""
+        """End the watch."""
         self._watch.close()

@@ -1,4 +1,4 @@
-"""Engines: who has hosts, and how they're had there."""
+"""Engines: the systems that provide hosts."""
 
 from __future__ import annotations
 

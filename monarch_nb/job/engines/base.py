@@ -1,4 +1,4 @@
-"""The base class of engines, which have hosts, give them, say how they are and take them back.
+"""The base class of engines, which provide hosts, report their state and take them back.
 
 Pure policy: no sockets, and nothing of it runs in a host process. `look` is the only truth about an
 allocation; no state is inferred from silence.
@@ -19,7 +19,9 @@ from monarch_nb.job.spec import HostRange, HostSpec
 
 
 class EngineError(MeshError):
-    """An engine couldn't do what it was asked for; the text says what it said, and what to type."""
+    """The error of an engine that couldn't carry out a request; its text has the engine's message, and a
+    command to type.
+    """
 
 
 class State(StrEnum):
@@ -36,8 +38,8 @@ class Capabilities:
     """The capabilities of an engine.
 
     Attributes:
-        queue: a request may wait, for minutes or days, and goes on if nobody looks.
-        names: hosts are known by name before they're had.
+        queue: whether a request may wait for minutes or days, independently of the program.
+        names: whether the hosts' names are known before they are requested.
     """
 
     queue: bool = False
@@ -46,7 +48,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Usable:
-    """The usability of an engine here; if it can't be used, why, and what to type."""
+    """The usability of an engine here; if it can't be used, the reason, and what to type."""
 
     why_not: str = ""
 
@@ -59,10 +61,10 @@ class Look:
     """The present state of an allocation, as the engine says.
 
     Attributes:
-        reason: why it waits, or how it ended, in the engine's own word.
-        trouble: what will keep it from ever starting, with the cure; empty if nothing.
+        reason: why it waits, or how it ended, in the engine's own words.
+        trouble: what will keep it from ever starting, with the remedy; empty if nothing.
         starts_at, ends_at: seconds since the epoch, as estimated; None if unknown.
-        nodes: what it has.
+        nodes: its nodes.
     """
 
     state: State
@@ -74,14 +76,14 @@ class Look:
 
 
 class Engine(ABC):
-    """Base of all engines. Methods are called in the client, and may take seconds; all but `usable` raise
-    `EngineError`.
+    """The base class of all engines. Methods are called in the client, and may take seconds; all but `usable`
+    raise `EngineError`.
     """
 
     name: ClassVar[str]
     can: ClassVar[Capabilities] = Capabilities()
     own_keys: ClassVar[tuple[str, ...]] = ()
-    """What may stand in the engine's own table of a profile; empty: anything."""
+    """Keys allowed in the engine's own table of a profile; empty: any."""
 
     @abstractmethod
     def usable(self, spec: HostSpec) -> Usable:
@@ -89,29 +91,26 @@ class Engine(ABC):
 
     @abstractmethod
     def check(self, spec: HostSpec) -> list[str]:
-        """Return the errors that can be known before a request is made: 9 nodes of 3, a limit of the
-        partition.
-        """
+        """Return the errors that are known before a request: 9 nodes of 3, a limit of the partition."""
 
     def completed(self, spec: HostSpec) -> HostSpec:
-        """Return a request with what wasn't said, by what there is here."""
+        """Return a request whose unset fields are filled in from the available resources."""
         return spec
 
     @abstractmethod
     def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
-        """Ask for the hosts, at once; return the allocation with the engine's own name for it."""
+        """Request the hosts, without waiting; return the allocation with the engine's own name for it."""
 
     @abstractmethod
     def look(self, allocation: Allocation) -> Look:
-        """Return how an allocation is."""
+        """Return the present state of an allocation."""
 
     @abstractmethod
     def end_allocation(self, allocation: Allocation) -> None:
-        """Give all hosts back. What has ended already is no error."""
+        """Release all hosts. An allocation that has ended already is no error."""
 
     def further(self, asked: Sequence[Allocation], num: int) -> HostSpec:
-        """Return the specification to ask for, so that a mesh gets `num` hosts besides those that it has for
-        `asked`.
+        """Return the specification of a request that gives a mesh `num` hosts besides those of `asked`.
 
         Raises:
             EngineError: if it's known that there are no more, with what to type.
@@ -119,22 +118,22 @@ class Engine(ABC):
         return replace(asked[0].spec, hosts=HostRange(num, num))
 
     def release(self, allocation: Allocation, nodes: Sequence[str]) -> Allocation:
-        """Make sure that hosts which have left their mesh aren't kept; return what is left of the allocation.
+        """Ensure that hosts which have left their mesh are released; return the rest of the allocation.
 
         Hosts of most engines are had one by one, and are given back when their launcher has ended.
         """
         return allocation
 
     def extend(self, allocation: Allocation, seconds: float) -> None:
-        """Ask for more time than was asked for before. An engine without limits can't."""
+        """Request more time. An engine without limits can't."""
         raise EngineError(
             f"{allocation.described()}: engine {self.name} gives no time that could be extended"
         )
 
     def logs(self, allocation: Allocation) -> list[str]:
-        """Return the last words of launchers that have failed: what is shown when hosts don't come."""
+        """Return the last output of failed launchers: it is shown when hosts don't join."""
         return []
 
     def script(self, allocation: Allocation) -> str:
-        """Return the script that will be run or submitted, for people to read before it is."""
+        """Return the script that will be run or submitted, for display."""
         raise EngineError(f"engine {self.name} has no script to show")

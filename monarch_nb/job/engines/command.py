@@ -1,4 +1,4 @@
-"""Hosts by commands that a profile gives: for what has no engine of its own.
+"""Hosts obtained by the commands of a profile, for schedulers without an engine of their own.
 
 Either a command for each host (`start`, with {host} and {script}), or a batch system's (`submit`, `look`,
 `end`, with {id}): `submit` gets the job's script on its standard input and answers with a number; `look`
@@ -46,13 +46,13 @@ TEMPLATES: dict[str, dict[str, str]] = {
         "each": _EACH_LSF,
     },
 }
-"""What `template =` stands for; what a profile says goes before it. `each` runs a command on every node
-of a job. Tested with answers in the form of the manuals, never by a real scheduler.
+"""Defaults of `template =`; keys of the profile take precedence. `each` runs a command on every node of a
+job. Tested with answers in the form of the manuals, never by a real scheduler.
 """
 
 
 class Command(Engine):
-    """Hosts by the commands of a profile."""
+    """The engine that runs the commands of a profile."""
 
     name = "command"
     can = Capabilities(queue=True)
@@ -176,7 +176,7 @@ class Command(Engine):
 
 
 class _Each(NamedHosts):
-    """A command for each host."""
+    """The variant of the engine with a command for each host."""
 
     name = "command"
 

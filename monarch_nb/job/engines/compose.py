@@ -1,4 +1,4 @@
-"""Hosts that are up already and wait for meshes in a directory that all of them share: the containers of
+"""Hosts that run already and wait for meshes in a directory that all of them share: the containers of
 `docker/compose.yaml`, or machines on which `monarch-nb host --wait DIR` runs.
 
 The engine needs no docker: who runs notebooks in a container gets no right to start others.
@@ -20,7 +20,7 @@ DIRECTORY = "/run/monarch_nb"
 
 
 class Compose(Engine):
-    """Hosts that wait in a directory."""
+    """The engine of hosts that wait in a shared directory."""
 
     name = "compose"
     can = Capabilities(names=True)

@@ -1,4 +1,4 @@
-"""Hosts by Kubernetes: a job whose pods run the launcher, and a secret with the invitation."""
+"""Hosts from Kubernetes: a job whose pods run the launcher, and a secret with the invitation."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _STUCK = {
     "CreateContainerError": "the node can't make the container from what the profile says",
     "RunContainerError": "the image needs a shell, /bin/sh",
 }
-"""What keeps a container from ever running, and the cure."""
+"""Reasons why a container can never run, with the remedy."""
 
 
 class Kubernetes(Engine):
-    """Hosts by Kubernetes."""
+    """The engine of Kubernetes."""
 
     name = "kubernetes"
     can = Capabilities(queue=True)
@@ -108,7 +108,7 @@ class Kubernetes(Engine):
         return replace(allocation, id=made.metadata.name, directory=api.namespace)
 
     def _made(self, api: Api, allocation: Allocation) -> Job:
-        """Make the job; return the one that is there if it was made before."""
+        """Create the job; return the existing one if it was created before."""
 
         try:
             return api.call(Job, api.batch.create_namespaced_job, api.namespace, manifest.job(allocation))
@@ -150,7 +150,9 @@ class Kubernetes(Engine):
         return Look(State.QUEUED, f"{reason}: {message}" if message else reason, _STUCK[reason], nodes=nodes)
 
     def _queued(self, api: Api, job: Job, pods: list[Pod]) -> Look:
-        """Say why pods have no nodes: in the scheduler's words, or in those of who may not make them."""
+        """Explain why pods have no nodes: in the scheduler's words, or in those of the controller that may
+        not create them.
+        """
         messages = [
             c.message or c.reason or ""
             for pod in pods
@@ -183,7 +185,7 @@ class Kubernetes(Engine):
         found = manifest.job(allocation)
         return json.dumps(found, indent=1) + f"\nand a secret {found['metadata']['name']} with the invitation"
 
-    # --- what is there
+    # --- queries
 
     def _api(self, spec: HostSpec) -> Api:
         from monarch_nb.job.engines.kubernetes_api import Api
@@ -197,7 +199,7 @@ class Kubernetes(Engine):
         return api.listed(Pod, api.core.list_namespaced_pod, api.namespace, label_selector=f"job-name={name}")
 
     def _refusals(self, api: Api, job: Job) -> list[str]:
-        """Return why the job's controller couldn't make pods; nothing if we may not read that."""
+        """Return why the job's controller couldn't create pods; empty if the user may not read that."""
 
         chosen = f"involvedObject.uid={job.metadata.uid},reason=FailedCreate"
         with suppress(Refused):
@@ -206,14 +208,14 @@ class Kubernetes(Engine):
         return []
 
     def _nodes(self, api: Api) -> list[Node]:
-        """Return the cluster's nodes; none if we may not see them."""
+        """Return the cluster's nodes; none if the user may not list them."""
 
         with suppress(Refused):
             return api.listed(Node, api.core.list_node)
         return []
 
 
-# --- reading
+# --- parsing
 
 
 def _wrong_values(spec: HostSpec) -> list[str]:
@@ -233,7 +235,7 @@ def _wrong_values(spec: HostSpec) -> list[str]:
 
 
 def _too_few(spec: HostSpec, nodes: list[Node]) -> list[str]:
-    """Say that no waiting would help: the cluster hasn't as many nodes of the kind, whoever has them now."""
+    """Explain that waiting is useless: the cluster has too few nodes of the kind, even when all are free."""
     if not nodes or spec.own_value("autoscale") == "true" or spec.own_value("same_node") == "true":
         return []
     fitting = [node for node in nodes if _fits(spec, node)]

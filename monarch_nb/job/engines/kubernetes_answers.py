@@ -10,10 +10,10 @@ NOT_FOUND, CONFLICT, UNAUTHORIZED = 404, 409, 401
 
 
 class Refused(EngineError):
-    """The API server has refused a request.
+    """The error of a request that the API server has refused.
 
     Attributes:
-        status: as in HTTP.
+        status: HTTP status.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -22,7 +22,9 @@ class Refused(EngineError):
 
 
 class _Answer(msgspec.Struct, frozen=True, rename="camel"):
-    """Base class of an answer's types: only the fields that are read; all else is ignored."""
+    """The base class of an answer's types: they have only the fields that are read here; others are
+    ignored.
+    """
 
 
 class Meta(_Answer, frozen=True):
@@ -35,7 +37,7 @@ class Meta(_Answer, frozen=True):
 
 
 class Condition(_Answer, frozen=True):
-    """A condition of an object, which holds or doesn't."""
+    """A condition of an object, with its status."""
 
     type: str
     status: str
@@ -140,7 +142,7 @@ class Node(_Answer, frozen=True):
 
 
 class Event(_Answer, frozen=True):
-    """Something that Kubernetes tells of an object."""
+    """An event of Kubernetes about an object."""
 
     reason: str | None = None
     message: str | None = None

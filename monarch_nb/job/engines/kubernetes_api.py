@@ -1,4 +1,5 @@
-"""Requests to a Kubernetes API server, by the official client; answers as types of ours.
+"""Requests to a Kubernetes API server, by the official client; answers are converted to types of this
+package.
 
 Imported where it's used: the client takes most of a second to load.
 """
@@ -21,13 +22,13 @@ from monarch_nb.job.engines.kubernetes_answers import NOT_FOUND, UNAUTHORIZED, R
 from monarch_nb.job.spec import HostSpec, nearest
 
 TIMES_S = (2.0, 20.0)
-"""For a connection, and for an answer."""
+"""Time limits for a connection, and for an answer."""
 _OWN_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 T = TypeVar("T")
 
 
 class Api:
-    """An API server, as a user and in a namespace.
+    """A client of an API server, for one user and one namespace.
 
     Raises:
         EngineError: if there's no kubeconfig, if it isn't one, or if it has no such context.
@@ -113,7 +114,7 @@ def _cause(error: BaseException) -> str:
     return str(found).rpartition(": ")[2] or type(found).__name__
 
 
-# --- where the server is
+# --- finding the server
 
 
 def _has_file() -> bool:
@@ -123,7 +124,7 @@ def _has_file() -> bool:
 
 
 def _from_file(path: str | None, context: str) -> tuple[client.ApiClient, str]:
-    # The client itself looks at the variable once, when it's imported.
+    # The client reads the variable only once, when it's imported.
     path = path or os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
     contexts, active = config.list_kube_config_contexts(path)
     known: Mapping[str, Any] = {each["name"]: each for each in contexts}
@@ -138,7 +139,7 @@ def _from_file(path: str | None, context: str) -> tuple[client.ApiClient, str]:
 
 def _configuration() -> client.Configuration:
     found = client.Configuration()
-    found.retries = False  # what can't be reached is said at once
+    found.retries = False  # an unreachable server is reported at once
     return found
 
 

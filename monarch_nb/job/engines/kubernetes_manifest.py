@@ -1,5 +1,5 @@
-"""The Kubernetes objects of a request for hosts: a job whose pods are the hosts, and a secret that lets them
-in.
+"""The Kubernetes objects of a request for hosts: a job whose pods are the hosts, and a secret that admits
+them.
 
 A job and no StatefulSet: its pods end when their mesh does, and give their GPUs back without anybody's doing;
 a StatefulSet would start them again for ever. A job needs no names of hosts either, because hosts dial the
@@ -22,7 +22,7 @@ from monarch_nb.job.engines import shell
 from monarch_nb.job.spec import HostSpec
 
 Manifest = dict[str, Any]
-"""What Kubernetes describes: JSON."""
+"""The JSON object of a Kubernetes manifest."""
 CONTAINER = "host"
 GPU = "nvidia.com/gpu"
 MESH_LABEL, OWNER_LABEL = "monarch-nb/mesh", "monarch-nb/owner"
@@ -30,7 +30,7 @@ DIGEST = "monarch-nb/spec"
 INVITATION = "/run/monarch_nb/invitation"
 LAST_WORDS = "/dev/termination-log"
 _KEPT_S = 600
-"""For how long a job that has ended can be looked at."""
+"""How long an ended job can be inspected."""
 _GRACE_S = 60
 _MAX_NAME = 40
 

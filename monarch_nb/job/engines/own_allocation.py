@@ -29,7 +29,7 @@ def num_nodes() -> int:
 
 
 class OwnAllocation(Slurm):
-    """Nodes of the Slurm job that this program runs in."""
+    """The engine of the Slurm job that this program runs in: its hosts are the job's nodes."""
 
     name = "auto"
     can = Capabilities()
@@ -70,7 +70,7 @@ class OwnAllocation(Slurm):
         assert step.stdin is not None
         step.stdin.write(invitation.to_json().encode())
         step.stdin.close()
-        step.returncode = 0  # it outlives this program, and is waited for by nobody here
+        step.returncode = 0  # the step outlives this program, and isn't waited for here
         return replace(allocation, parts=(f"{step.pid} {start_time(step.pid)}",))
 
     def _step(self, allocation: Allocation) -> list[str]:

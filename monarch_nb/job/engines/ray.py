@@ -1,4 +1,6 @@
-"""Hosts by Ray: a placement group that spreads over nodes, and on each an actor that runs the launcher."""
+"""Hosts from Ray: a placement group that spreads over nodes, and on each node an actor that runs the
+launcher.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from monarch_nb.job.spec import HostSpec
 DRIVER_S = 60.0
 _DRIVER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ray_driver.py")
 _PLACED = "CREATED"
-"""What Ray says of a placement group that has its nodes."""
+"""Ray's state of a placement group that has its nodes."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Kept:
 
 
 class Ray(Engine):
-    """Hosts by Ray."""
+    """The engine of Ray."""
 
     name = "ray"
     can = Capabilities(queue=True)

@@ -1,4 +1,4 @@
-"""Requests to Ray, in a process of their own: the program that starts a mesh may use Ray in its own way.
+"""Requests to Ray, in a separate process: the program that starts a mesh may use Ray differently.
 
 Run as a file, by an interpreter that has ray and may have nothing else of ours: a request is read as JSON
 from standard input, and answered as JSON in the last line of standard output.
@@ -25,7 +25,9 @@ ASK_S = 10.0
 
 
 class Host:
-    """A launcher on one node; it's told to end when this worker does, however that happens."""
+    """The Ray actor that runs a launcher on one node; the launcher is told to end when this worker ends, for
+    any reason.
+    """
 
     def start(self, script: str, invitation: str) -> str:
         """Start the launcher; return the node's address."""
@@ -38,7 +40,7 @@ class Host:
         def end_with_worker() -> None:
             ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
 
-        # Ray counts a worker's threads, and calls each of its children a worker: ranks are none.
+        # Ray counts a worker's threads, and takes its child processes for workers: ranks are none.
         kept = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS" and not k.startswith("RAY_")}
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as this actor
         self.process = subprocess.Popen(
@@ -65,7 +67,7 @@ class Host:
 
 
 class MeshHosts:
-    """The hosts of one mesh."""
+    """The Ray actor that holds the hosts of one mesh."""
 
     def __init__(self, num: int, bundle: dict[str, float], script: str, invitation: str) -> None:
         self.nodes: dict[int, str] = {}
@@ -90,7 +92,7 @@ class MeshHosts:
             for i, host in enumerate(hosts):
                 if i not in self.words:
                     self.note(i, host.ended.remote(), self.words)
-        time.sleep(ASK_S)  # whoever waits for the hosts is told first why they don't come
+        time.sleep(ASK_S)  # the program that waits for the hosts is told first why they don't join
         os._exit(0)
 
     def note(self, i: int, answer: Any, found: dict[int, str]) -> None:

@@ -1,4 +1,6 @@
-"""Commands of engines: run here or on a login node, with a time limit, and what is run on a host."""
+"""Commands of engines: run on this machine or on a login node, with a time limit, and the command line of a
+host.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ def run_at(login: str, argv: Sequence[str], text: str = "", timeout_s: float = C
 # --- OpenSSH
 
 SSH_FAILED = 255
-"""ssh's own exit status, if it's no command's."""
+"""ssh's own exit status, as opposed to that of a command."""
 
 
 def ssh_command(machine: str, config: str = "") -> list[str]:
@@ -114,7 +116,7 @@ def ssh_trouble(machine: str, done: Done, config: str = "") -> str:
     return f"{machine}: cannot be reached by ssh ({done.words}). Try: {by_hand}"
 
 
-# --- what runs on a host
+# --- commands on a host
 
 
 def launcher_command(spec: HostSpec, *arguments: str) -> str:

@@ -1,4 +1,4 @@
-"""Slurm, by its own commands: here, or on a login node by ssh.
+"""Hosts from Slurm, by its own commands: on this machine, or on a login node by ssh.
 
 One job a mesh; `srun` starts the launcher once on each node, and its standard input, which all of them get,
 is the invitation. So no secret lies in an argument, a variable or a shared file. The job ends when its host
@@ -49,7 +49,7 @@ _STUCK = {
     "JobHeldUser": "it is held: scontrol release",
     "JobHeldAdmin": "an administrator holds it",
 }
-"""Reasons that don't pass by themselves, and the cure."""
+"""Reasons that don't pass by themselves, with the remedy."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class _Partition:
 
 
 class Slurm(Engine):
-    """Jobs of Slurm. `own` is any flag of sbatch."""
+    """The engine of Slurm. `own` is any flag of sbatch."""
 
     name = "slurm"
     can = Capabilities(queue=True)
@@ -215,7 +215,7 @@ class Slurm(Engine):
 
     def release(self, allocation: Allocation, nodes: Sequence[str]) -> Allocation:
         left = [node for node in self.look(allocation).nodes if node not in nodes]
-        if left:  # else it has ended, as the last launcher has
+        if left:  # otherwise the request has ended, as its last launcher has
             update = ["scontrol", "update", f"JobId={allocation.id}", f"NodeList={','.join(left)}"]
             done = self._run(allocation.spec, update)
             if done.code != 0:

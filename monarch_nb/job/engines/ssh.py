@@ -1,5 +1,5 @@
-"""Hosts that one can log in to, by OpenSSH: the user's configuration, agents, jump hosts and hardware keys
-work as in a terminal.
+"""Hosts reached by OpenSSH: the user's configuration, agents, jump hosts and hardware keys work as in a
+terminal.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _PID = re.compile(r"\(pid (\d+)\)")
 
 
 class NamedHosts(Engine):
-    """Hosts that are known one by one: a command for each starts the launcher there, with the invitation
-    on its standard input.
+    """The base of engines whose hosts are known by name: a command for each starts the launcher there, with
+    the invitation on its standard input.
     """
 
     can = Capabilities(names=True)
@@ -141,7 +141,7 @@ def _pid(done: shell.Done) -> str:
 
 
 class SSH(NamedHosts):
-    """Hosts by OpenSSH."""
+    """The engine of OpenSSH."""
 
     name = "ssh"
     own_keys = ("config",)

@@ -1,4 +1,4 @@
-"""Hosts that torchrun has started: each node's first process runs a launcher, and they end with it."""
+"""Hosts that torchrun has started: each node's first process runs a launcher, and the hosts end with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def use(meeting: Meeting) -> None:
 
 
 class Torchrun(Engine):
-    """Hosts that torchrun has started, together with this program."""
+    """The engine of hosts that torchrun has started, together with this program."""
 
     name = "torchrun"
     can = Capabilities()

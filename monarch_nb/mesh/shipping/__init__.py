@@ -1,4 +1,4 @@
-"""The notebook's environment goes to hosts.
+"""Sends the notebook's environment to hosts.
 
 packs           content in packs of 16 MiB (pure)
 receiving       what an agent does with a pack: verify, write

@@ -1,5 +1,6 @@
-"""A host's agent: a process in a group of its own, in no mesh's count of ranks. It runs nothing that it
-receives but the test of a prefix."""
+"""The agent of a host: a process in a group of its own, which isn't counted as a rank. It runs nothing that
+it receives but the test of a prefix.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ class Survey:
         prefix: of this environment, if it's there already.
         unknown: ids of parts that the host has never heard of.
         is_shared: whether the host sees the notebook's own files.
-        refusal: why the environment can't run there; "" if nothing speaks against it.
-        warnings: what won't work though it runs.
+        refusal: why the environment can't run there; "" if it can.
+        warnings: restrictions of the environment there.
     """
 
     hostname: str
@@ -56,8 +57,8 @@ class Lack:
 
     Attributes:
         sizes: by content, its size in bytes.
-        found_bytes: that it had outside its store, and that were copied from there.
-        refusal: why there's no room for it; "" if there is.
+        found_bytes: bytes that were found on the host outside its store, and copied from there.
+        refusal: why the host has no room for it; "" if it has.
     """
 
     sizes: Mapping[str, int]
@@ -70,7 +71,7 @@ class Taken:
     """The result of fetching a pack to a host.
 
     Attributes:
-        wrong: contents that weren't what their names say.
+        wrong: contents that don't match their names.
         problem: why it couldn't be fetched; "" if it could.
     """
 
@@ -79,7 +80,7 @@ class Taken:
 
 
 class SyncAgent(Actor):
-    """Works on a host's store for the program that has spawned it."""
+    """The actor that works on a host's store for the program that has spawned it."""
 
     def __init__(self) -> None:
         self._store: Store | None = None
@@ -133,7 +134,7 @@ class SyncAgent(Actor):
 
     @endpoint
     def learn(self, texts: Sequence[bytes], donors: bool) -> Lack:
-        """Remember parts; return what content of the environment isn't here.
+        """Store parts; return the missing contents of the environment.
 
         Args:
             donors: whether to copy what other folders of this host have to the store.
@@ -164,11 +165,11 @@ class SyncAgent(Actor):
 
     @endpoint
     def fetch_pack(self, slot: int, pack: Pack, holder: RDMABuffer, sums: Sequence[int]) -> Taken:
-        """Fetch a pack from who has it into one of our buffers, verify it, and put it into the store."""
+        """Fetch a pack from a holder into a local buffer, verify it, and put it into the store."""
         memory = self._memories[slot]
         try:
             holder.read_into(memory).get()
-        except Exception as error:  # whatever has become of the holder
+        except Exception as error:  # whatever has happened to the holder
             return Taken(problem=f"{type(error).__name__}: {error}".splitlines()[0])
         assert self._receiver is not None
         wrong = self._receiver.check(pack, memory, sums)
@@ -176,13 +177,13 @@ class SyncAgent(Actor):
 
     @endpoint
     def place(self, modules: Sequence[str]) -> Prefix:
-        """Make the prefix of what was received, and try it."""
+        """Make the prefix from the received content, and try it."""
         store, found = self._opened()
         return place(store, found, lambda prefix: try_prefix(prefix, modules))
 
     @endpoint
     def close(self) -> None:
-        """Remove what is unfinished."""
+        """Remove unfinished files."""
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -196,7 +197,7 @@ class SyncAgent(Actor):
 
 
 def _donors() -> list[str]:
-    """Return folders of this host that may have content: the environment we run in, and caches."""
+    """Return folders of this host that may have content: the environment of this process, and caches."""
     return donor_folders(os.environ, (sys.prefix, sys.base_prefix))
 
 

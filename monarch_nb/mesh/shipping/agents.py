@@ -1,4 +1,4 @@
-"""The agents of one piece of work: a process on each host, which ends with it."""
+"""The agents of one task: a process on each host, which ends with the task."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass
 class Agents:
-    """Agents by host, and what has become of them."""
+    """The agents by host, with the hosts whose agent is lost."""
 
     by_host: dict[int, SyncAgent]
     trust: Trust[int] = field(default_factory=Trust)
@@ -34,7 +34,7 @@ class Agents:
         timeout_s: float,
         hosts: Iterable[int] | None = None,
     ) -> dict[int, _Answer]:
-        """Ask agents the same at once; those that fail are left out from then on."""
+        """Send all agents the same request at once; those that fail are left out from then on."""
         futures = {}
         for host in list(self.by_host if hosts is None else hosts):
             if host not in self.trust.lost:
@@ -51,13 +51,13 @@ class Agents:
 
 @contextmanager
 def agents_on(session: Session, hosts: Sequence[int]) -> Iterator[Agents]:
-    """Give an agent on each host: a process of its own group, so that one's end is nobody else's."""
+    """Start an agent on each host: a process in a group of its own, so that one's end affects no other."""
     with ExitStack() as stack:
         agents = Agents({})
         for host in hosts:
             try:
                 procs = HostMesh((host,), session=session).spawn_procs(name=f"{GROUP}-{host}")
-            except MeshError as error:  # it's lost, or has no room
+            except MeshError as error:  # the host is lost, or has no room
                 agents.trust.lose(host, reason_of(error))
                 continue
             stack.callback(_stop, procs)
@@ -67,12 +67,12 @@ def agents_on(session: Session, hosts: Sequence[int]) -> Iterator[Agents]:
 
 
 def _stop(procs: Any) -> None:
-    with suppress(Exception):  # it's gone already
+    with suppress(Exception):  # the agent is gone already
         procs.stop().get(AGENT_S)
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the error of a host in one line: the agent's exception, without how it got here."""
+    """Return the error of a host in one line: the agent's exception, without the remote call's context."""
     if isinstance(error, ActorError) and error.failures:
         return error.failures[0].message.partition("\n")[0]
     cause: BaseException = error

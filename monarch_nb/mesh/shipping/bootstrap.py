@@ -1,4 +1,4 @@
-"""The notebook's environment goes to machines that have no Python: `sh` and `tar` are enough.
+"""Sends the notebook's environment to machines without Python: `sh` and `tar` are enough.
 
 Three scripts run there, one after the other: one says where the store is, and whether an interpreter is in
 it; `tar` unpacks our receiver (`_sync/env/arrival`), and an interpreter if there's none; that one receives
@@ -60,14 +60,14 @@ class Arrived:
     """The outcome of sending an environment to a machine.
 
     Attributes:
-        machine: as it was named.
+        machine: name of the machine, as the user gave it.
         prefix, python: where the environment is, and its interpreter; "" if it isn't there.
         was_there: whether it was there already.
-        sent_bytes: of content that came over the channel, and of an interpreter to receive it.
-        seconds: that it took.
-        problem: why it isn't there; "" if it is.
-        warnings: what won't work though it runs.
-        link: path of the link to it; "" if none was asked for.
+        sent_bytes: bytes sent over the channel: content, and an interpreter to receive it.
+        seconds: duration.
+        problem: why the environment isn't there; "" if it is.
+        warnings: restrictions of the environment there.
+        link: path of the link to it; "" if none was requested.
     """
 
     machine: str
@@ -83,11 +83,11 @@ class Arrived:
 
 @dataclass(frozen=True)
 class ArrivedPart:
-    """The notebook's environment on machines that a mesh hasn't yet: a part of the receipt of a sync.
+    """The part of a sync's receipt about machines that don't belong to the mesh yet.
 
     Attributes:
         id: of the environment; 64 hexadecimal digits.
-        num_packages, num_bytes: that it consists of.
+        num_packages, num_bytes: size of the environment.
         machines: in the order in which they were named.
         is_dry: whether nothing was done.
     """
@@ -104,7 +104,7 @@ class ArrivedPart:
         return not self.is_dry and not any(each.problem for each in self.machines)
 
     def lines(self) -> list[str]:
-        """Return what has been done, machine by machine, and what to type next."""
+        """Return the outcome for each machine as lines, with what to type next."""
         return [f"[{each.machine}] {text}" for each in self.machines for text in self._lines(each)]
 
     def __str__(self) -> str:
@@ -134,7 +134,7 @@ def place_on(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> ArrivedPart:
-    """Have machines get the environment of this program: nothing but `sh` and `tar` is needed there.
+    """Send the environment of this program to machines, which need only `sh` and `tar`.
 
     Args:
         machines: names of hosts for ssh, or commands that run a shell.
@@ -166,7 +166,7 @@ def place_on(
 
 
 class _Sending:
-    """Sends the environment to one machine."""
+    """The sending of the environment to one machine."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class _Sending:
         self._num_sent = 0
 
     def run(self) -> Arrived:
-        """Give it; return what has become of that.
+        """Send the environment to the machine; return the outcome.
 
         Raises:
             EnvironmentSyncError: if a file here has changed.
@@ -201,7 +201,7 @@ class _Sending:
                 self._unpack(has_python=bool(python))
                 fields = self._send(python)
             finally:
-                if not fields:  # else the receiver has removed it
+                if not fields:  # otherwise the receiver has removed it
                     try_script(self._machine, f'rm -rf "${{TMPDIR:-/tmp}}/{self._name}"')
         except EnvironmentSyncError as error:
             self._progress.left_out(self._index)
@@ -213,7 +213,7 @@ class _Sending:
         return Arrived(self._machine, **fields, sent_bytes=self._num_sent, seconds=seconds, link=self._link)
 
     def _look(self) -> str:
-        """Return the interpreter that is in the machine's store; "" if none is."""
+        """Return the path of the interpreter in the machine's store; "" if there is none."""
         with Channel(self._machine, _LOOK) as channel:
             channel.finish()
             return str(channel.answer(LOOK_S)["python"])
@@ -239,7 +239,7 @@ class _Sending:
         _add(archive, path, content, 0o700 if entry.kind == EXECUTABLE else 0o600)
 
     def _send(self, python: str) -> dict[str, Any]:
-        """Speak with the receiver; return what it says at its end."""
+        """Communicate with the receiver; return its final report."""
         own = f'"${{TMPDIR:-/tmp}}/{self._name}"'
         run = shlex.quote(python) if python else f"{own}/{self._own_python()}"
         with Channel(self._machine, f"exec {run} -I -S -B -c {shlex.quote(_RUN)} {own}") as channel:
@@ -263,7 +263,7 @@ class _Sending:
             return {"was_there": was_there, "warnings": notes, **ended}
 
     def _send_content(self, channel: Channel, source: Source, size: int) -> None:
-        """Send one content: so many bytes as it should have, whatever is read."""
+        """Send one content: exactly the expected number of bytes, whatever is read."""
         left = size
         for block in _blocks(self._treater, source):
             self.count(channel.write(block[:left]))
@@ -283,12 +283,12 @@ class _Sending:
         return found[0]
 
     def count(self, num_bytes: int) -> None:
-        """Count what was sent."""
+        """Record the number of sent bytes."""
         self._num_sent += num_bytes
 
 
 class _Counted(io.RawIOBase):
-    """Counts what goes through a channel."""
+    """The byte counter of a channel."""
 
     def __init__(self, channel: Channel, sending: _Sending) -> None:
         self._channel = channel
@@ -301,7 +301,7 @@ class _Counted(io.RawIOBase):
 
 
 def interpreter_entries(scanned: Scanned) -> list[Entry]:
-    """Return what the interpreter of an environment needs to run a program without packages."""
+    """Return the entries that the interpreter of an environment needs to run a program without packages."""
     layer = "base" if "base" in scanned.roots else "env"
     return [
         entry

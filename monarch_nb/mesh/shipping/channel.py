@@ -1,4 +1,6 @@
-"""A command that runs a shell on another machine, as a channel for bytes: nothing of ours is needed there."""
+"""A channel for bytes through a command that runs a shell on another machine, which needs nothing of this
+package.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.job.engines.shell import ssh_command
 
 STALL_S = 60.0
-"""So long the other side may take nothing."""
+"""How long the other side may read nothing."""
 _BLOCK_BYTES = 1 << 16
 _END_S = 10.0
 
@@ -53,7 +55,8 @@ def shell_command(machine: str, script: str) -> list[str]:
 
 
 class Channel:
-    """A script that runs on a machine: what it's sent, and the lines that it answers. One thread uses it.
+    """A script that runs on another machine, with its input and the lines that it answers. One thread uses
+    it.
 
     Raises:
         EnvironmentSyncError: if the command can't be started.
@@ -109,7 +112,7 @@ class Channel:
         return memoryview(data).nbytes
 
     def finish(self) -> None:
-        """Send no more."""
+        """Close the input."""
         with suppress(OSError):
             self._in.close()
 
@@ -136,7 +139,7 @@ class Channel:
                 self._heard += block
 
     def wait_for_end(self, timeout_s: float = STALL_S) -> None:
-        """Send no more, and wait for the end.
+        """Close the input, and wait for the end.
 
         Raises:
             EnvironmentSyncError: if it's an error, or doesn't come.
@@ -159,6 +162,6 @@ class Channel:
 
 
 def try_script(machine: str, script: str) -> None:
-    """Run a script; how it ends doesn't matter."""
+    """Run a script, ignoring its result."""
     with suppress(EnvironmentSyncError), Channel(machine, script) as channel:
         channel.wait_for_end()

@@ -1,4 +1,4 @@
-"""Packages that hosts have otherwise than this program: by host, not by rank."""
+"""Packages that differ between hosts and this program: by host, not by rank."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ _COLUMNS = ("package", "where", "version")
 
 @dataclass(frozen=True)
 class HostsDifference:
-    """Packages that hosts have otherwise than this program. True if there are any, or a host couldn't say.
+    """The packages that differ between hosts and this program. True if there are any, or a host couldn't
+    answer.
 
     Attributes:
-        hosts: those that were asked.
-        packages: what differs; who has what is "here", or the index of a host.
-        num_packages: that this program's environment has.
-        problems: why hosts couldn't say what they have, by their indices.
+        hosts: hosts that were asked.
+        packages: packages that differ; the sides are "here", or the index of a host.
+        num_packages: number of packages in this program's environment.
+        problems: why hosts couldn't answer, by their indices.
 
     Example:
         >>> mesh.diff_hosts()                            # doctest: +SKIP
@@ -46,7 +47,7 @@ class HostsDifference:
         return bool(self.packages or self.problems)
 
     def text(self) -> str:
-        """Return a table of what differs, and what to type."""
+        """Return a table of the differences, and what to type."""
         table = [text_table(_COLUMNS, self._rows())] if self.packages else []
         return "\n".join([self._headline(), *table, *self._notes()])
 
@@ -82,7 +83,8 @@ class HostsDifference:
 
 
 def compare_hosts(session: Session, hosts: Sequence[int]) -> HostsDifference:
-    """Return the packages that hosts, where ranks are started from now on, have otherwise than this program.
+    """Return the packages that differ between this program and hosts, in the environments where their ranks
+    are started.
 
     Args:
         hosts: their indices.

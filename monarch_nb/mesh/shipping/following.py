@@ -1,4 +1,4 @@
-"""Follows the environment of this program: what is installed or edited in it goes to hosts before the next
+"""Follows the environment of this program: changes by installs or edits are sent to hosts before the next
 cell.
 """
 
@@ -18,9 +18,11 @@ from monarch_nb.mesh.shipping.sending import with_scan
 
 
 class FollowedEnvironment:
-    """An environment that hosts are to have as it is. Used by one thread at a time.
+    """An environment of this program that hosts have a copy of, kept up to date. Used by one thread at a
+    time.
 
-    Watches it from now on: made before it's sent for the first time, so that no change is lost.
+    It watches the environment from its construction on, which precedes the first sending, so that no change
+    is lost.
 
     Args:
         copies: whether hosts that see this program's files get a copy, too.
@@ -44,15 +46,17 @@ class FollowedEnvironment:
             )
 
     def has_changed(self) -> bool:
-        """Say whether something has happened to it since hosts were given it. Costs some microseconds."""
+        """Say whether the environment may have changed since it was sent to hosts. Costs some
+        microseconds.
+        """
         return self._watch.has_changed()
 
     def sent(self, part: EnvironmentPart) -> None:
-        """Note what hosts have."""
+        """Record the environment that hosts have."""
         self._id = part.id if part.is_done else ""
 
     def bring_changes(self, bring: Callable[[Scanned], EnvironmentPart]) -> EnvironmentPart | None:
-        """Bring it to hosts, if it's another one now; return what was done. What can't be sent isn't tried
+        """Send the environment to hosts, if it has changed; return the result. After an error it isn't tried
         again before the next change.
 
         Raises:
@@ -66,12 +70,12 @@ class FollowedEnvironment:
         try:
             self._watch.follow(find_layers(this_interpreter()))
             part = with_scan(changed)
-        except OSError as error:  # somebody is just removing it
+        except OSError as error:  # somebody is removing it at this moment
             raise EnvironmentSyncError(f"can't read {error.filename}: {error.strerror}") from None
         if part is not None:
             self.sent(part)
         return part
 
     def close(self) -> None:
-        """Follow it no longer."""
+        """End the watch."""
         self._watch.close()

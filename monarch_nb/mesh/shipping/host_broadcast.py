@@ -1,4 +1,5 @@
-"""A pack from the notebook's machine to all agents. Who has verified it feeds others, one at a time.
+"""Broadcasts a pack from the notebook's machine to all agents. An agent that has verified it feeds others,
+one at a time.
 
 A host that fails is left out, and the others go on. Who gets a pack that isn't right from another host gets
 it from the notebook's machine; a host from which that has happened twice feeds nobody any more, and is named.
@@ -14,18 +15,18 @@ from typing import Generic, TypeVar
 
 STRIKES = 2
 NOTEBOOK_FEEDS = 2
-"""So many read from the notebook's machine at once."""
+"""Number of agents that read from the notebook's machine at once."""
 
 Host = TypeVar("Host", bound=Hashable)
 
 
 @dataclass
 class Trust(Generic[Host]):
-    """The record of failures of hosts, over all packs. Changed under its lock.
+    """The record of hosts' failures, over all packs. Changed under its lock.
 
     Attributes:
-        lost: by host, why it was left out.
-        strikes: how often what a host had wasn't right.
+        lost: why a host was left out, by host.
+        strikes: how often a host's content was wrong.
     """
 
     lost: dict[Host, str] = field(default_factory=dict)
@@ -52,7 +53,9 @@ class Trust(Generic[Host]):
 
 
 class Refused(Exception):
-    """A pack from the notebook's machine itself isn't right: a file has changed since it was looked at."""
+    """The error of a pack on the notebook's machine that is wrong: a file has changed since it was
+    scanned.
+    """
 
     def __init__(self, wrong: tuple[str, ...]) -> None:
         super().__init__(wrong)
@@ -60,7 +63,7 @@ class Refused(Exception):
 
 
 Outcome = tuple[tuple[str, ...], str]
-"""Contents that weren't right; why nothing could be read."""
+"""Contents that were wrong, and why nothing could be read."""
 
 
 def broadcast(
@@ -120,7 +123,7 @@ class _Spread(Generic[Host]):
             if near:
                 holder = max(
                     near, key=lambda h: h is not None
-                )  # the notebook's machine last: its link is everybody's
+                )  # the notebook's machine last, since all hosts share its link
                 self._free.remove(holder)
                 self._waiting.remove(target)
                 return holder, target

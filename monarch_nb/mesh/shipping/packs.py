@@ -1,4 +1,4 @@
-"""Content in packs of at most 16 MiB: small pieces of content together, large ones cut. Pure."""
+"""Packs of content of at most 16 MiB: small contents are combined, large ones cut. Pure."""
 
 from __future__ import annotations
 

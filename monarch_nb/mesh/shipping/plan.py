@@ -1,5 +1,5 @@
-"""The plan of what would go to a host, part by part: how much of it, from where, and why. Nothing is written
-for that.
+"""The plan of a sync's dry run, part by part: what would be sent to a host, from where, and why. Nothing is
+written.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ MAX_SHOWN = 8
 
 @dataclass(frozen=True)
 class PlannedPart:
-    """A package, or another part of an environment, as it would come to a host.
+    """A package, or another part of an environment, as it would be sent to a host.
 
     Attributes:
-        name, version: of the package; no version: what no package has.
-        num_bytes: of all of it.
-        stored_bytes: of these, what the host has: in its store, or elsewhere.
+        name, version: name and version of the package; no version: files outside of packages.
+        num_bytes: its size.
+        stored_bytes: bytes of it that the host has already: in its store, or elsewhere.
         sent_bytes: what would go over the network with it; what several parts have goes once.
-        reason: why it isn't there.
+        reason: why the host lacks it.
     """
 
     name: str

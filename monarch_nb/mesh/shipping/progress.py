@@ -1,5 +1,5 @@
-"""The progress of an environment on its way to hosts, below the cell that waits for it: bytes, speed, and
-which hosts are behind.
+"""The progress of sending an environment to hosts, below the cell that waits: bytes, speed, and hosts that
+lag behind.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from monarch_nb._units import elapsed_text, rate_text, size_text
 from monarch_nb.mesh.shipping.packs import PACK_BYTES
 
 BEHIND_BYTES = 2 * PACK_BYTES
-"""A host that lacks so much more than the one that lacks the least is behind."""
+"""A host lags behind if it lacks this much more than the most advanced one."""
 
 
 class Progress:
-    """The progress of sending hosts what they lack. Changed by the threads that send, read by the one that
-    shows it.
+    """The progress of sending contents to hosts. Changed by the sending threads, read by the thread that
+    displays it.
 
     Example:
         >>> progress = Progress()

@@ -1,4 +1,4 @@
-"""Receives packs on a host: verifies each piece of content, and only then puts it into the store."""
+"""Receives packs on a host: verifies each content before it enters the store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Partial:
 
 
 class Receiver:
-    """Puts packs into a store.
+    """The receiver that puts packs into a store.
 
     Args:
         executable: by content, whether it's needed as an executable file, as a plain one, or both.

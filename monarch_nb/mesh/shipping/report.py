@@ -1,4 +1,4 @@
-"""The report on environments on hosts, as data and as text: a part of the receipt of a sync."""
+"""The report on environments on hosts, as data and as text: a part of a sync's receipt."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class HostEnvironment:
         prefix: where it is; "" where the notebook's own is used.
         is_shared: whether the host sees the notebook's files, so that nothing is sent.
         was_there: whether the prefix was there already.
-        sent_bytes: that came over the network.
-        found_bytes: that it had outside its store: in other environments, in caches.
+        sent_bytes: bytes sent over the network.
+        found_bytes: bytes found on the host outside its store: in other environments, in caches.
         problem: why the host doesn't have it; "" if it has.
-        warnings: what won't work though it runs.
+        warnings: restrictions of the environment there.
         has_changed: whether the host started ranks in another one before.
-        plan: in a dry run, how each part would come there.
+        plan: in a dry run, the plan of each part.
     """
 
     prefix: str = ""
@@ -46,13 +46,13 @@ class EnvironmentPart:
 
     Attributes:
         id: of the environment; 64 hexadecimal digits.
-        num_packages, num_bytes: that it consists of.
+        num_packages, num_bytes: size of the environment.
         hosts: by host.
-        seconds: that it took.
+        seconds: duration.
         is_dry: whether nothing was done.
-        left_out: (path, reason) of what doesn't go.
-        edited: packages with files that aren't what was installed.
-        corrupting: hosts from which other hosts got what wasn't right.
+        left_out: (path, reason) of files that aren't sent.
+        edited: packages with files that differ from what was installed.
+        corrupting: hosts that passed wrong content on to other hosts.
         old_ranks: ranks that still run another environment.
     """
 

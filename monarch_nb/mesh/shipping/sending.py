@@ -1,5 +1,6 @@
-"""The notebook's environment to hosts: what is missing there goes, in packs; prefixes are made and tried;
-zygotes are started in them."""
+"""Sends the notebook's environment to hosts: missing content is sent in packs; prefixes are made and tried;
+zygotes are started in them.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ SWITCH_S = 150.0
 _TRIED = ("zmq", "cloudpickle", "monarch_nb._protocol.base")
 
 LOOKS = 4
-"""So often an environment is looked at whose files change while they're sent."""
+"""How often an environment is scanned when its files change while they are sent."""
 
 _Done = TypeVar("_Done")
 _Room = Mapping[int, Sequence[RDMABuffer]]
@@ -170,7 +171,7 @@ def _send(agents: Agents, scanned: Scanned, lacks: Mapping[int, Lack], progress:
 
 
 class _Sender:
-    """Reads packs and has them broadcast, `SLOTS` at once."""
+    """The sender that reads packs and has them broadcast, `SLOTS` at a time."""
 
     def __init__(self, agents: Agents, scanned: Scanned, progress: Progress) -> None:
         self._agents = agents

@@ -1,4 +1,6 @@
-"""This machine's store of environments: cleaned, or made anew in another place; and on another machine."""
+"""Maintains stores of environments: cleans this machine's, or moves it, and prepares one for another
+machine.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Many small tasks on the ranks of a mesh: each rank is given one when it's free, so that uneven ones are
-spread evenly.
+"""Many small tasks on the ranks of a mesh: each rank gets the next task when it is free, so that uneven tasks
+are balanced.
 
 pool      hands out tasks; one that was on a rank when that died is given to another
 mapping   mesh.map: a function over items, in order or as they're done

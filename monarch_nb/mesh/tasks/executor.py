@@ -1,4 +1,4 @@
-"""The ranks of a mesh as a `concurrent.futures.Executor`: for code that takes one."""
+"""The ranks of a mesh as a `concurrent.futures.Executor`, for code that takes one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class MeshExecutor(Executor):
-    """Runs functions on the main threads of ranks, one at a time on each.
+    """An executor that runs functions on the main threads of ranks, one at a time on each.
 
     What a function raises is raised by `result()` as it was, caused by an `ActorError` that says on which
     rank and where.
@@ -93,6 +93,6 @@ class _TaskFuture(ConcurrentFuture[R]):
         return super().exception(timeout)
 
     def __del__(self) -> None:
-        error = getattr(self, "_exception", None)  # the base class' own, which needs no lock
+        error = getattr(self, "_exception", None)  # the base class' method, which needs no lock
         if error is not None and not self._is_read:
             say_unread(self._what, [error.__cause__ if isinstance(error.__cause__, ActorError) else error])

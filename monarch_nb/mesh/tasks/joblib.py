@@ -1,5 +1,5 @@
-"""joblib on the ranks of a mesh: `joblib.parallel_config(backend="monarch_nb")`, once this module is
-imported.
+"""A joblib backend on the ranks of a mesh: `joblib.parallel_config(backend="monarch_nb")`, once this module
+is imported.
 
 A mesh that is started or attached registers it, too, if joblib is loaded by then.
 """

@@ -83,7 +83,7 @@ class MapRun(Generic[R]):
             return future.result()
         if self._returns_exceptions:
             return error
-        raise error  # by us, not by the future: the reader sees no frames of its module
+        raise error  # raised here, not by the future: the user sees no frames of the future's module
 
     def get(self) -> list[R]:
         """Wait for all results that haven't been read.
@@ -109,7 +109,7 @@ class MapRun(Generic[R]):
         return f"<MapRun of {work.name}: {work.num_done}{of} done{failed}{given_up}>"
 
     def __del__(self) -> None:
-        work = getattr(self, "_work", None)  # there's none if the constructor has raised
+        work = getattr(self, "_work", None)  # missing if the constructor has raised
         if work is not None:
             with suppress(MeshError):  # the mesh may have ended
                 work.abandon()
@@ -137,12 +137,12 @@ class _MapWork(Generic[R]):
         self.is_given_up = False
         self._is_ordered = ordered
         self._handed: SimpleQueue[_Item[R] | None] = SimpleQueue()
-        """What is to be read, in its order; None at the end."""
+        """Results to be read, in order; None at the end."""
         self._num_handed = self._num_read = 0
         self._is_exhausted = self._is_over = self._is_abandoned = False
         self._error: BaseException | None = None
         self._failed: dict[_Item[R], None] = {}
-        """Items that have failed and that nobody has read."""
+        """Failed items that nobody has read."""
         self._context = contextvars.copy_context()
         # Reentrant: garbage collection, and with it `MapRun.__del__`, may come while it's held.
         self._lock = threading.RLock()
@@ -167,7 +167,7 @@ class _MapWork(Generic[R]):
             return None
         try:
             number, item = next(self._items)
-        except BaseException as error:  # the end, or what the user's generator raises
+        except BaseException as error:  # the end, or an error of the user's generator
             if not isinstance(error, StopIteration):
                 self._error = error.with_traceback(shown_frames(error.__traceback__))
             self._is_exhausted = True
@@ -212,7 +212,7 @@ class _MapWork(Generic[R]):
         """Wait for what is to be read next; None at the end."""
         future = self._handed.get()
         if future is None:
-            self._handed.put(None)  # for whoever asks again
+            self._handed.put(None)  # for a further read
             self._end_bar()
         else:
             with self._lock:
@@ -255,7 +255,7 @@ class _MapWork(Generic[R]):
         elif self._num_read:
             self.cancel()
         else:
-            self._pool.wake()  # it may have waited for a reader
+            self._pool.wake()  # the pool may have waited for a reader
 
     def _say_failed(self) -> None:
         failed, self._failed = list(self._failed), {}

@@ -1,5 +1,5 @@
-"""Hands tasks to ranks: one at a time to each, the next when it's done. So no rank waits while there are
-tasks.
+"""Hands tasks to ranks: one at a time to each, the next when it is done, so that no rank waits while there
+are tasks.
 
 A thread of its own hands out; answers wake it. What a rank had when it died is given to another one first of
 all, up to `retries` times: it may be the task that kills.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
 
 LOOK_S = 0.5
-"""How often it's looked whether a dead rank has been healed, while there are tasks for it."""
+"""Interval at which dead ranks are checked for healing, while there are tasks for them."""
 
 
 class TaskFunction(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ class TaskPool:
         self._known: dict[int, set[bytes]] = {rank: set() for rank in ranks}
         """Functions that ranks have."""
         self._events: SimpleQueue[int | None] = SimpleQueue()
-        """Ranks that have answered; None: there's something to look at."""
+        """Ranks that have answered; None: another event."""
         self._closing = False
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -138,7 +138,7 @@ class TaskPool:
         if self._thread is not None:
             self._thread.join()
 
-    # --- in the thread
+    # --- in the pool's thread
 
     def _serve(self) -> None:
         while not (self._closing and not self._waiting and not self._running):
@@ -184,9 +184,9 @@ class TaskPool:
         call = TaskCall(function.digest, b"" if has_it else function.encoded)
         try:
             future = self._parts[rank].execute(call, *task.args, **task.kwargs)
-        except SupervisionError as error:  # it has just died, or the mesh has ended
+        except SupervisionError as error:  # the rank has just died, or the mesh has ended
             self._died(rank, task, error)
-        except Exception as error:  # it can't be sent
+        except Exception as error:  # the task can't be sent
             _settle(task, error=_unsendable(error, task))
             self._events.put(None)  # the rank is still free
         else:
@@ -258,7 +258,7 @@ def _unsendable(error: Exception, task: Task) -> Exception:
 
 
 def _settle(task: Task, value: Any = None, error: BaseException | None = None) -> None:
-    with suppress(InvalidStateError):  # it was given up meanwhile
+    with suppress(InvalidStateError):  # the task was given up meanwhile
         if error is not None:
             task.future.set_exception(error)
         else:

@@ -1,4 +1,4 @@
-"""Failures of tasks that nobody has asked for: said on stderr, as those of calls are."""
+"""Reports failures of tasks whose results were never read, on stderr, like those of calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Broadcast a buffer: whoever has the bytes passes them on, so that N machines have them after about log N
+"""Broadcasts a buffer: every receiver passes the bytes on, so that N machines have them after about log N
 steps.
 
 The one who asks directs; the bytes go from holder to holder by the best way between each two. Between
@@ -26,7 +26,7 @@ from monarch_nb.rdma.path import READ, Job
 from monarch_nb.rdma.transfer import Receipt
 
 MAX_STEPS = 32
-"""So many copies at a time, in all."""
+"""Maximum number of concurrent copies, in all."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Spread:
         self._feeds: set[int] = set()
         self._waiting = list(targets)
         self._on_its_way: set[str] = {source.owner.machine}
-        """Machines that have a holder, or are about to get one."""
+        """Machines that have the bytes, or are about to get them."""
         self._num_running = 0
         self._over = threading.Event()
         self.failure: BaseException | None = None
@@ -93,7 +93,7 @@ class Spread:
         """Copy until all have it, or one has failed."""
         if not self._waiting:
             return
-        if len(self._waiting) == 1:  # nobody to pass it on to
+        if len(self._waiting) == 1:  # no further machine needs the bytes
             self.receipts.append(self._copy(self._holders[0][0], self._waiting.pop()))
             self.depth = 1
             return
@@ -136,7 +136,7 @@ class Spread:
             self._feeds.add(holder.key)
 
     def _feeder(self) -> tuple[Handle, int] | None:
-        """Return a holder that feeds no other machine just now."""
+        """Return a holder that feeds no other machine at present."""
         return next((h for h in self._holders if h[0].key not in self._feeds), None)
 
     def _neighbour(self, target: Handle) -> tuple[Handle, int] | None:
@@ -195,7 +195,7 @@ def _fill(plane: DataPlane, source: Handle, target: Handle, deadline: float | No
 
 
 def fill(plane: DataPlane, question: Fill) -> Receipt:
-    """Read another's buffer into one of this process, as somebody asks."""
+    """Read another process' buffer into one of this process, on request."""
     target = question.handle
     memory = plane.region_of(target).memory.at(target.layout)
     return plane.run(Job(READ, question.source, memory, deadline_of(question.timeout_s)))

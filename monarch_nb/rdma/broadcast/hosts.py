@@ -1,4 +1,4 @@
-"""Bring big arrays to all ranks of a mesh: once to each machine, where they're mapped copy-on-write.
+"""Brings big arrays to all ranks of a mesh: once to each machine, where ranks map them copy-on-write.
 
 On each machine one process puts a copy into a segment of its own, as it would send it in a message: so its
 pages are warm the next time, once all others have let go of it. That's whoever asks, if it's there, else the
@@ -59,7 +59,7 @@ class ArrayLocation:
 
 
 ArrayLocations = Mapping[int, "ArrayLocation | RDMABuffer"]
-"""By host (its index); a buffer is mapped itself."""
+"""Locations by host (its index); a buffer is mapped itself."""
 
 
 def broadcast_to_hosts(
@@ -95,13 +95,15 @@ def can_map(source: RDMABuffer, proc: int) -> bool:
 
 
 def release(rooms: Sequence[RDMABuffer]) -> None:
-    """Let go of what was made; whoever has opened it keeps it. It needn't be waited for."""
+    """Release temporary buffers; ranks that have opened them keep their mappings. It needn't be waited
+    for.
+    """
     for room in rooms:
         room.drop()
 
 
 def _make_room(source: RDMABuffer, members: Mapping[int, Sequence[int]]) -> tuple[ArrayLocation, RDMABuffer]:
-    """On the first rank of a host: make room that the host's ranks will open."""
+    """Allocate memory on a host's first rank, which the host's ranks will map."""
     transport = process_context.transport()
     found, room = allocate_room(transport, source, members[transport.host])
     return found, RDMABuffer(_array(room, found.shape, found.dtype, found.kind))
@@ -110,9 +112,7 @@ def _make_room(source: RDMABuffer, members: Mapping[int, Sequence[int]]) -> tupl
 def allocate_room(
     transport: Transport, source: RDMABuffer, members: Sequence[int]
 ) -> tuple[ArrayLocation, memoryview]:
-    """Return where the array of a buffer can be put for some ranks of this machine, and as many bytes
-    there.
-    """
+    """Return the location for a buffer's array for some ranks of this machine, and memory of that size."""
     handle = handle_of(source)
     shape = tuple(handle.layout.shape)
     segment = transport.pool.acquire_segment(max(1, handle.nbytes), set(members))
@@ -134,7 +134,7 @@ def _array(memory: Any, shape: Sequence[int], dtype: str, kind: MemoryKind) -> A
 
 
 def bind(name: str, locations: ArrayLocations) -> None:
-    """On a rank: make an array that was brought to its machine a variable of its cells."""
+    """Define a variable for an array that was brought to this rank's machine."""
     process_context.this_rank().namespace[name] = _open(locations)
 
 
@@ -162,7 +162,7 @@ def push(mesh: ProcMesh, variables: Mapping[str, Any], timeout: float | None = N
 
 
 def set_variables(light: Mapping[str, Any], locations_of_all: Sequence[ArrayLocations]) -> None:
-    """On a rank: take variables whose big arrays were brought to its machine before."""
+    """Define variables whose big arrays were brought to this rank's machine before."""
     process_context.this_rank().namespace.update(
         restore(light, [_open(locations) for locations in locations_of_all])
     )
@@ -186,6 +186,6 @@ def pull(mesh: ProcMesh, names: Sequence[str]) -> ValueMesh[dict[str, Any]]:
 
 
 def export_variables(names: Sequence[str]) -> tuple[Any, list[RDMABuffer]]:
-    """On a rank: return variables, with buffers of copies of the big arrays."""
+    """Return variables of this rank, with buffers of copies of the big arrays."""
     light, arrays = extract(process_context.this_rank().variables(names))
     return light, [snapshot(array) for array in arrays]

@@ -1,4 +1,5 @@
-"""Make a buffer a variable of a mesh's cells: one process, the leader, brings it to all ranks of its machine.
+"""Makes a buffer a variable of a mesh's cells: one process, the leader, brings it to all ranks of its
+machine.
 
 On one machine whoever asks does it all, or the first rank if that is elsewhere; on several, each has its room
 filled first (`host_broadcast`).
@@ -44,9 +45,7 @@ if TYPE_CHECKING:
 
 _LOOK_UP_S = 0.5
 _TOGETHER_S = 0.005
-"""How long one waits for ranks to be at the barrier; who comes later is waited for until it has the
-variable.
-"""
+"""How long to wait for ranks at the barrier; later ones are waited for until they have the variable."""
 
 
 def begin_broadcast(
@@ -153,7 +152,7 @@ def _ask_to_lead(
 
 
 def lead_asked(question: Lead) -> Answer:
-    """On the first rank of a machine, for somebody on another: lead."""
+    """Lead on the first rank of a machine, at the request of another machine."""
     receipt, barrier = lead(question.source, question.mesh, question.name, question.timeout)
     return Answer(receipt, barrier.close)
 
@@ -177,7 +176,7 @@ def lead(
         barrier.mark_done()
         if bound.done() or not barrier.wait_for_arrivals(
             len(mesh), _TOGETHER_S
-        ):  # some are busy with a cell, or have failed
+        ):  # some ranks are busy with a cell, or have failed
             barrier.open()
             _await(bound, mesh, timeout, deadline, f"{name!r} is as it was")
     except BaseException:
@@ -211,7 +210,7 @@ def _await(
 
 
 def bind_when_filled(name: str, location: ArrayLocation, barrier: BarrierAddress) -> None:
-    """On a rank: map what is being filled, and make it a variable once it is."""
+    """Map the array that is being filled on this rank, and define the variable once it is complete."""
     found = location.open()
     if not wait_at(barrier):
         raise RDMAError(f"who filled {name!r} for this machine has failed; the variable is as it was")

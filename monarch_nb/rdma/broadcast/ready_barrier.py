@@ -1,5 +1,5 @@
-"""A barrier that other processes of this machine wait at, in the kernel: no message has to reach each of them
-when it opens.
+"""A barrier at which processes of this machine wait in the kernel: opening it needs no message to each of
+them.
 
 It's a lock on a file without a name: whoever waits asks for it to be shared. If the one who holds it dies,
 the kernel opens the barrier; that it was opened on purpose is written in the file, before. Who comes says so
@@ -17,7 +17,7 @@ from contextlib import suppress
 from types import TracebackType
 
 BarrierAddress = tuple[int, int, int, int]
-"""Pid of who holds it; descriptor and inode of the file; descriptor of the pipe."""
+"""The holder's pid; descriptor and inode of the file; descriptor of the pipe."""
 _OPENED = b"1"
 _ARRIVED, _LEFT = b".", b"!"
 
@@ -106,7 +106,7 @@ def wait_at(where: BarrierAddress) -> bool:
 
 
 def _notify(what: bytes, path: str) -> None:
-    with suppress(OSError):  # it's gone: the file tells more
+    with suppress(OSError):  # the pipe is gone: the file tells why
         arrival_pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             os.write(arrival_pipe, what)

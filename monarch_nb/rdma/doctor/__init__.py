@@ -1,4 +1,4 @@
-"""Finds out what machines have for moving bytes, what each path between ranks gives, and what to change.
+"""Finds out which transports machines have, how fast each path between ranks is, and what to change.
 
 probe      what a process finds on its machine
 benchmark  what a rank does while paths are measured; `measuring` directs it

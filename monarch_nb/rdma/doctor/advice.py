@@ -1,4 +1,4 @@
-"""Advise what to change on a rank, from what it has. Pure: a function for each thing that can be wrong."""
+"""Advises what to change on a rank, from its probe. Pure: a function for each thing that can be wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OK: Final = "ok"
 SEVERITIES: tuple[Severity, ...] = (CHANGE, NOTE, OK)
 
 DEFAULT_SHM_BYTES = 64 << 20
-"""What docker gives a container."""
+"""The size that docker gives a container."""
 
 
 @dataclass(frozen=True)

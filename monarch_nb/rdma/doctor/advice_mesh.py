@@ -1,5 +1,6 @@
-"""Advise what to change, from what all ranks have and what was measured between them. Pure: a function for
-each thing that can be wrong."""
+"""Advises what to change in a mesh, from all ranks' probes and the measurements between them. Pure: a
+function for each thing that can be wrong.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from monarch_nb.rdma.doctor.measuring import ANY, Measurement
 from monarch_nb.rdma.doctor.probe import PREFIX, Place, ProbeResult, Tracing
 
 GOOD_SHARE = 0.8
-"""Of a NIC's speed: less by tcp is worth a word."""
+"""Share of a NIC's speed below which a measurement by tcp is reported."""
 
 ProbeResults = Mapping[int, ProbeResult]
 Measurements = Sequence[Measurement]

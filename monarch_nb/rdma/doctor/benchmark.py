@@ -1,4 +1,4 @@
-"""Runs a rank's part in measuring paths: the rank holds memory that another reads, or reads by one path after
+"""Runs a rank's part in measuring paths: it holds memory that another rank reads, or reads by one path after
 the other.
 
 What is held has a token. Whatever happens to the client between, `let_go` comes after `hold` in the rank's
@@ -26,11 +26,11 @@ from monarch_nb.rdma.memory import memory_of
 SMALL_BYTES = 4096
 NUM_READS, NUM_SMALL_READS = 3, 20
 LONG_ENOUGH_S = 2.0
-"""After that no further read of a kind is begun."""
+"""Time after which no further read of a kind begins."""
 READ_S = 30.0
 KEPT_S = 900.0
 ASIDE = ("local", "message")
-"""Paths that say nothing about the machines: only by wish."""
+"""Paths that aren't measured unless they are requested, since they say nothing about the machines."""
 
 
 class Reading(Record, frozen=True):
@@ -110,13 +110,13 @@ def _benchmark(buffer: RDMABuffer, room: Any, path: str, large: bool) -> Reading
         refused = _refusal(buffer, room, path)
         if refused:
             return Reading(path, why_not=refused)
-        small.read_into(small_room, READ_S, path=path).get()  # connects
+        small.read_into(small_room, READ_S, path=path).get()  # opens the connection
         latency_s = _best(lambda: small.read_into(small_room, READ_S, path=path).get(), NUM_SMALL_READS)
         if not large:
             return Reading(path, latency_s=latency_s)
-        buffer.read_into(room, READ_S, path=path).get()  # touches the memory, and what lies between
+        buffer.read_into(room, READ_S, path=path).get()  # touches the memory, and any staging memory
         seconds = _best(lambda: buffer.read_into(room, READ_S, path=path).get(), NUM_READS)
-    except Exception as error:  # paths may be somebody else's code
+    except Exception as error:  # paths may be other packages' code
         return Reading(path, why_not=_refusal(buffer, room, path) or reason(error))
     return Reading(path, gb_per_s=buffer.size() / seconds / 1e9, latency_s=latency_s)
 

@@ -24,7 +24,7 @@ PAIR_S = 300.0
 MAX_BY_DEFAULT = 4
 MAX_CHOSEN = 16
 COPY = "memcpy"
-"""What a plain copy within one process is called in the table."""
+"""Name in the table of a plain copy within one process."""
 ANY = "any"
 """In place of a path's name, if ranks couldn't be measured at all."""
 
@@ -144,7 +144,7 @@ def _holding(mesh: Mesh, rank: int, size_bytes: int, on_gpu: bool) -> Iterator[R
     try:
         yield ask(mesh, rank, hold, token, size_bytes, on_gpu, timeout_s=HOLD_S)
     finally:
-        with suppress(MeshError):  # a rank that is gone holds nothing
+        with suppress(MeshError):  # a rank that has ended holds nothing
             ask(mesh, rank, let_go, token, timeout_s=HOLD_S)
 
 

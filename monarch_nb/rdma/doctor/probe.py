@@ -1,4 +1,5 @@
-"""Probes what a process has for moving bytes: on each rank for `%mesh doctor`, and described in words.
+"""Probes the transport hardware and settings of a process: on each rank for `%mesh doctor`, and described in
+words.
 
 Files of the kernel are read and nothing is opened; a process that doesn't use its GPU yet isn't made to.
 """
@@ -152,12 +153,12 @@ def probe_process() -> ProbeResult:
     for name, look in _PROBES.items():
         try:
             found[name] = look()
-        except Exception as error:  # one thing that's odd must not hide the others
+        except Exception as error:  # one unusual fact must not hide the others
             failed[_topic(name)] = f"{type(error).__name__}: {error}"
     return ProbeResult(**found, failed=failed)  # type: ignore[arg-type]  # each of its field's type
 
 
-# --- looking
+# --- probing
 
 
 def _place() -> Place:
@@ -273,7 +274,7 @@ _PROBES: dict[str, Callable[[], object]] = {
 # --- in words
 
 Lines = Iterator[tuple[str, str]]
-"""What something is called, and what is said of it."""
+"""The name of an item, and the text about it."""
 
 
 def described(found: ProbeResult) -> dict[str, str]:
@@ -367,4 +368,4 @@ _WORDS: dict[str, Callable[[Any], Any]] = {
     "network": _tell_interfaces,
     "settings": lambda settings: settings.items(),
 }
-"""By the fields of `ProbeResult`."""
+"""Functions that describe each field of `ProbeResult`."""

@@ -1,5 +1,5 @@
-"""`%mesh doctor`: what ranks have for moving bytes, what each path between some of them gives, and what to
-change.
+"""The report of `%mesh doctor`: the ranks' hardware and settings, the speed of paths between some of them,
+and advice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SIZE_BYTES = 64 << 20
 PROBE_S = 10.0
 MAX_GROUPS = 8
-"""So many different answers of a kind are shown."""
+"""Maximum number of different answers of a kind that are displayed."""
 _FOUND = ("what", "ranks", "found")
 _MEASURED = ("from", "to", "path", "GB/s", "4 KiB", "why not")
 _FIGURES = (3, 4)
@@ -42,12 +42,12 @@ class Report:
     """The report of `%mesh doctor`: probes, measurements and advice.
 
     Attributes:
-        name: the mesh's.
+        name: name of the mesh.
         hosts: the host's index, by rank.
-        probes: what each rank has.
-        measurements: what each path gives between chosen ranks; empty if nothing was measured.
-        advice: what to change first.
-        silent: ranks that said nothing, and why.
+        probes: findings on each rank.
+        measurements: measurements of each path between chosen ranks; empty if nothing was measured.
+        advice: advice, the most important first.
+        silent: ranks that didn't answer, and why.
         size_bytes: how much was read at a time; 0 if nothing was measured.
     """
 

@@ -1,4 +1,4 @@
-"""Keeps the list of paths for bytes, the best first, and which one is forced."""
+"""The list of paths for bytes, the best first, and the forced one, if any."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 GROUP = "monarch_nb.rdma_paths"
 VARIABLE = "MONARCH_NB_RDMA_PATH"
 ENCRYPTED = "MONARCH_NB_RDMA_ENCRYPTED"
-"""If set, nothing goes to other machines in the clear: not by tcp or verbs, but in the mesh's messages."""
+"""If set, only the mesh's messages carry bytes to other machines: tcp and verbs don't encrypt."""
 OURS = (
     ("local", "local", "LocalPath"),
     ("cuda_ipc", "cuda_ipc", "CudaIpcPath"),
@@ -26,7 +26,7 @@ OURS = (
     ("tcp", "tcp.path", "TcpPath"),
     ("message", "message", "MessagePath"),
 )
-"""In the order in which they're tried; others' come after `shm`."""
+"""The paths in the order in which they are tried; paths of other packages come after `shm`."""
 
 _forced: ContextVar[str | None] = ContextVar("monarch_nb_rdma_path", default=None)
 
@@ -43,7 +43,7 @@ def load_paths(plane: DataPlane) -> dict[str, Path]:
     for point in entry_points(group=GROUP):
         try:
             theirs[point.name] = point.load()(plane)
-        except Exception as error:  # somebody else's code: the mesh goes on without it
+        except Exception as error:  # another package's code: the mesh works without it
             warnings.warn(
                 f"the RDMA path {point.name!r} ({point.value}) can't be used: {error}", stacklevel=2
             )

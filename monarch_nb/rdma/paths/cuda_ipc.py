@@ -1,5 +1,5 @@
-"""GPU memory of two processes on one machine: the reader opens the owner's memory and copies on the GPU,
-without the host.
+"""A path between GPU memory of two processes on one machine: the reader opens the owner's memory and copies
+on the GPU, without the host.
 
 torch makes the handle, for it knows where in one of its allocations a tensor lies, and which event has to
 pass before others may look. A handle is opened once and kept: opening takes a millisecond. Copies have a
@@ -44,13 +44,13 @@ class SharedStorage(Record, frozen=True):
 
 
 class ShareStorage(Question[SharedStorage], frozen=True):
-    """Asks for what opens a region's GPU memory."""
+    """The request for the data that opens a region's GPU memory."""
 
     to = NAME
 
 
 class CudaIpcPath(Path):
-    """Opens GPU memory of another process of this machine, and copies on the GPU."""
+    """The path that opens GPU memory of another process of this machine, and copies on the GPU."""
 
     name = NAME
     reaches_gpus = True
@@ -59,10 +59,10 @@ class CudaIpcPath(Path):
     def __init__(self, plane: DataPlane) -> None:
         super().__init__(plane)
         self._open: dict[int, Any] = {}
-        """Storages of others, by the key of the buffer."""
+        """Opened storages of other processes, by the key of the buffer."""
         self._streams: dict[int, Any] = {}
         self._failed: dict[tuple[int, str], str] = {}
-        """Why memory of a process' GPU can't be opened, as was seen when it was tried."""
+        """Why memory of a process' GPU can't be opened, according to an earlier attempt."""
         self._lock = threading.Lock()
 
     def concerns(self, handle: Handle, local: Memory) -> bool:
@@ -89,7 +89,7 @@ class CudaIpcPath(Path):
         """
         return _share(region.memory)
 
-    # --- the side that asks
+    # --- the requesting side
 
     def transfer(self, job: Job) -> None:
         import torch
@@ -187,7 +187,7 @@ def _share(memory: Memory) -> SharedStorage:
     import torch
 
     storage = memory.keepalive.untyped_storage()
-    # What was queued before is there when others look.
+    # Operations queued before are complete when others look.
     torch.cuda.current_stream(memory.keepalive.device).synchronize()
     _, *rest = storage._share_cuda_()
     return SharedStorage(tuple(rest), memory.address - storage.data_ptr())

@@ -1,4 +1,4 @@
-"""A buffer of this very process: a copy."""
+"""A path within this process: a copy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from monarch_nb.rdma.path import READ, Job, Path
 
 
 class LocalPath(Path):
-    """Copies within this process, whatever device the memory is on."""
+    """The path that copies within this process, on any device."""
 
     name = "local"
     reaches_gpus = True

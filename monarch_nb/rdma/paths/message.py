@@ -1,4 +1,4 @@
-"""The last resort: bytes in the mesh's own messages, where no connection of their own can be made.
+"""The path of last resort: bytes in the mesh's own messages, where no separate connection can be made.
 
 It works wherever the mesh works, for it goes the way of all messages, encrypted between machines; it costs
 several copies and the time of both host processes.
@@ -24,14 +24,14 @@ NAME = "message"
 
 
 class ReadBytes(Question[bytes], frozen=True):
-    """Asks for parts of a region, one after the other: where each begins, and its length in bytes."""
+    """The request for parts of a region, one after the other: the offset of each, and its length in bytes."""
 
     to = NAME
     parts: list[tuple[int, int]]
 
 
 class WriteBytes(Question[Done], frozen=True):
-    """Writes `data` into parts of a region, one after the other."""
+    """The request to write `data` into parts of a region, one after the other."""
 
     to = NAME
     parts: list[tuple[int, int]]
@@ -39,7 +39,7 @@ class WriteBytes(Question[Done], frozen=True):
 
 
 class MessagePath(Path):
-    """Moves bytes in the messages of the mesh."""
+    """The path that moves bytes in the messages of the mesh."""
 
     name = NAME
     encrypts = True
@@ -70,7 +70,7 @@ class MessagePath(Path):
         if not all(0 <= start <= start + nbytes <= memory.span_bytes for start, nbytes in question.parts):
             raise MeshUsageError(f"bytes beyond the {memory.span_bytes:,} of a buffer")
         parts = [memory.at(Layout.contiguous((nbytes,), 1, start)) for start, nbytes in question.parts]
-        with region.lock:  # dropping waits
+        with region.lock:  # a drop waits until this is done
             if isinstance(question, ReadBytes):
                 return b"".join(staging.load(part) for part in parts)
             if memory.read_only:

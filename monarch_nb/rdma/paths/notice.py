@@ -1,5 +1,5 @@
-"""Tells the user what a transfer without RDMA costs, and why it went without: once for each host that this
-process moves much to or from.
+"""Tells the user about the cost of transfers without RDMA, and the reason: once for each host with which this
+process exchanges much data.
 """
 
 from __future__ import annotations

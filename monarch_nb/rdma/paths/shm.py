@@ -1,4 +1,5 @@
-"""CPU memory of two processes on one machine: one copy by a processor, and the owner does nothing.
+"""A path between CPU memory of two processes on one machine: one copy by a processor, without work by the
+owner.
 
 Memory allocated by `rdma.empty` is mapped and copied from. Any other is reached by `process_vm_readv` and
 `writev`: the kernel copies from one process' pages to the other's, in one go, however strewn the elements are
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
     from monarch_nb.rdma.data_plane import DataPlane
 
 CHUNK_BYTES = 16 << 20
-"""So much at a time: between two, time-outs and cancellation are seen."""
+"""Size of a copy between two checks for time-outs and cancellation."""
 PARALLEL_BYTES = 8 << 20
-"""From this size on several threads copy."""
+"""Size from which several threads copy."""
 MAX_STRETCHES = 1024
 """The kernel's limit for one call (IOV_MAX)."""
 MAX_COPIERS = 4
@@ -71,7 +72,7 @@ _WRITEV = _vm_call("process_vm_writev")
 
 
 class Peer:
-    """Another process of this machine: its table of keys, and whether it lives."""
+    """Another process of this machine, with its table of keys, and whether it lives."""
 
     def __init__(self, handle: Handle) -> None:
         owner = handle.owner
@@ -85,7 +86,7 @@ class Peer:
     @property
     def lives(self) -> bool:
         """Whether it has not ended."""
-        poll = select.poll()  # one of its own: a poll object is one thread's
+        poll = select.poll()  # a poll object of its own: each belongs to one thread
         poll.register(self._pidfd, select.POLLIN)
         return not poll.poll(0)
 
@@ -102,15 +103,15 @@ class Peer:
 
 
 MAPPED = 0
-"""In place of a pid: the memory of the other process is mapped here."""
+"""Used instead of a pid if the memory of the other process is mapped here."""
 
 
 class Lane(NamedTuple):
-    """Copies that are done in the same way: pieces with addresses for offsets.
+    """A group of copies that are done in the same way: pieces with addresses for offsets.
 
     Attributes:
         pid: the other process, or `MAPPED`.
-        jobs: what they're for.
+        jobs: transfers that they belong to.
     """
 
     op: Op
@@ -125,7 +126,7 @@ class Lane(NamedTuple):
 
 
 class ShmPath(Path):
-    """Copies between CPU memory of two processes of this machine."""
+    """The path that copies between CPU memory of two processes of this machine."""
 
     name = "shm"
     fuses = True
@@ -135,7 +136,7 @@ class ShmPath(Path):
         self._peers: dict[int, Peer] = {}
         self._maps: dict[int, tuple[mmap.mmap, Handle]] = {}
         self._seen: dict[int, None] = {}
-        """Segments that were read once: the mapping is kept from the second time on, for it keeps the
+        """Segments that were read once: the mapping is kept from the second time on, since it keeps the
         memory, too.
         """
         self._lock = threading.Lock()
@@ -167,7 +168,8 @@ class ShmPath(Path):
                 ) from None
             with self._lock:
                 while len(self._peers) >= MAX_PEERS:
-                    self._peers.pop(next(iter(self._peers)))  # closed when nobody uses it: by its finalizer
+                    # closed by its finalizer when it is no longer used
+                    self._peers.pop(next(iter(self._peers)))
                 self._peers[key] = peer
         return peer
 
@@ -185,7 +187,7 @@ class ShmPath(Path):
         for job in jobs:
             self.peer(job.handle).check(job.handle)
         lanes: dict[tuple[Op, int], Lane] = {}
-        kept = []  # until the end nobody else may unmap what we copy from
+        kept = []  # until the end no other thread may unmap the source
         for job in jobs:
             base, pid = job.handle.address, job.handle.owner.pid
             if job.handle.shared is not None:
@@ -237,7 +239,7 @@ class ShmPath(Path):
         with self._lock:
             found = self._maps.pop(inode, None) or (self._map_anew(handle), handle)
             if inode in self._seen:
-                self._maps[inode] = found  # the last used is the last
+                self._maps[inode] = found  # the most recently used is last
             self._seen[inode] = None
             while len(self._seen) > MAX_SEEN:
                 self._seen.pop(next(iter(self._seen)))
@@ -276,7 +278,7 @@ class ShmPath(Path):
         done = call(lane.pid, near, num, far, num, 0)
         if done == sum(part.nbytes for part in parts):
             return
-        if done >= 0 and num > 1:  # cut short in the middle: one by one, to learn where
+        if done >= 0 and num > 1:  # interrupted in the middle: copied one by one, to find the place
             for part in parts:
                 self._vm_copy(lane, [part])
             return
@@ -321,7 +323,7 @@ class ShmPath(Path):
                 if found is None:
                     return
                 lane, batch = found
-                if lane.op == WRITE:  # the owner may be waiting for us to stop
+                if lane.op == WRITE:  # the owner may be waiting for this copy to stop
                     handle = lane.job_of(batch[0]).handle
                     self.peer(handle).check(handle)
                 self._copy(lane, batch)
@@ -337,7 +339,7 @@ class ShmPath(Path):
             raise
         finally:
             for helper in helpers:
-                helper.exception()  # wait: after us nobody touches the memory
+                helper.exception()  # wait: after this call nothing touches the memory
         for helper in helpers:
             helper.result()
 

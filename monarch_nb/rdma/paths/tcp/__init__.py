@@ -1,1 +1,1 @@
-"""Several TCP streams between machines, with checksums: `path` is what the data plane asks."""
+"""A path over several TCP streams between machines, with checksums: the data plane uses `path`."""

@@ -1,4 +1,4 @@
-"""Finds the addresses at which this machine can be reached, and what the environment says about them."""
+"""Finds the addresses at which this machine can be reached, and the environment variables about them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monarch_nb.exceptions import MeshUsageError
 INTERFACE_VARIABLE = "MONARCH_NB_RDMA_INTERFACE"
 STREAMS_VARIABLE = "MONARCH_NB_RDMA_STREAMS"
 DEFAULT_STREAMS = 4
-"""As long as there are as many processors: more threads than that get in each other's way."""
+"""Number of streams, if there are as many processors: more threads slow each other down."""
 MAX_STREAMS = 64
 
 Address = tuple[str, int]

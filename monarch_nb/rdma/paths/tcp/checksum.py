@@ -34,8 +34,7 @@ def _weights() -> Any:
 
 
 class Sum:
-    """The checksum of a chunk, summed up block by block while each is in the cache; what the blocks come to
-    is put together at the end.
+    """The checksum of a chunk, computed block by block while each is in the cache, and combined at the end.
 
     What is done for each block is kept short: after a block's worth of copying, Python's own memory is out of
     the cache.
@@ -58,7 +57,7 @@ class Sum:
         self._sums: Any = numpy.empty((num, LANES), "<u8")
         self._add = numpy.add.reduce
         self.blocks = [data[at : at + step] for at in range(0, step * (num - 1), step)]
-        """The chunk's bytes; the last one has what is left of a row, too."""
+        """The chunk's bytes in blocks; the last one contains the rest of an incomplete row, too."""
         self.blocks.append(data[step * (num - 1) :])
 
     def add(self, block: int) -> None:

@@ -1,4 +1,4 @@
-"""Dialling: all addresses of a process at once, until one leads to who is meant."""
+"""Dials all addresses of a process at once, until one reaches the intended process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from monarch_nb.rdma.paths.tcp.address import Address
 from monarch_nb.rdma.paths.tcp.handshake import Connection, Dialling, PendingConnection
 
 BETTER_S = 0.05
-"""When an address answers, better ones have so much longer."""
+"""After an address has answered, better ones have this much more time."""
 TICK_S = 0.1
 
 
 class Unreachable(OSError):
-    """None of the addresses led to who was meant; the text says for each why."""
+    """The error raised when none of the addresses led to the intended process; its text gives the reason for
+    each.
+    """
 
 
 def dial(
@@ -114,7 +116,7 @@ class _Call:
             return
         self._selector.unregister(pending.sock)
         pending.sock.setblocking(True)
-        took = (time.monotonic() - pending.since) / 2  # two there and back
+        took = (time.monotonic() - pending.since) / 2  # two round trips
         self._proven[address] = Connection(pending.sock, handshake.number, address, took)
 
     def close(self) -> None:

@@ -21,23 +21,25 @@ from monarch_nb.rdma.paths.tcp import wire as wire
 from monarch_nb.rdma.paths.tcp.peer import TICK_S, Peer, Stream
 
 CHUNK_BYTES = 8 * wire.BLOCK_BYTES
-"""What one request moves of something large. What Python does in between finds nothing of its own in the
-cache: it should be rare.
+"""Bytes of one request of a large transfer. They should be many: Python's work in between finds a cold
+cache.
 """
 SMALLEST_BYTES = wire.BLOCK_BYTES // 4
 PARALLEL_BYTES = 2 << 20
-"""From this size on several streams are worth it."""
+"""Size from which several streams are faster."""
 AHEAD_BYTES = CHUNK_BYTES + 1
-"""A stream asks for more while less than this is under way on it: two chunks, or many small ones."""
+"""A stream sends further requests while fewer bytes are under way: two chunks, or many small ones."""
 AHEAD_REQUEST_BYTES = 24 << 10
-"""Requests that are under way may not fill the owner's receive buffer: it doesn't read while it sends."""
+"""Limit of requests under way, which must not fill the owner's receive buffer: the owner doesn't read while
+it sends.
+"""
 STALL_S = 15.0
-"""No byte for so long, and the connection counts as broken."""
+"""Time without a byte after which the connection counts as broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of a transfer, moved by one request: stretches of the owner's region, and of memory here."""
+    """A part of a transfer, moved by one request: stretches of the owner's region, and of local memory."""
 
     there: Sequence[wire.Stretch]
     here: Sequence[wire.Stretch]
@@ -82,7 +84,7 @@ def chunks(pieces: Sequence[Piece], chunk_bytes: int) -> list[Chunk]:
 
 
 class Exchange:
-    """Moves the bytes of one job."""
+    """The mover of one job's bytes."""
 
     def __init__(
         self, job: Job, peer: Peer, pool: ThreadPoolExecutor, num_streams: int, is_closed: Callable[[], bool]
@@ -102,7 +104,7 @@ class Exchange:
         self._streams: set[Stream] = set()
         self._error: BaseException | None = None
         self.broken: list[int] = []
-        """Streams that were cut: the owner may still be reading what came over them."""
+        """Streams that were cut: the owner may still be reading data from them."""
 
     def _chunk_bytes(self) -> int:
         """Return a size by which all streams have enough to do."""
@@ -139,7 +141,7 @@ class Exchange:
             self._left.wait_for(lambda: not self._streams)
 
     def _help(self) -> None:
-        with suppress(PathUnavailable, RDMAError):  # the others go on without
+        with suppress(PathUnavailable, RDMAError):  # the other streams continue
             self._work(self._peer.take_another(self._job))
 
     def _work(self, stream: Stream) -> None:

@@ -1,4 +1,4 @@
-"""Lets two processes that have a secret in common prove it to each other, on any connection.
+"""Lets two processes with a common secret prove it to each other, on any connection.
 
 The secret of 32 bytes came over the mesh's control plane. Each side shows by an HMAC-SHA256 of both sides'
 fresh random numbers that it has it; who listens says nothing but a random number before the other has.
@@ -29,7 +29,7 @@ _MAGIC = b"mnb-tcp1"
 
 
 class NotAuthenticated(Broken):
-    """The error raised when the other end of a connection doesn't know the secret."""
+    """The error of a connection whose other end doesn't know the secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Connection:
 
     Attributes:
         sock: blocking.
-        number: both sides call it so.
+        number: number by which both sides refer to it.
         address: at which it was reached, if it was dialled.
         round_trip_s: what an answer took, if it was dialled.
     """
@@ -50,7 +50,7 @@ class Connection:
 
 
 class Handshake(Protocol):
-    """One side of a handshake, without any socket: `receive` is given `wanted` bytes and returns what to
+    """One side of a handshake, without any socket: `receive` takes `wanted` bytes and returns the bytes to
     send.
     """
 
@@ -67,7 +67,7 @@ class Handshake(Protocol):
 
 
 class Dialling:
-    """The side that dials.
+    """The dialling side of a handshake.
 
     >>> one, two = Dialling(7, b"s" * 32), Answering(lambda name: b"s" * 32)
     >>> two.receive(one.receive(two.receive(one.hello)))  == b"", one.over, two.over
@@ -95,7 +95,7 @@ class Dialling:
 
 
 class Answering:
-    """The side that listens; `secret_of` returns the secret for a name, or one that nobody knows."""
+    """The listening side of a handshake; `secret_of` returns the secret for a name, or a random one."""
 
     def __init__(self, secret_of: Callable[[int], bytes]) -> None:
         self._secret_of = secret_of
@@ -150,5 +150,6 @@ class PendingConnection:
         self._got += data
         if len(self._got) == self.handshake.wanted:
             data, self._got = self._got, b""
-            self.sock.send(self.handshake.receive(data), socket.MSG_NOSIGNAL)  # some bytes: they fit
+            # a few bytes: they fit into the socket's buffer
+            self.sock.send(self.handshake.receive(data), socket.MSG_NOSIGNAL)
         return self.handshake.over

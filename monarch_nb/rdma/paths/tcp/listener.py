@@ -1,4 +1,4 @@
-"""Listen for tcp connections, once somebody asks for one, and reject whoever doesn't know a secret
+"""Listens for tcp connections from the first request on, and rejects processes that don't know a secret
 (`handshake.py`).
 """
 
@@ -18,7 +18,7 @@ from monarch_nb.rdma.paths.tcp.handshake import SECRET_BYTES, Answering, Connect
 HANDSHAKE_S = 3.0
 """A connection whose handshake takes longer is cut."""
 MAX_PENDING = 64
-"""So many connections may be unproven; one more, and the oldest is cut."""
+"""Maximum number of unauthenticated connections; one more, and the oldest is cut."""
 MAX_SECRETS = 4096
 FULL_S = 0.05
 
@@ -26,7 +26,9 @@ OnConnection = Callable[[Connection], None]
 
 
 class Listener:
-    """Listens, lazily, and accepts those who know a secret. One thread, however many come."""
+    """The listener for tcp connections, opened at first need, which accepts processes that know a secret. It
+    has one thread for any number of connections.
+    """
 
     def __init__(self) -> None:
         self._expected: dict[int, tuple[bytes, OnConnection]] = {}
@@ -114,7 +116,7 @@ class Listener:
                     self._accept(key.fileobj)  # type: ignore[arg-type]
                 elif (
                     key.data == "pending" and key.fd in self._pending
-                ):  # it may have been cut just now, for another
+                ):  # it may have been cut at this moment, to make room
                     self._proceed(self._pending[key.fd])
             now = time.monotonic()
             for pending in [p for p in self._pending.values() if now - p.since > HANDSHAKE_S]:
@@ -125,7 +127,7 @@ class Listener:
             sock, _ = listening.accept()
         except BlockingIOError:
             return
-        except OSError:  # no descriptors are left: it stays readable
+        except OSError:  # no descriptor is free: the socket stays readable
             time.sleep(FULL_S)
             return
         if len(self._pending) >= MAX_PENDING:

@@ -1,4 +1,4 @@
-"""Bytes over plain TCP: between any two processes of a mesh that can connect at all, in whichever direction.
+"""The path over plain TCP, between any two processes of a mesh that can connect in either direction.
 
 The reading or writing side asks for chunks over several streams; the owner's threads serve them
 (`server.py`). Chunks go from memory to memory, each with a checksum, and with the owner's word that the
@@ -40,7 +40,7 @@ FORGET_S = 600.0
 
 
 class TcpPath(Path):
-    """Moves bytes over TCP streams: the way that is always there."""
+    """The path that moves bytes over TCP streams, which is always available."""
 
     name = NAME
 
@@ -62,7 +62,7 @@ class TcpPath(Path):
         peer = self._peers.get(handle.owner.process)
         return peer is not None and peer.is_quick
 
-    # --- who reads or writes
+    # --- the requesting side
 
     def transfer(self, job: Job) -> None:
         start = time.monotonic()
@@ -72,7 +72,7 @@ class TcpPath(Path):
             self._run(exchange, job)
         except BaseException:
             if job.op == WRITE and exchange.broken and not self.closed:
-                with suppress(RDMAError):  # what was raised first counts
+                with suppress(RDMAError):  # the first error counts
                     self._settle(exchange, job, SETTLE_S)
             raise
         took = time.monotonic() - start
@@ -132,7 +132,7 @@ class TcpPath(Path):
                 self._pool = ThreadPoolExecutor(MAX_HELPERS, "monarch_nb-rdma-tcp")
             return self._pool
 
-    # --- the owner
+    # --- the owner's side
 
     def answer(self, question: Question[object], region: Region) -> Listening | int | Done:
         match question:

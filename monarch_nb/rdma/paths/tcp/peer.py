@@ -1,4 +1,4 @@
-"""The streams from this process to one other: made when needed, kept, and used again."""
+"""The streams from this process to one other process: made when needed, kept, and reused."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ if TYPE_CHECKING:
     from monarch_nb.rdma.paths.tcp.path import TcpPath
 
 DIAL_S = 3.0
-"""All addresses of a process are tried for so long."""
+"""How long all addresses of a process are tried."""
 ASK_S = 15.0
 TICK_S = 0.1
-"""How often somebody who waits for bytes looks whether time is up."""
+"""Interval at which a thread that waits for bytes checks the time limit."""
 QUICK_S = 0.5e-3
-"""A peer whose answers take longer is not asked in the caller's thread."""
+"""Round trip above which a peer isn't asked in the caller's thread."""
 
 
 class Stream:
-    """A connection on which this process asks. One thread uses it at a time; any may cut it."""
+    """A connection on which this process sends requests. One thread uses it at a time; any thread may cut
+    it.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self.sock = connection.sock
@@ -67,7 +69,7 @@ class Stream:
 
 
 class Peer:
-    """One process that owns buffers, as this one reaches it. Thread-safe."""
+    """Another process that owns buffers, with this process' streams to it. Thread-safe."""
 
     def __init__(self, path: TcpPath) -> None:
         self._path = path
@@ -150,11 +152,11 @@ class Peer:
         for stream in idle:
             stream.close()
 
-    # --- a new one
+    # --- new streams
 
     def _reached(self, job: Job) -> Connection:
         if self._known is not None:
-            with suppress(Unreachable):  # it may have forgotten us
+            with suppress(Unreachable):  # the owner may have dropped its listener
                 return self._dial(job)
         if not self._dials_us:
             self._ask_where(job)
@@ -187,7 +189,7 @@ class Peer:
             self._known = None
             raise
         assert found.address is not None
-        self._known = ([found.address], name, secret)  # the next goes there at once
+        self._known = ([found.address], name, secret)  # the next stream goes to that address at once
         self.round_trip_s = found.round_trip_s
         return found
 
@@ -202,7 +204,7 @@ class Peer:
             number = plane.ask(question, job.remaining_s(ASK_S))
             found = caller.wait_for(number, job.remaining_s(DIAL_S))
         except RDMAError as error:
-            if type(error) is not RDMAError:  # it's gone, or time is up
+            if type(error) is not RDMAError:  # the owner is gone, or time is up
                 raise
             raise PathUnavailable(_unreachable(job, tried, str(error))) from None
         except OSError as error:
@@ -215,8 +217,8 @@ class Peer:
 
 
 class _Caller:
-    """The connections of one who calls back: by each of our addresses that was reached. The one that they
-    name is kept.
+    """The connections of one process that calls back: by each of our addresses that was reached. The
+    connection that the process names is kept.
     """
 
     def __init__(self) -> None:

@@ -19,11 +19,11 @@ class Listening(Record, frozen=True):
 
 
 class Open(Question[Listening], frozen=True):
-    """Asks the owner to listen.
+    """The request that the owner listen.
 
     Attributes:
-        process: who will connect; see `Owner.process`.
-        network: what the asker's addresses mean something in; see `this_network`.
+        process: the process that will connect; see `Owner.process`.
+        network: network in which the asker's addresses are valid; see `this_network`.
     """
 
     to = NAME
@@ -32,7 +32,7 @@ class Open(Question[Listening], frozen=True):
 
 
 class Dial(Question[int], frozen=True):
-    """Asks the owner to connect to whoever asks; the answer is the connection's number.
+    """The request that the owner connect to the asker; the answer is the connection's number.
 
     Attributes:
         name: of the owner, as the listening side expects it.
@@ -45,7 +45,7 @@ class Dial(Question[int], frozen=True):
 
 
 class Cut(Question[Done], frozen=True):
-    """Asks the owner to close streams that have broken, by their numbers."""
+    """The request that the owner close broken streams, given by their numbers."""
 
     to = NAME
     streams: list[int]

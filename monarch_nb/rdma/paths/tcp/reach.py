@@ -1,5 +1,5 @@
-"""The bytes of a request at the owner: in its memory itself, copied together, or through pinned memory for
-a GPU's.
+"""Accesses the bytes of a request at the owner: in place, gathered by a copy, or through pinned memory for a
+GPU's.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The owner's side of the tcp path: a thread for each stream, that does what requests say and checks each
-before and after.
+"""The owner's side of the tcp path: a thread for each stream, which executes requests and checks each before
+and after.
 
 A chunk that is under way on a region is noted there (`Uses`), so that a drop waits until nobody touches the
 memory any more.
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from monarch_nb.rdma.regions import Region
 
 IDLE_S = 60
-"""A stream on which nothing was asked for so long is closed."""
+"""Time without requests after which a stream is closed."""
 NEAR_BUFFER_BYTES = 1 << 20
 """Socket buffers between processes of one machine: small enough that what is on its way stays in the
 processor's cache (a fifth more bytes a second on two and more streams), large enough that one side fills
 while the other sums up. Between machines the kernel finds out itself what the network needs.
 """
 DROP_S = 1.0
-"""A drop lets chunks that are under way end for so long; then their streams are cut."""
+"""How long a drop waits for chunks under way; then their streams are cut."""
 
 
 class Refused(Exception):
-    """A request that isn't done."""
+    """The error of a request that is refused."""
 
     def __init__(self, status: int, text: str = "") -> None:
         super().__init__(text)
@@ -73,7 +73,7 @@ class Uses:
 
 
 class Server:
-    """All streams on which others ask this process."""
+    """The server of all streams on which other processes send requests to this one."""
 
     def __init__(self, plane: DataPlane) -> None:
         self.plane = plane
@@ -118,7 +118,7 @@ class Server:
 
 
 class Serving:
-    """One stream, and the thread that serves it."""
+    """One stream, with the thread that serves it."""
 
     def __init__(self, server: Server, connection: Connection) -> None:
         self._server = server
@@ -142,7 +142,7 @@ class Serving:
                 request = wire.receive_request(self._sock, self._wait)
                 self._idle = False
                 self._do(request)
-        except (OSError, wire.Corrupt):  # the other side asks what has become of it
+        except (OSError, wire.Corrupt):  # the other side asks for the stream's error
             pass
         finally:
             self._server.gone(self)
@@ -190,7 +190,7 @@ class Serving:
     def _status(self, request: wire.Request) -> int:
         return wire.OK if self._holds(request) else wire.GONE
 
-    # --- to whoever reads
+    # --- reads
 
     def _read(self, request: wire.Request, memory: Memory) -> None:
         head = wire.encode_answer(request.tag, wire.OK, request.nbytes)
@@ -201,7 +201,7 @@ class Serving:
         else:
             wire.send_chunk(self._sock, head, data, request.seed, self._wait, lambda: self._status(request))
 
-    # --- from whoever writes
+    # --- writes
 
     def _write(self, request: wire.Request, memory: Memory) -> None:
         with _gpu_may_refuse():
@@ -256,5 +256,5 @@ def _is_near(sock: socket.socket) -> bool:
     """Say whether both ends have the same address: that's one machine."""
     try:
         return bool(sock.getpeername()[0] == sock.getsockname()[0])
-    except OSError:  # it has ended, as who uses it will be told
+    except OSError:  # it has ended, which its user will be told
         return False

@@ -23,15 +23,15 @@ from monarch_nb.rdma.paths.tcp.checksum import MASK, ROW_BYTES, Sum, sealed, sum
 
 BLOCK_ROWS = 256
 BLOCK_BYTES = BLOCK_ROWS * ROW_BYTES
-"""So much (2 MiB) is sent or received, and summed up while it's in the processor's cache. Smaller ones
-cost more in between than they save.
+"""Number of bytes (2 MiB) that are sent or received at a time, and summed while they are in the processor's
+cache. Smaller blocks cost more in overhead than they save.
 """
 SMALL_BYTES = 64 << 10
-"""A chunk up to this size is copied before it's sent: one system call, and what's sent is what was summed
-up.
+"""A chunk up to this size is copied before it's sent: one system call, and the sent bytes are the summed
+ones.
 """
 JOINED_BYTES = 256 << 10
-"""So much is gathered from small stretches."""
+"""Number of bytes gathered from small stretches."""
 MAX_CHUNK_BYTES = 16 << 20
 MAX_STRETCHES = 1024
 
@@ -41,7 +41,9 @@ OK, GONE, REFUSED, CORRUPT = 0, 1, 2, 3
 Stretch = tuple[int, int]
 """Offset in the region, and length."""
 Wait = Callable[[int], None]
-"""Called whenever nothing came or went for the socket's time-out: how often in a row; raises to give up."""
+"""Called whenever no bytes moved during the socket's time-out, with the number of such times in a row; raises
+to give up.
+"""
 
 _REQUEST = struct.Struct("<HBxHxxIQQQQ")
 _ANSWER = struct.Struct("<HBxHxxIQ")
@@ -55,11 +57,11 @@ _MORE = int(socket.MSG_NOSIGNAL | socket.MSG_MORE)
 
 
 class Broken(ConnectionError):
-    """The connection ended, or what comes over it makes no sense."""
+    """The error of a connection that ended, or on which invalid data arrived."""
 
 
 class Corrupt(Exception):
-    """Bytes changed on their way."""
+    """The error of bytes that changed on their way."""
 
 
 # --- requests and answers
@@ -67,7 +69,7 @@ class Corrupt(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A chunk that is wanted or brought.
+    """A request to read or write a chunk.
 
     Attributes:
         op: OP_READ or OP_WRITE.

@@ -1,1 +1,1 @@
-"""RDMA verbs between machines, by pyverbs: `path` is what the data plane asks."""
+"""A path by RDMA verbs between machines, with pyverbs: the data plane uses `path`."""

@@ -1,4 +1,4 @@
-"""A connection as the side uses it that asks: it posts work requests and waits for them.
+"""The requesting side of a connection: it posts work requests and waits for them.
 
 One thread at a time uses a connection. Its completions are polled for a moment, then waited for at the
 channel's descriptor, so that a long transfer takes no processor. Calls of libibverbs hold the interpreter's
@@ -24,19 +24,19 @@ from monarch_nb.rdma.paths.verbs.nic import Nic
 from monarch_nb.rdma.paths.verbs.queue import QPInfo, QueuePair
 
 DEPTH = 256
-"""So many requests may be posted at a time."""
+"""Maximum number of posted requests."""
 BOUNCE_BYTES = 64 << 10
-"""Up to that many bytes are copied through memory that is registered anyway."""
+"""Maximum number of bytes that are copied through memory which is registered already."""
 LINE_BYTES = 64
 SPIN_S = 60e-6
 LOOK_UP_S = 0.25
-"""Even if nothing completes, one looks up so often: cancelled, closing."""
+"""Interval at which cancellation and closing are checked, even if nothing completes."""
 DRAIN_S = 1.0
 
 
 class Channel:
-    """A completion channel, with its file descriptor, which pyverbs doesn't tell. Without the descriptor one
-    polls now and then.
+    """A completion channel, with its file descriptor, which pyverbs doesn't expose. Without the descriptor
+    one polls now and then.
     """
 
     _making = threading.Lock()
@@ -76,9 +76,9 @@ class Work:
 
     Attributes:
         is_read: READ or WRITE.
-        there, rkey: where at the owner.
+        there, rkey: address at the owner, and the remote key.
         parts: address and length of each stretch here.
-        lkey: their key.
+        lkey: local key of these.
         counts: whether its bytes are some of those that were asked for.
     """
 
@@ -91,11 +91,13 @@ class Work:
 
 
 class Connection:
-    """The end that asks: posts work requests and waits for them. Its owner is the one thread that took it.
+    """The requesting end of a connection: it posts work requests and waits for them. Its owner is the one
+    thread that took it.
 
     Attributes:
-        num_posted, posted_bytes: what is under way.
-        num_polls, num_sleeps: so often completions were looked for, and waited for without a processor.
+        num_posted, posted_bytes: requests and bytes under way.
+        num_polls, num_sleeps: how often completions were polled for, and how often the thread slept until
+            one.
     """
 
     def __init__(self, nic: Nic) -> None:
@@ -206,7 +208,7 @@ class Connection:
             return done
         self.num_sleeps += 1
         if self._channel.wait(patience(LOOK_UP_S)):
-            self._channel.channel.get_cq_event(self._completions)  # there is one: returns at once
+            self._channel.channel.get_cq_event(self._completions)  # an event is there: returns at once
             self._completions.ack_events(1)
         return max(0, self._poll())
 

@@ -1,4 +1,4 @@
-"""RDMA devices of this machine, as the kernel's files describe them: nothing is opened or imported for it.
+"""RDMA devices of this machine, read from the kernel's files, without opening or importing anything.
 
 Looking costs some milliseconds where a table of addresses is long (Soft-RoCE's has 1,024 files), and seconds
 where a busy machine has no time for it. So what was seen is believed for some seconds, and for long enough
@@ -28,7 +28,7 @@ NODES = Path("/dev/infiniband")
 MAX_TEXT_BYTES = 64 << 10
 LOOK_AGAIN_S = 5.0
 MIN_REST = 20.0
-"""So many times as long as a look took, at least, nobody looks again."""
+"""The next look at the ports follows after at least this many times the duration of the last one."""
 
 
 # --- reading the kernel's files
@@ -139,7 +139,7 @@ def _why_not_active(ports: Sequence[Port]) -> str:
     return ""
 
 
-# --- places
+# --- locations
 
 
 def gpu_pci(uuid: str, root: Path = Path("/proc/driver/nvidia/gpus")) -> str:
@@ -168,12 +168,14 @@ def _cpus(listed: str) -> set[int]:
     return found
 
 
-# --- what this process can use
+# --- devices usable by this process
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The last look at the machine's ports: for which settings, and until when it is believed."""
+    """The cached result of the last look at the machine's ports: the settings that it is valid for, and until
+    when.
+    """
 
     ports: tuple[Port, ...] = ()
     why: str = ""
@@ -204,7 +206,7 @@ def _seen() -> _Look:
 def _look(key: tuple[Any, ...]) -> _Look:
     global _last
     start = time.monotonic()
-    if _last.key == key and start < _last.until:  # another thread has looked while we waited for it
+    if _last.key == key and start < _last.until:  # another thread has looked during the wait for the lock
         return _last
     root, nodes, names = key
     ports = read_ports(root)

@@ -1,4 +1,4 @@
-"""The meaning of completion statuses and errno: a name, and what is likely behind it."""
+"""The meaning of completion statuses and errno values: a name, and the likely cause."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monarch_nb._units import size_text
 
 
 class Status(NamedTuple):
-    """A status that a work request can complete with: what people call it, and its likely cause."""
+    """A status with which a work request can complete: its name for people, and its likely cause."""
 
     name: str
     cause: str
@@ -72,7 +72,7 @@ def status_text(status: int, vendor: int = 0) -> str:
 
 
 class CompletionError(Exception):
-    """A work request failed; its queue pair is of no use any more."""
+    """The error of a failed work request; its queue pair can't be used any more."""
 
     def __init__(self, status: int, vendor: int = 0) -> None:
         super().__init__(status_text(status, vendor))
@@ -85,7 +85,7 @@ def blocked_text() -> str:
 
 
 class VerbsError(Exception):
-    """A call of libibverbs failed; the text says what and why."""
+    """The error of a failed call of libibverbs; its text gives the call and the reason."""
 
 
 def memlock_text() -> str:

@@ -1,4 +1,4 @@
-"""GPU memory that a NIC reaches by itself: through the module nvidia-peermem, or by a dma-buf of the CUDA
+"""GPU memory that a NIC accesses directly: through the module nvidia-peermem, or by a dma-buf of the CUDA
 driver.
 
 The driver is asked through ctypes and only in processes that use CUDA already. A dma-buf is addressed from
@@ -92,7 +92,7 @@ def register(library: Any, domain: Any, memory: Memory, access: int) -> tuple[An
                 "this pyverbs knows no dma-bufs: modprobe nvidia-peermem, or install pyverbs 38 or later"
             )
         with _dma_buf(memory.address, memory.span_bytes) as (descriptor, offset):
-            # pyverbs takes the offset for the address, too.
+            # pyverbs uses the offset also as the address.
             return library.DmaBufMR(
                 domain, memory.span_bytes, access, descriptor, offset
             ), offset - memory.address

@@ -1,5 +1,5 @@
-"""pyverbs, Python's way to libibverbs: found wherever it was installed, and its constants whatever their
-layout.
+"""Loads pyverbs, the Python binding of libibverbs, wherever it is installed, and finds its constants in any
+of its versions.
 
 Linux distributions have it for their own Python (`python3-pyverbs`), in a folder that a virtual environment
 doesn't look into. It's then loaded from there, and nothing else is: the folder doesn't come onto the search
@@ -23,12 +23,12 @@ INSTALL = (
     "or pip install pyverbs where libibverbs' headers are"
 )
 _ENUMS = ("pyverbs.enums", "pyverbs.libibverbs_enums")
-"""Before version 59, and since."""
+"""Names of the module of constants before version 59, and since."""
 _lock = threading.RLock()
 
 
 class LibraryMissing(Exception):
-    """pyverbs can't be used; the text says what to do."""
+    """The error raised when pyverbs can't be used; its text gives a remedy."""
 
 
 def distribution_folders() -> list[str]:
@@ -42,8 +42,8 @@ def distribution_folders() -> list[str]:
 
 
 class Constants:
-    """libibverbs' constants by name: `constants.IBV_QPT_RC`. Plain in the module, or in enum classes of
-    it.
+    """The constants of libibverbs by name: `constants.IBV_QPT_RC`. Depending on the version they are in the
+    module itself, or in its enum classes.
     """
 
     def __init__(self, module: Any) -> None:
@@ -75,8 +75,8 @@ class Library:
             for name in names:
                 setattr(self, name, getattr(modules[module], name, None))
         self.forgets_to_free = hasattr(self.SGE, "__dealloc")
-        """Whether work requests must be closed by hand: versions that spell `__dealloc__` so never free
-        them.
+        """Whether work requests must be closed by hand: versions with this spelling of `__dealloc__` never
+        free them.
         """
 
     def __getattr__(self, name: str) -> Any:
@@ -142,6 +142,6 @@ def library(folders: Sequence[str] | None = None) -> Library:
         if _found is None:
             try:
                 _found = Library(distribution_folders() if folders is None else folders)
-            except ImportError as error:  # a shared library of it is missing, or doesn't fit
+            except ImportError as error:  # one of its shared libraries is missing, or doesn't fit
                 raise LibraryMissing(f"pyverbs can't be loaded ({error}): {INSTALL}") from None
         return _found

@@ -25,7 +25,7 @@ from monarch_nb.rdma.paths.verbs.nic import Nic, Registration
 
 MAX_KEPT = 512
 MAX_KEPT_PART = 0.25
-"""Of the machine's memory."""
+"""Share of the machine's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Anchor:
     """The identity of the allocation that memory belongs to.
 
     Attributes:
-        token: equal for memory of the same allocation, as long as that `holds`.
+        token: equal for memory of the same allocation, while `holds` is true.
         holds: whether it hasn't been freed.
     """
 
@@ -86,7 +86,7 @@ def _storage_anchor(tensor: Any) -> Anchor | None:
         return None
     from torch.multiprocessing.reductions import StorageWeakRef
 
-    reference = StorageWeakRef(storage)  # keeps the number from being given again
+    reference = StorageWeakRef(storage)  # keeps the id from being reused
     return Anchor(("storage", storage._cdata, storage.data_ptr()), lambda: not reference.expired())
 
 
@@ -119,7 +119,7 @@ class LocalMemories:
         self._max_kept = max_kept
         self._max_bytes = int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE") * MAX_KEPT_PART)
         self.num_registered = 0
-        """So often memory was registered: what is found again doesn't count."""
+        """Number of registrations made; reuses don't count."""
 
     @contextmanager
     def registered(self, memory: Memory) -> Iterator[Registration]:
@@ -153,7 +153,7 @@ class LocalMemories:
                 )
             else:
                 self._kept.remove(found)
-            self._kept.append(found)  # the last used is the last
+            self._kept.append(found)  # the most recently used is last
             found.num_users += 1
             self._sweep()
             return found

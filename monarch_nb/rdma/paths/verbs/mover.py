@@ -1,4 +1,4 @@
-"""One transfer over one connection: the bytes, and the proof that the buffer was there all the time.
+"""Moves one transfer over one connection, and verifies that the buffer existed throughout.
 
 The proof is a line of the owner's table of keys, read by the same queue pair when the last byte is there:
 whoever finds the key unchanged knows that the memory was registered all the time. A write looks before the
@@ -21,13 +21,13 @@ from monarch_nb.rdma.table import KEY_BYTES
 CHUNK_BYTES = 2 << 20
 MAX_CHAIN = 32
 MAX_UNDER_WAY_BYTES = 8 << 20
-"""So much is posted at a time: what is left to do when somebody gives up."""
+"""Maximum number of posted bytes: the remaining work after a cancellation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The way to reach a buffer: the owner's port, the buffer's key, and what is added to its addresses for
-    that NIC.
+    """The access to a buffer: the owner's port, the buffer's key, and the offset that is added to its
+    addresses for that NIC.
     """
 
     port: str
@@ -37,14 +37,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """Registered memory of ours: where offset 0 is for the NIC, and its key."""
+    """Registered local memory: the NIC's address of offset 0, and its key."""
 
     address: int
     lkey: int
 
 
 class Mover:
-    """Runs one job. Raises `CompletionError` if a request failed."""
+    """The mover of one job's bytes. Raises `CompletionError` if a request failed."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Mover:
         self._silent = silent
         self._is_read = job.op == READ
 
-    # --- the whole
+    # --- the transfer
 
     def in_place(self, local: Local) -> None:
         """Move the bytes between the buffer and registered memory."""
@@ -109,7 +109,8 @@ class Mover:
     def _flush(self) -> list[Work]:
         if self._is_read or self._job.handle.device == "cpu":
             return []
-        # What was written to a GPU may still be on its way through PCIe; a READ of it comes back behind it.
+        # Bytes written to a GPU may still be on their way through PCIe; a READ of them returns after they
+        # have arrived.
         handle = self._job.handle
         first = handle.address + self._target.shift + handle.layout.span[0]
         scratch = (self._connection.scratch_address + KEY_BYTES, 1)
@@ -120,7 +121,7 @@ class Mover:
         parts = [(self._connection.scratch_address, KEY_BYTES)]
         return Work(True, there, self._table_key, parts, self._connection.scratch_lkey, counts=False)
 
-    # --- going on
+    # --- progress
 
     def _post(self, chain: list[Work]) -> None:
         connection = self._connection

@@ -1,4 +1,4 @@
-"""An opened NIC: what it can do, and memory registered with it."""
+"""An opened NIC: its capabilities, and memory registered with it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from monarch_nb.rdma.paths.verbs.port import Port
 T = TypeVar("T")
 MAX_SGE = 16
 MAX_READS = 16
-"""So many READs of one queue pair may be answered at a time, if the NICs can."""
+"""Maximum number of concurrent READs of one queue pair, if the NICs support as many."""
 
 
 class Registration:
     """Memory that the NIC may reach.
 
     Attributes:
-        lkey, rkey: its keys here and for others.
+        lkey, rkey: its local and its remote key.
         shift: what is added to an address for the NIC: 0, except for dma-bufs.
     """
 
@@ -40,7 +40,7 @@ class Registration:
 
 
 class Nic:
-    """One port, opened: a context, a protection domain and its limits.
+    """An opened port: a context, a protection domain and its limits.
 
     Raises:
         VerbsError: if it can't be opened.

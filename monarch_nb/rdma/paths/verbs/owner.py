@@ -1,5 +1,5 @@
-"""The owner's side: it registers memory when first asked, connects queue pairs, and has no part in any
-transfer.
+"""The owner's side: it registers memory when first asked, connects queue pairs, and takes no part in
+transfers.
 
 Queue pairs are kept by the process that asked for them. When it makes a new one it says which of ours it has
 given up; when a process of the same place in the mesh comes with another number, the old one has ended.
@@ -41,7 +41,7 @@ def port_for(memory: Memory, ports: list[Port], like: str = "") -> Port:
 
 
 class OwnerSide:
-    """Answers other processes. Thread-safe."""
+    """The owner's side of the path, which answers requests of other processes. Thread-safe."""
 
     def __init__(self, plane: DataPlane, nics: Nics) -> None:
         self._plane = plane
@@ -59,7 +59,8 @@ class OwnerSide:
                 return self._register(question, region)
             if isinstance(question, Connect):
                 return self._connect(question)
-            return Done()  # alive, and the buffer holds: else nobody would have come here
+            # the owner lives, and the buffer exists: otherwise the request would not have come here
+            return Done()
         except (VerbsError, LibraryMissing) as error:
             return Refused(str(error))
 
@@ -73,7 +74,7 @@ class OwnerSide:
         with region.lock:
             if (
                 self._plane.regions.find(region.key) is not region
-            ):  # dropped meanwhile, and nobody will forget what we make now
+            ):  # dropped meanwhile: an object made now would never be freed
                 raise gone(question.handle)
             made = region.made.setdefault(NAME, {})
             if port.name not in made:

@@ -1,4 +1,4 @@
-"""Memory of another machine by RDMA: NICs read and write it, and the owner's process does nothing.
+"""The path by RDMA to another machine's memory: NICs read and write it, and the owner's process does nothing.
 
     library           pyverbs, wherever it is
     device            the machine's NICs, as its kernel describes them
@@ -52,16 +52,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SILENCE_S = 2.0
-"""If nothing arrives for so long, the owner is asked whether it's still there."""
+"""Time without completions after which the owner is asked whether it still lives."""
 AVOID_S = 60.0
-"""So long a process isn't tried again to which nothing got through."""
+"""How long a process that couldn't be reached isn't tried again."""
 CLOSE_S = 10.0
 MAX_TARGETS = 4096
 MAX_AVOIDED = 1024
 
 
 class VerbsPath(Path):
-    """Has NICs read and write the memory of another machine."""
+    """The path by which NICs read and write the memory of another machine."""
 
     name = "verbs"
 
@@ -124,7 +124,7 @@ class VerbsPath(Path):
         nic = self.nics.get(port_for(job.local, ports))
         target = self._target(job, nic)
         if not self._run(job, nic, target, self.routes.take_route(job, nic, target.port)):
-            # The owner has closed what lay idle, or its host was away for a while.
+            # The owner has closed an idle connection, or its host was unreachable for a while.
             self.routes.close_idle(job.handle.owner.process)
             self._run(job, nic, target, self.routes.connect(job, nic, target.port))
 
@@ -162,7 +162,7 @@ class VerbsPath(Path):
                 mover.in_place(Local(job.local.address + registration.shift, registration.lkey))
             except BaseException:
                 if route.connection.num_posted:
-                    route.connection.close()  # before the memory is let go
+                    route.connection.close()  # before the memory is released
                 raise
         if job.op == READ and not job.local.is_cpu:
             verbs_gpu.flush(job.local)
@@ -195,7 +195,7 @@ class VerbsPath(Path):
         except BufferGone:
             raise
         except (RDMAError, PathUnavailable):
-            pass  # its NIC may work on where its process is busy
+            pass  # the NIC may still work while its process is busy
 
     # --- asking the owner
 
@@ -225,7 +225,7 @@ class VerbsPath(Path):
                 self._avoid(job.handle.owner.process, job.handle.gpu, str(error))
             raise
 
-    # --- what went wrong
+    # --- errors
 
     def _explained(self, job: Job, nic: Nic, error: CompletionError) -> Exception:
         """Return the error to raise for a failed request: the owner knows whether the buffer holds."""
@@ -261,7 +261,7 @@ class VerbsPath(Path):
                 self._avoided.pop(next(iter(self._avoided)))
             self._avoided[process, gpu] = (time.monotonic() + AVOID_S, reason)
 
-    # --- the owner's side, and the end
+    # --- the owner's side, and closing
 
     def answer(self, question: Question[object], region: Region) -> Target | Connected | Done | Refused:
         with self._busy():
@@ -277,5 +277,5 @@ class VerbsPath(Path):
             busy = self._num_busy
         self.routes.close_idle()
         self.owner_side.disconnect_all()
-        if not busy:  # else somebody uses what would be closed: the process' end does it
+        if not busy:  # otherwise another thread still uses it: the end of the process closes it
             self.nics.close()

@@ -20,7 +20,7 @@ class Part(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A stretch at the owner, and where it lies here."""
+    """A stretch at the owner, with its place in local memory."""
 
     there: int
     parts: tuple[Part, ...]

@@ -1,4 +1,4 @@
-"""Ports of RDMA devices as plain data, and which one to take. Pure.
+"""Ports of RDMA devices as plain data, and the choice of one. Pure.
 
 A NIC is chosen by nearness: of several with an active port, the one whose PCI way to the GPU (or whose NUMA
 node, for CPU memory) is shortest.

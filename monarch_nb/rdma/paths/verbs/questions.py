@@ -1,4 +1,4 @@
-"""Types of requests to the owner of a buffer, so that its NIC reaches the memory."""
+"""Types of requests to the owner of a buffer, by which its NIC gets access to the memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Refused(Record, frozen=True):
 
 
 class Register(Question[Target | Refused], frozen=True):
-    """Asks the owner to register a region with a NIC; the answer says how it's reached.
+    """The request that the owner register a region with a NIC; the answer says how it's reached.
 
     Attributes:
         port: the asker's; the owner takes the one that is most like it.
@@ -46,12 +46,12 @@ class Connected(Record, frozen=True):
 
 
 class Connect(Question[Connected | Refused], frozen=True):
-    """Asks the owner for a queue pair.
+    """The request for a queue pair of the owner.
 
     Attributes:
-        port: of the owner's.
+        port: port of the owner.
         qp: the asker's queue pair.
-        given_up: numbers of the owner's queue pairs that the asker uses no more.
+        given_up: numbers of the owner's queue pairs that the asker no longer uses.
         places: the asker's places in its meshes, and `process`, which run of it asks.
     """
 
@@ -64,6 +64,6 @@ class Connect(Question[Connected | Refused], frozen=True):
 
 
 class IsAlive(Question[Done | Refused], frozen=True):
-    """Asks whether the owner lives, and holds the buffer."""
+    """The question whether the owner lives, and holds the buffer."""
 
     to = NAME

@@ -1,4 +1,4 @@
-"""Queue pairs: how they're made and connected."""
+"""Queue pairs: creation and connection."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ NUM_RETRIES = 6
 
 @dataclass(frozen=True, slots=True)
 class QPInfo:
-    """The data that a queue pair tells the one that it's connected to.
+    """The data of a queue pair that its peer needs to connect.
 
     Attributes:
-        number, start: of the queue pair, of its first packet.
-        gid, lid: where its port is.
+        number, start: number of the queue pair, and of its first packet.
+        gid, lid: address of its port.
         mtu: code of the largest packet.
         reads_asked, reads_answered: how many READs at a time it may have under way, and can answer.
     """

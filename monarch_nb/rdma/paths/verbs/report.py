@@ -1,4 +1,4 @@
-"""Describes for people what this machine has for RDMA: in the doctor, receipts and refusals."""
+"""Describes this machine's RDMA hardware in words: for the doctor, receipts and refusals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from monarch_nb.rdma.paths.verbs.library import LibraryMissing, library
 __all__ = ["PortReport", "describe_devices", "memlock_text", "unavailable_reason"]
 
 _missing = ("", 0.0)
-"""Why there's no library, and until when that's believed."""
+"""Why the library is missing, and until when that is assumed."""
 
 
 def unavailable_reason() -> str:
@@ -40,7 +40,7 @@ class PortReport(Record, frozen=True):
 
     Attributes:
         name, port: of the device, and the port's number on it.
-        gid: the address that would be used; empty if it has none.
+        gid: the address that is used; empty if there is none.
         gids: all addresses.
         mtu: bytes, of the network device beneath; 0 if not known.
         gbit_per_s: 0 if not known.

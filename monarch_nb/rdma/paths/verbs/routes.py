@@ -18,13 +18,13 @@ from monarch_nb.rdma.paths.verbs.questions import Connect, Refused
 from monarch_nb.rdma.question import Question
 
 ASK_S = 15.0
-"""So long one waits for an owner's answer."""
+"""Time limit for an owner's answer."""
 MAX_IDLE = 64
 T = TypeVar("T")
 
 
 class Ask(Protocol):
-    """Asks the owner of a job's buffer."""
+    """The interface that asks the owner of a job's buffer."""
 
     def __call__(self, job: Job, timeout_s: float, question: Question[T | Refused], /) -> T:
         """Return the answer.
@@ -35,7 +35,7 @@ class Ask(Protocol):
 
 
 class Route:
-    """A connection and what it leads to: the owner's table, its address and key."""
+    """A connection with its destination: the owner's table, its address and key."""
 
     def __init__(
         self, connection: Connection, process: int, port: str, number: int, table: tuple[int, int]
@@ -55,9 +55,9 @@ class Routes:
     def __init__(self, ask: Ask, own: Callable[[], Owner]) -> None:
         self._ask = ask
         self._own = own
-        """Returns this process, as handles name it just now."""
+        """Returns this process' own identity, as handles contain it at present."""
         self.idle: dict[tuple[int, str, str], list[Route]] = {}
-        """By the owner's process, our port and its port."""
+        """Idle routes by the owner's process, the local port and the owner's port."""
         self._given_up: dict[int, list[int]] = {}
         self._lock = threading.Lock()
 

@@ -1,7 +1,7 @@
 /**
- * Listeners, or whatever else is told: the same one may be there twice, and may leave while all are called.
+ * A list of listeners or other receivers: one may be added twice, and may be removed while all are called.
  */
-export class Rollcall<T> {
+export class Listeners<T> {
   private readonly _entries = new Set<{ item: T }>();
 
   get size(): number {
@@ -12,7 +12,7 @@ export class Rollcall<T> {
     return [...this._entries][0]?.item;
   }
 
-  /** Returns how to take it away again, which says whether it was there still. */
+  /** Add an item; returns a function that removes it, and returns whether it was still there. */
   add(item: T): () => boolean {
     const entry = { item };
     this._entries.add(entry);
