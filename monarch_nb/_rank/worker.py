@@ -251,6 +251,7 @@ class Worker:
         """Mend what user code has broken, and say so, in the cell or call that is about to be answered."""
         if self.rank.debugger.in_use:
             self.rank.debugger.done()
+        self.rank.transport.check_descriptors()
         self.activity_slot.end_activity()
         if name in _LABELS:  # code of the user's
             self._write_message(self._mender.mend())

@@ -46,7 +46,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
-from monarch_nb._wire.local_sockets import LocalReceiver, SendQueues
+from monarch_nb._wire.local_sockets import CLOSED_BY_OTHERS, LocalReceiver, SendQueues
 from monarch_nb.exceptions import TransportClosed
 
 TICK_S = 0.002
@@ -125,10 +125,14 @@ class Reader:
         self._closing = False
         self._poller = select.poll()
         """What the background reader sleeps on."""
-        self.send_queues = SendQueues(lambda delay_s, call: self.call_at(time.monotonic() + delay_s, call))
+        self.send_queues = SendQueues(
+            lambda delay_s, call: self.call_at(time.monotonic() + delay_s, call), lambda: self.on_broken()
+        )
         """What this process couldn't send at once: the background reader sends it."""
         self.closing_error: Callable[[], TransportClosed] = TransportClosed
         """Makes what is raised to those who wait when nothing comes any more."""
+        self.on_broken: Callable[[], None] = lambda: None
+        """Called when somebody else has closed what messages come by, in whichever thread finds out."""
         self.num_calls: Callable[[], int] = lambda: 0
         """Returns how many calls this process has made."""
         self.idle_work: Callable[[], float | None] = lambda: None
@@ -277,6 +281,8 @@ class Reader:
         except (OSError, ValueError):
             if self._closing:  # closed by another thread
                 raise self.closing_error() from None
+            if not self._receiver.is_whole():
+                self.on_broken()
             raise
         finally:
             self._reading = False
@@ -397,6 +403,15 @@ class Reader:
         self.wake_up()
 
     def _run_background_reader(self) -> None:
+        try:
+            self._read_or_sleep()
+        except OSError as error:
+            if error.errno in CLOSED_BY_OTHERS:
+                self.on_broken()
+            raise
+
+    def _read_or_sleep(self) -> None:
+        """Read while nobody else does, and sleep otherwise, until the transport closes."""
         poller = self._poller
         for fd in (self._wakeup_fd, self.send_queues.fileno(), *self._watched):
             poller.register(fd, select.POLLIN)

@@ -15,6 +15,7 @@ A frame that is longer than `PIECE_BYTES` goes in pieces; `Joiner` puts them tog
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import math
 import os
@@ -56,6 +57,8 @@ _RECEIVE_BYTES = PIECE_BYTES + _PIECE.size
 _ONE = (_RECEIVE_BYTES,)
 _FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _READABLE = int(select.EPOLLIN)
+CLOSED_BY_OTHERS = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK)
+"""Errors of a descriptor that somebody else has closed, and that may be another file's by now."""
 _NO_FILE_PAUSE_S = 0.01
 _numbers = count()
 
@@ -89,6 +92,12 @@ class LocalReceiver:
         self._wait = self._epoll.poll
         for fd in (self._listener.fileno(), self._wakeup_fd):
             self._epoll.register(fd, _READABLE)
+        fds = (self._listener.fileno(), self._wakeup_fd, self._epoll.fileno())
+        self._identity = {fd: _identity(fd) for fd in fds}
+
+    def is_whole(self) -> bool:
+        """Say whether nobody else has closed what this receives by."""
+        return all(_identity(fd) == known for fd, known in self._identity.items())
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when there's something to receive."""
@@ -179,10 +188,16 @@ class SendQueues:
 
     Args:
         call_later: calls back after some seconds, in the thread that calls `run`.
+        on_broken: called by whoever sends and finds a connection that others have closed.
     """
 
-    def __init__(self, call_later: Callable[[float, Callable[[], None]], None]) -> None:
+    def __init__(
+        self,
+        call_later: Callable[[float, Callable[[], None]], None],
+        on_broken: Callable[[], None] = lambda: None,
+    ) -> None:
         self._call_later = call_later
+        self.on_broken = on_broken
         self._noted: deque[LocalSender] = deque()
         self._full: dict[int, LocalSender] = {}
         self._absent: dict[LocalSender, None] = {}
@@ -289,7 +304,9 @@ class LocalSender:
                     return
                 except BlockingIOError:
                     pass
-                except OSError:
+                except OSError as error:
+                    if error.errno in CLOSED_BY_OTHERS:
+                        self._queues.on_broken()
                     if self._send_anew(frame):
                         return
             # First the note, then the frame: a Ctrl-C in between leaves nothing that nobody sends.
@@ -420,6 +437,15 @@ class Joiner:
 
 def _new_socket() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+
+
+def _identity(fd: int) -> tuple[int, int] | None:
+    """Return device and inode, which tell a file from others; None if the descriptor is closed."""
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _send_nothing(_frame: bytes, _flags: int) -> int:
