@@ -201,7 +201,7 @@ class Reader:
                 return True
             if leader is waiter:
                 return True
-            if waiter.ready:
+            if waiter.ready or self._closing:
                 waiter.park = None
                 return False
             waiter.park = threading.Lock()
@@ -319,7 +319,7 @@ class Reader:
         """Leave the lead; `park` is put in line at the same time, so that it doesn't take the lead back."""
         with self._mutex:
             self._leader = None
-            if park is not None and not park.ready:
+            if park is not None and not park.ready and not self._closing:
                 park.park = threading.Lock()
                 park.park.acquire()
                 self._followers.append(park)
@@ -365,8 +365,11 @@ class Reader:
     def interrupt_waiters(self) -> None:
         """Wake all threads that are parked until an answer comes: one of them has been raised an exception,
         which a parked thread doesn't notice."""
+        self._release_parked(lambda follower: follower.urgent)
+
+    def _release_parked(self, is_meant: Callable[[Waiter], bool]) -> None:
         with self._mutex:
-            parked = [f for f in self._followers if f.urgent and f.park is not None]
+            parked = [f for f in self._followers if is_meant(f) and f.park is not None]
             for follower in parked:
                 self._followers.remove(follower)
                 if self._successor is follower:
@@ -406,7 +409,7 @@ class Reader:
         try:
             self._read_or_sleep()
         except OSError as error:
-            if error.errno in CLOSED_BY_OTHERS:
+            if not self._closing and error.errno in CLOSED_BY_OTHERS:
                 self.on_broken()
             raise
 
@@ -543,12 +546,15 @@ class Reader:
         return min((s for s in (next_s, other_s) if s is not None), default=None)
 
     def begin_close(self) -> None:
-        """Let nobody wait any more. Who waits already must be woken by the caller."""
+        """Let nobody wait any more. Who waits already must be woken by the caller, or is by `close`."""
         self._closing = True
 
     def close(self) -> None:
-        """Stop the background reader; the socket is the caller's to close afterwards."""
+        """Stop the background reader, and wake who is parked; the socket is the caller's to close
+        afterwards.
+        """
         self._closing = True
+        self._release_parked(lambda _: True)
         self.wake_up()
         if self._background_reader.is_alive() and threading.current_thread() is not self._background_reader:
             self._background_reader.join()

@@ -232,7 +232,7 @@ class Transport:
 
     def check_descriptors(self) -> None:
         """Have `reader.on_broken` called if somebody else has closed what messages come by."""
-        if not self._receiver.is_whole():
+        if not self._closing and not self._receiver.is_whole():
             self.reader.on_broken()
 
     # --- waiting for answers

@@ -64,7 +64,8 @@ _numbers = count()
 
 
 class LocalReceiver:
-    """Receives what is sent to one path. `receive` is one thread's at a time; `wake_up` is anybody's.
+    """Receives what is sent to one path. `receive` is one thread's at a time; `wake_up` and `close` are
+    anybody's.
 
     Args:
         path: where to listen; a socket that is left there is replaced.
@@ -88,6 +89,8 @@ class LocalReceiver:
         """Descriptors of connections that aren't watched yet."""
         self._receive: dict[int, Callable[[int], bytes]] = {}
         """By descriptor of a connection, what receives from it."""
+        self._closed = self._is_receiving = False
+        self._closing_once = threading.Lock()
         self._epoll = select.epoll()
         self._wait = self._epoll.poll
         for fd in (self._listener.fileno(), self._wakeup_fd):
@@ -106,18 +109,26 @@ class LocalReceiver:
     def receive(self, wait_s: float, arrived: deque[bytes]) -> bool:
         """Append what has come to `arrived`, after waiting for it for at most `wait_s` (negative: without
         end); False if nothing has happened."""
-        if self._accepted:  # a Ctrl-C came before they were watched
-            self._watch_accepted()
-        began = time.perf_counter()
-        ready = self._wait(wait_s, MAX_EVENTS)
-        for fd, events in ready:
-            if events == _READABLE and fd in self._receive:
-                arrived.extend(map(self._receive[fd], _ONE))
-            else:
-                self._serve(fd, arrived)
-        if len(ready) == 1 and time.perf_counter() - began < BURST_S:
-            self._drain(ready[0][0], arrived)
-        return bool(ready)
+        try:
+            self._is_receiving = True
+            if self._closed:
+                raise ValueError("this was closed")
+            if self._accepted:  # a Ctrl-C came before they were watched
+                self._watch_accepted()
+            began = time.perf_counter()
+            ready = self._wait(wait_s, MAX_EVENTS)
+            for fd, events in ready:
+                if events == _READABLE and fd in self._receive:
+                    arrived.extend(map(self._receive[fd], _ONE))
+                else:
+                    self._serve(fd, arrived)
+            if len(ready) == 1 and time.perf_counter() - began < BURST_S:
+                self._drain(ready[0][0], arrived)
+            return bool(ready)
+        finally:
+            self._is_receiving = False
+            if self._closed:
+                self._close_files()
 
     def _drain(self, fd: int, arrived: deque[bytes]) -> None:
         """Take the messages that one connection has, up to a limit."""
@@ -171,8 +182,19 @@ class LocalReceiver:
             os.eventfd_write(self._wakeup_fd, 1)
 
     def close(self) -> None:
-        """Close everything; what has come and wasn't received is lost."""
-        self._epoll.close()
+        """Close everything; what has come and wasn't received is lost. A `receive` that waits returns: the
+        files are closed when it has, for from files that are closed meanwhile the kernel never wakes it.
+        """
+        self._closed = True
+        self.wake_up()
+        if not self._is_receiving:  # of this and the flag above, one at least is seen by the other thread
+            self._close_files()
+
+    def _close_files(self) -> None:
+        with self._closing_once:
+            if self._epoll.closed:
+                return
+            self._epoll.close()
         self._listener.close()
         fds = [fd for fd, _ in self._accepted] + [*self._receive, self._wakeup_fd]
         self._accepted.clear()
