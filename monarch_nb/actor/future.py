@@ -72,8 +72,8 @@ class Future(Generic[T]):
             raise BadType(f"get: timeout must be a number of seconds or None, not {timeout!r}")
         pending = self._pending
         if not pending.ready:
-            deadline = None if timeout is None else time.monotonic() + timeout
             try:
+                deadline = None if timeout is None else time.monotonic() + timeout
                 in_time = waiting.wait(pending, deadline)
             except KernelShutDown:
                 raise shut_down(pending, self._what) from None
