@@ -45,6 +45,10 @@ _NOTICE_S = 0.5
 _PR_SET_PDEATHSIG = 1
 _ADOPTION_S = 5.0
 LINGER_S = 0.5
+UNREACHABLE = (
+    "ended: code that ran there closed the file descriptors by which the rank hears of the mesh, as "
+    "os.closerange() does"
+)
 
 
 class Rank:
@@ -163,6 +167,7 @@ def run_rank(spec: RankSpec, host_pid: int) -> None:
     child_processes.install()
     launchers.install()
     rank.debugger.set(skip=spec.shared.place.skip, on_error=spec.shared.place.on_error)
+    rank.transport.reader.on_broken = partial(_leave_unreachable, rank.spec, os.getpid())
     rank.transport.start()
     dump_file.aim(rank.transport.reader.background_thread_id)
     up = RankIsUp(os.getpid())
@@ -179,6 +184,20 @@ def run_rank(spec: RankSpec, host_pid: int) -> None:
     pipe.settle()
     rank.transport.close(LINGER_S)
     os._exit(0)
+
+
+def _leave_unreachable(spec: RankSpec, pid: int) -> None:
+    """End at once, and have the host process say why: code of the user's has closed what messages come by, so
+    nobody can be answered any more.
+    """
+    if os.getpid() != pid:
+        return  # a child that was forked by the user's code: its descriptors are its own affair
+    with suppress(OSError):
+        fd = os.open(
+            address.last_words_path(spec.host.directory, spec.place.proc), os.O_CREAT | os.O_WRONLY, 0o600
+        )
+        os.write(fd, UNREACHABLE.encode())
+    os._exit(1)
 
 
 def _on_terminate(rank: Rank, number: int, frame: FrameType | None) -> None:

@@ -253,6 +253,7 @@ class Worker:
         """
         if self.rank.debugger.in_use:
             self.rank.debugger.done()
+        self.rank.transport.check_descriptors()
         self.activity_slot.end_activity()
         if name in _LABELS:  # user code
             self._write_message(self._mender.mend())

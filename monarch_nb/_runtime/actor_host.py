@@ -73,7 +73,11 @@ class ActorHost:
         on it; the controller counts.
         """
         self._on_work = on_work
-        self._early: dict[int, list[Message]] = {}
+        self._early: dict[int, Message] = {}
+        """Calls that came before the message that spawns their actor, each under a number of its own, oldest
+        first. The reading thread and the background reader take them out: whoever gets one answers it.
+        """
+        self._early_numbers = itertools.count()
         self._gone: dict[int, str] = {}
         """Actors that were stopped here, with the reason."""
         self._leaving: dict[int, ActorRunner] = {}
@@ -104,9 +108,10 @@ class ActorHost:
         if message.target in self._gone:
             self._no_such_actor(message)
             return None
-        # From a third process: its call may overtake the message that spawns the actor.
-        self._early.setdefault(message.target, []).append(message)
-        self.transport.reader.call_at(time.monotonic() + ORPHAN_S, lambda: self._give_up(message.target))
+        # From a third party: its call may overtake the message that spawns the actor.
+        number = next(self._early_numbers)
+        self._early[number] = message
+        self.transport.reader.call_at(time.monotonic() + ORPHAN_S, lambda: self._give_up(number))
         return None
 
     def on_guest_call(self, message: Message) -> Any:
@@ -171,8 +176,9 @@ class ActorHost:
             return None
         runner = self.actors[message.target] = ActorRunner(self, message, before)
         awake = None
-        for early in self._early.pop(message.target, ()):
-            awake = runner.inbox.put_message(early)
+        for number, early in list(self._early.items()):
+            if early.target == message.target and self._early.pop(number, None) is not None:
+                awake = runner.inbox.put_message(early)
         return awake
 
     def _respawn(self, message: Message) -> Any:
@@ -183,8 +189,10 @@ class ActorHost:
         self._gone.pop(message.target, None)
         return self._spawn(message, before)
 
-    def _give_up(self, actor_id: int) -> None:
-        for message in self._early.pop(actor_id, ()):
+    def _give_up(self, number: int) -> None:
+        """Refuse a call whose actor hasn't been spawned in all that time. Called by the background reader."""
+        message = self._early.pop(number, None)
+        if message is not None:
             self._no_such_actor(message)
 
     def _no_such_actor(self, message: Message) -> None:

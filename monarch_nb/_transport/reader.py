@@ -46,7 +46,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
-from monarch_nb._wire.local_sockets import LocalReceiver, SendQueues
+from monarch_nb._wire.local_sockets import CLOSED_BY_OTHERS, LocalReceiver, SendQueues
 from monarch_nb.exceptions import TransportClosed
 
 TICK_S = 0.002
@@ -127,10 +127,14 @@ class Reader:
         self._closing = False
         self._poller = select.poll()
         """The poll object of the background reader."""
-        self.send_queues = SendQueues(lambda delay_s, call: self.call_at(time.monotonic() + delay_s, call))
+        self.send_queues = SendQueues(
+            lambda delay_s, call: self.call_at(time.monotonic() + delay_s, call), lambda: self.on_broken()
+        )
         """Messages that couldn't be sent at once: the background reader sends them."""
         self.closing_error: Callable[[], TransportClosed] = TransportClosed
         """Makes the error for waiters when no messages can arrive any more."""
+        self.on_broken: Callable[[], None] = lambda: None
+        """Called when other code has closed the descriptors of messages, in the thread that notices."""
         self.num_calls: Callable[[], int] = lambda: 0
         """Returns how many calls this process has made."""
         self.idle_work: Callable[[], float | None] = lambda: None
@@ -197,7 +201,7 @@ class Reader:
                 return True
             if leader is waiter:
                 return True
-            if waiter.ready:
+            if waiter.ready or self._closing:
                 waiter.park = None
                 return False
             waiter.park = threading.Lock()
@@ -277,6 +281,8 @@ class Reader:
         except (OSError, ValueError):
             if self._closing:  # closed by another thread
                 raise self.closing_error() from None
+            if not self._receiver.is_whole():
+                self.on_broken()
             raise
         finally:
             self._reading = False
@@ -313,7 +319,7 @@ class Reader:
         """Leave the lead; `park` is put in line at the same time, so that it doesn't take the lead back."""
         with self._mutex:
             self._leader = None
-            if park is not None and not park.ready:
+            if park is not None and not park.ready and not self._closing:
                 park.park = threading.Lock()
                 park.park.acquire()
                 self._followers.append(park)
@@ -359,8 +365,11 @@ class Reader:
     def interrupt_waiters(self) -> None:
         """Wake all threads that are parked until an answer comes: one of them has been raised an exception,
         which a parked thread doesn't notice."""
+        self._release_parked(lambda follower: follower.urgent)
+
+    def _release_parked(self, is_meant: Callable[[Waiter], bool]) -> None:
         with self._mutex:
-            parked = [f for f in self._followers if f.urgent and f.park is not None]
+            parked = [f for f in self._followers if is_meant(f) and f.park is not None]
             for follower in parked:
                 self._followers.remove(follower)
                 if self._successor is follower:
@@ -397,6 +406,15 @@ class Reader:
         self.wake_up()
 
     def _run_background_reader(self) -> None:
+        try:
+            self._read_or_sleep()
+        except OSError as error:
+            if not self._closing and error.errno in CLOSED_BY_OTHERS:
+                self.on_broken()
+            raise
+
+    def _read_or_sleep(self) -> None:
+        """Read while nobody else does, and sleep otherwise, until the transport closes."""
         poller = self._poller
         for fd in (self._wakeup_fd, self.send_queues.fileno(), *self._watched):
             poller.register(fd, select.POLLIN)
@@ -528,12 +546,15 @@ class Reader:
         return min((s for s in (next_s, other_s) if s is not None), default=None)
 
     def begin_close(self) -> None:
-        """Let nobody wait any more. Who waits already must be woken by the caller."""
+        """Let nobody wait any more. Who waits already must be woken by the caller, or is by `close`."""
         self._closing = True
 
     def close(self) -> None:
-        """Stop the background reader; the socket is the caller's to close afterwards."""
+        """Stop the background reader, and wake who is parked; the socket is the caller's to close
+        afterwards.
+        """
         self._closing = True
+        self._release_parked(lambda _: True)
         self.wake_up()
         if self._background_reader.is_alive() and threading.current_thread() is not self._background_reader:
             self._background_reader.join()

@@ -238,6 +238,11 @@ class Transport:
         """Make the thread that reads the socket look up."""
         self._receiver.wake_up()
 
+    def check_descriptors(self) -> None:
+        """Have `reader.on_broken` called if somebody else has closed what messages come by."""
+        if not self._closing and not self._receiver.is_whole():
+            self.reader.on_broken()
+
     # --- waiting for answers
 
     def expect(self, pending: Pending) -> int:

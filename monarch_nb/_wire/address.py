@@ -65,6 +65,11 @@ def dump_path(directory: str, proc: int) -> str:
     return f"{directory}/d{local_of(proc):x}"
 
 
+def last_words_path(directory: str, proc: int) -> str:
+    """Return the path of the file in which the rank `proc` has said why it ended by itself."""
+    return f"{directory}/e{local_of(proc):x}"
+
+
 def notice_path(directory: str) -> str:
     """Return the path of the file that is there once the host process was told to end."""
     return f"{directory}/told"

@@ -15,6 +15,7 @@ A frame that is longer than `PIECE_BYTES` goes in pieces; `Joiner` puts them tog
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import math
 import os
@@ -57,13 +58,15 @@ _RECEIVE_BYTES = PIECE_BYTES + _PIECE.size
 _ONE = (_RECEIVE_BYTES,)
 _FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _READABLE = int(select.EPOLLIN)
+CLOSED_BY_OTHERS = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK)
+"""Errors of a descriptor that somebody else has closed, and that may be another file's by now."""
 _NO_FILE_PAUSE_S = 0.01
 _numbers = count()
 
 
 class LocalReceiver:
     """The receiver of messages sent to one socket path. One thread at a time calls `receive`; any thread may
-    call `wake_up`.
+    call `wake_up` and `close`.
 
     Args:
         path: where to listen; a socket that is left there is replaced.
@@ -87,10 +90,18 @@ class LocalReceiver:
         """Descriptors of connections that aren't watched yet."""
         self._receive: dict[int, Callable[[int], bytes]] = {}
         """Receive functions by descriptor of a connection."""
+        self._closed = self._is_receiving = False
+        self._closing_once = threading.Lock()
         self._epoll = select.epoll()
         self._wait = self._epoll.poll
         for fd in (self._listener.fileno(), self._wakeup_fd):
             self._epoll.register(fd, _READABLE)
+        fds = (self._listener.fileno(), self._wakeup_fd, self._epoll.fileno())
+        self._identity = {fd: _identity(fd) for fd in fds}
+
+    def is_whole(self) -> bool:
+        """Say whether nobody else has closed what this receives by."""
+        return all(_identity(fd) == known for fd, known in self._identity.items())
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when there's something to receive."""
@@ -100,18 +111,26 @@ class LocalReceiver:
         """Append received messages to `arrived`, after waiting for at most `wait_s` (negative: without
         limit); False if nothing has happened.
         """
-        if self._accepted:  # an interrupt came before they were watched
-            self._watch_accepted()
-        began = time.perf_counter()
-        ready = self._wait(wait_s, MAX_EVENTS)
-        for fd, events in ready:
-            if events == _READABLE and fd in self._receive:
-                arrived.extend(map(self._receive[fd], _ONE))
-            else:
-                self._serve(fd, arrived)
-        if len(ready) == 1 and time.perf_counter() - began < BURST_S:
-            self._drain(ready[0][0], arrived)
-        return bool(ready)
+        try:
+            self._is_receiving = True
+            if self._closed:
+                raise ValueError("this was closed")
+            if self._accepted:  # an interrupt came before they were watched
+                self._watch_accepted()
+            began = time.perf_counter()
+            ready = self._wait(wait_s, MAX_EVENTS)
+            for fd, events in ready:
+                if events == _READABLE and fd in self._receive:
+                    arrived.extend(map(self._receive[fd], _ONE))
+                else:
+                    self._serve(fd, arrived)
+            if len(ready) == 1 and time.perf_counter() - began < BURST_S:
+                self._drain(ready[0][0], arrived)
+            return bool(ready)
+        finally:
+            self._is_receiving = False
+            if self._closed:
+                self._close_files()
 
     def _drain(self, fd: int, arrived: deque[bytes]) -> None:
         """Take the messages that one connection has, up to a limit."""
@@ -166,8 +185,19 @@ class LocalReceiver:
             os.eventfd_write(self._wakeup_fd, 1)
 
     def close(self) -> None:
-        """Close everything; what has come and wasn't received is lost."""
-        self._epoll.close()
+        """Close everything; what has come and wasn't received is lost. A `receive` that waits returns: the
+        files are closed when it has, for from files that are closed meanwhile the kernel never wakes it.
+        """
+        self._closed = True
+        self.wake_up()
+        if not self._is_receiving:  # of this and the flag above, one at least is seen by the other thread
+            self._close_files()
+
+    def _close_files(self) -> None:
+        with self._closing_once:
+            if self._epoll.closed:
+                return
+            self._epoll.close()
         self._listener.close()
         fds = [fd for fd, _ in self._accepted] + [*self._receive, self._wakeup_fd]
         self._accepted.clear()
@@ -184,10 +214,16 @@ class SendQueues:
 
     Args:
         call_later: calls back after a number of seconds, in the thread that calls `run`.
+        on_broken: called by a thread that sends and finds a connection that other code has closed.
     """
 
-    def __init__(self, call_later: Callable[[float, Callable[[], None]], None]) -> None:
+    def __init__(
+        self,
+        call_later: Callable[[float, Callable[[], None]], None],
+        on_broken: Callable[[], None] = lambda: None,
+    ) -> None:
         self._call_later = call_later
+        self.on_broken = on_broken
         self._noted: deque[LocalSender] = deque()
         self._full: dict[int, LocalSender] = {}
         self._absent: dict[LocalSender, None] = {}
@@ -295,7 +331,9 @@ class LocalSender:
                     return
                 except BlockingIOError:
                     pass
-                except OSError:
+                except OSError as error:
+                    if error.errno in CLOSED_BY_OTHERS:
+                        self._queues.on_broken()
                     if self._send_anew(frame):
                         return
             # First the note, then the frame: an interrupt in between must not leave a frame that is never
@@ -427,6 +465,15 @@ class Joiner:
 
 def _new_socket() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+
+
+def _identity(fd: int) -> tuple[int, int] | None:
+    """Return device and inode, which tell a file from others; None if the descriptor is closed."""
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _send_nothing(_frame: bytes, _flags: int) -> int:

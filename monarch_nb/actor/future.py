@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from monarch_nb._client import kernel, waiting
 from monarch_nb._client import session as sessions
 from monarch_nb._client.kernel import KernelShutDown
+from monarch_nb._tracebacks import BadType
 from monarch_nb._transport.pending import Pending
 from monarch_nb.actor.awaited import Awaited, Waiter
 from monarch_nb.actor.interrupt import interrupt_and_raise, send_interrupts, shut_down
@@ -67,10 +68,12 @@ class Future(Generic[T]):
             KernelShutDown: (a KeyboardInterrupt) if this kernel is being shut down; the call goes on.
         """
         __tracebackhide__ = True
+        if timeout is not None and not hasattr(timeout, "__float__"):
+            raise BadType(f"get: timeout must be a number of seconds or None, not {timeout!r}")
         pending = self._pending
         if not pending.ready:
-            deadline = None if timeout is None else time.monotonic() + timeout
             try:
+                deadline = None if timeout is None else time.monotonic() + timeout
                 in_time = waiting.wait(pending, deadline)
             except KernelShutDown:
                 raise shut_down(pending, self._what) from None

@@ -32,6 +32,7 @@ from monarch_nb._wire import address, codec
 from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb.actor.active import activate
 from monarch_nb.actor.actor_mesh import spawn_actors
+from monarch_nb.actor.checked import checked
 from monarch_nb.actor.envoy import ask_envoy, is_relayed
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.handle import MeshHandle, disown, known_transport, mesh_of, own_by_caller, placement_of
@@ -103,6 +104,7 @@ class ProcMesh(MeshHandle):
 
     # --- actors and functions
 
+    @checked
     def spawn(self, name: str, cls: type[T], *args: Any, **kwargs: Any) -> T:
         """Spawn an actor of class `cls` on each process. Doesn't wait: calls may follow at once.
 
@@ -121,6 +123,7 @@ class ProcMesh(MeshHandle):
         self._check_alive("spawn")
         return cast("T", spawn_actors(self, name, cls, args, kwargs))
 
+    @checked
     def execute(self, function: Callable[..., R], *args: Any, **kwargs: Any) -> Future[ValueMesh[R]]:
         """Call `function` on the main thread of each process.
 
@@ -236,6 +239,7 @@ class ProcMesh(MeshHandle):
             return False
         return all(rows[p].state in (ProcState.STARTING, ProcState.RUNNING) for p in self._placement.procs)
 
+    @checked
     def heal(self, *, timeout_s: float = HEAL_S) -> HealReport:
         """Repair the losses of these processes; returns once everything is restored.
 
@@ -258,6 +262,7 @@ class ProcMesh(MeshHandle):
             self._session.request(Heal(self._placement.group, list(self._placement.procs)), timeout_s)
         )
 
+    @checked
     def resize(self, *, timeout_s: float = HEAL_S, force: bool = False, **sizes: int) -> HealReport:
         """Change the sizes of this mesh: ranks are added or stopped. Remaining ones keep their memory; their
         numbers may change.
@@ -278,12 +283,14 @@ class ProcMesh(MeshHandle):
         asked = Resize(self._placement.group, sizes, force=force)
         return self._settle(self._session.request(asked, timeout_s), _NOT_RESIZED)
 
+    @checked
     def shrink(self, *, timeout_s: float = HEAL_S) -> HealReport:
         """Leave out lost ranks: the dimension whose reduction costs the fewest living ranks becomes
         smaller.
         """
         return self._settle(self._session.request(Resize(self._placement.group), timeout_s), _NOT_RESIZED)
 
+    @checked
     def take_hosts(self, hosts: Sequence[int], *, timeout_s: float = HEAL_S) -> HealReport:
         """Start ranks on further hosts, which have joined and have no ranks: the dimension `hosts` grows.
 
@@ -297,6 +304,7 @@ class ProcMesh(MeshHandle):
         asked = Resize(self._placement.group, sizes, list(hosts))
         return self._settle(self._session.request(asked, timeout_s), _NOT_RESIZED)
 
+    @checked
     def leave_hosts(self, hosts: Sequence[int], *, timeout_s: float = HEAL_S) -> HealReport:
         """Give up some hosts: their ranks are stopped, with their state.
 

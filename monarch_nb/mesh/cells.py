@@ -12,6 +12,7 @@ from monarch_nb._display import CellView, LiveDisplay, ViewWatcher
 from monarch_nb._protocol.cells import ForgetDefinitions, RunCell
 from monarch_nb._protocol.ranks import Interrupt
 from monarch_nb._shape import format_ranks
+from monarch_nb.actor.checked import checks_arguments
 from monarch_nb.actor.handle import placement_of, session_of
 from monarch_nb.actor.proc_mesh import check_alive
 from monarch_nb.exceptions import MeshUsageError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from monarch_nb.profile import Profile, ProfileRequest
 
 
+@checks_arguments("script")
 class Cells:
     """The runner of cells on the ranks of a mesh: `mesh.run(...)` is `mesh.cells.run(...)`."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb._reload import SyncMode
 from monarch_nb._sync import SyncOptions, SyncReceipt
+from monarch_nb.actor.checked import checks_arguments
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.mesh.sync import SYNC_S, EnvironmentChoice, SyncRequest, set_sync_mode, sync, sync_mode
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
 
 
+@checks_arguments()
 class Code:
     """The code that the ranks of a mesh run: `mesh.sync()` is `mesh.code.sync()`."""
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from monarch_nb._protocol.hang import RankStacks, Stacks
+from monarch_nb.actor.checked import checks_arguments
 from monarch_nb.actor.handle import placement_of, session_of
 from monarch_nb.mesh import shipping
 from monarch_nb.mesh.environment import EnvironmentDifference, find_environment_difference
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from monarch_nb.rdma.doctor.report import Report as DoctorReport
 
 
+@checks_arguments()
 class Debugging:
     """The diagnosis of a mesh: `mesh.why()` is `mesh.debugging.why()`."""
 

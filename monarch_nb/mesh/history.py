@@ -27,6 +27,7 @@ from monarch_nb._protocol.shown import CellEnd, Shown
 from monarch_nb._protocol.states import CellStatus, EntryKind
 from monarch_nb._shape import read_ranks
 from monarch_nb._units import size_text, time_text
+from monarch_nb.actor.checked import checks_arguments
 from monarch_nb.actor.handle import placement_of, session_of, transport_of
 from monarch_nb.exceptions import MeshUsageError, RankFailure, fold_alike
 from monarch_nb.mesh.cell_run import CellRun
@@ -228,6 +229,7 @@ class Missed:
         return "; ".join(parts)
 
 
+@checks_arguments()
 class History:
     """The journal of a mesh, as its clients read it."""
 

@@ -13,6 +13,7 @@ from monarch_nb._protocol.programs import SetLease, SetNotice
 from monarch_nb._protocol.ranks import Restart
 from monarch_nb._shape import format_ranks
 from monarch_nb._wire.process import wait_until_gone
+from monarch_nb.actor.checked import checks_arguments
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.handle import placement_of, session_of, transport_of
 from monarch_nb.actor.proc_mesh import HEAL_S, ProcMesh, mark_stopped
@@ -41,6 +42,7 @@ def check_lease(idle_timeout_s: float) -> float:
     return idle_timeout_s
 
 
+@checks_arguments("idle_timeout_s")
 class Life:
     """The state and lifetime of a mesh, and its healing: `mesh.status()` is `mesh.life.status()`."""
 

@@ -9,6 +9,7 @@ from monarch_nb._protocol.journal import JournalEntry, Note
 from monarch_nb._protocol.states import EntryKind
 from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks
+from monarch_nb.actor.checked import checks_arguments
 from monarch_nb.actor.handle import is_on_other_hosts, session_of
 from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.actor.value_mesh import ValueMesh
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh
 
 
+@checks_arguments()
 class Namespace:
     """The variables of cells on the ranks of a mesh: `mesh.push(...)` is `mesh.variables.push(...)`."""
 

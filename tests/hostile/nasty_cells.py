@@ -528,7 +528,12 @@ PROCESS = [
         ("Too many open files",),
         mends="kept_files.clear()",
     ),
-    Nasty("all descriptors are closed", "import os\nos.closerange(3, 10_000)", "any", long=True),
+    Nasty(
+        "all descriptors are closed",
+        "import os\nos.closerange(3, 10_000)",
+        "dies",
+        ("ranks 0-1", "os.closerange()", "%mesh heal"),
+    ),
     Nasty(
         "an empty path",
         "import sys; kept_path = sys.path[:]; sys.path.clear()\n1",

@@ -76,6 +76,36 @@ def test_a_nasty_cell(cell: Nasty, bench: Bench) -> None:
         raise
 
 
+CLOSES_IN_ACTOR = """
+from monarch_nb.actor import Actor, endpoint
+
+class Closes(Actor):
+    @endpoint
+    def close(self):
+        import os
+        os.closerange(3, 10_000)
+
+closing = mesh.part('0').spawn('closing', Closes)
+closing.close.call().get()
+"""
+
+
+def test_an_actor_that_closes_all_descriptors(bench: Bench) -> None:
+    shown = bench.kernel.run(CLOSES_IN_ACTOR)
+    try:
+        assert shown.is_error
+        assert all(w in shown.text for w in ("rank 0: lost", "os.closerange()", "%mesh heal")), shown.text
+        assert not insides_in(shown.text), shown.text
+        healed = bench.kernel.run("%mesh heal").text
+        assert "rank 0 started anew" in healed and "actor 'closing' made again" in healed, healed
+        bench.kernel.run("closing.stop().get()")
+        bench.keep_streams()
+        assert bench.answers().strip().endswith("[42, 42]")
+    except BaseException:
+        bench.throw_away()
+        raise
+
+
 def _try(cell: Nasty, bench: Bench) -> None:
     kernel = bench.kernel
     shown = kernel.run(f"%%mesh {cell.flags}\n{cell.source}")

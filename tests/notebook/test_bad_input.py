@@ -170,6 +170,29 @@ CASES = {
     "mesh.push({'kept': {'by': lock}})": (
         r"CannotPickle: push of kept, key 'kept', key 'by': cannot pickle '_thread\.lock'"
     ),
+    "mesh.sync(timeout_s='x')": r"TypeError: sync: timeout_s must be a number of seconds, not str: 'x'",
+    "mesh.sync(include='*.py')": r"TypeError: sync: include must be a list of str, not str: '\*\.py'",
+    "mesh.submit(5)": r"TypeError: submit: source must be a str, not int: 5\ncalled from:\n  Cell",
+    "mesh.cells.submit('1', timeout='x')": (
+        r"TypeError: submit: timeout must be a number of seconds or None, not str: 'x'"
+    ),
+    "mesh.run()": r"TypeError: run\(\) missing 1 required positional argument: 'source'",
+    "mesh.run('1', watcher=5)": r"TypeError: run: watcher must be an object with the methods of a Watcher",
+    "mesh.heal(timeout_s='x')": r"TypeError: heal: timeout_s must be a number of seconds, not str: 'x'",
+    "mesh.take_hosts(5)": r"TypeError: take_hosts: hosts must be a list of int, not int: 5",
+    "mesh.diff(5)": r"TypeError: diff: name must be a str, not int: 5",
+    "mesh.vars(names='lr')": r"TypeError: vars: names must be a list of str, not str: 'lr'",
+    "mesh.last_lines(limit='x')": r"TypeError: last_lines: limit must be an int, not str: 'x'",
+    "mesh.watch_status(5)": r"TypeError: watch_status: on_change must be callable, not int: 5",
+    "mesh.doctor(5)": r"RankSetError: can't take ranks 5: it is neither text nor a list of numbers\.",
+    "mesh.resize(procs='x')": r"TypeError: resize: procs must be an int, not str: 'x'",
+    "mesh.executor(retries='x')": r"TypeError: executor: retries must be an int, not str: 'x'",
+    "mesh.stop(grace_s='x')": r"TypeError: stop: grace_s must be a number of seconds or None, not str: 'x'",
+    "mesh.spawn(5, Plain)": r"TypeError: spawn: name must be a str, not int: 5",
+    "mesh.execute(5)": r"TypeError: execute: function must be callable, not int: 5",
+    "mesh.journal.export(5)": r"TypeError: export: path must be a path, not int: 5",
+    "mesh.sync_mode = 5": r"TypeError: set_mode: mode must be a str, not int: 5",
+    "mesh.execute(double, 1).get('x')": r"TypeError: get: timeout must be a number of seconds or None, not",
 }
 """What is typed, and what is said of it."""
 OUR_FRAMES = re.compile(r"/monarch_nb/[a-z_]+(/[a-z_]+)*\.py|concurrent/futures")

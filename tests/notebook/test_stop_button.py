@@ -167,3 +167,25 @@ def test_waiting_for_a_call_is_interrupted_with_its_ranks(notebook: Notebook, fi
     assert "KeyboardInterrupt" in text or "CancelledError" in text
     # Some may have been interrupted before they had begun; all are free again.
     assert set(notebook.text("list(sleeper.count.call().get(30).values())")) <= set("[0, 1]")
+
+
+SLOW_TO_SEND = (
+    "from monarch_nb._transport.transport import Transport\n"
+    "post_all = Transport.post_all\n"
+    "def stays(self, *args, **fields):\n"
+    "    post_all(self, *args, **fields)\n"
+    "    if fields.get('name') == b'spin': time.sleep(600)\n"
+    "import time; Transport.post_all = stays"
+)
+
+
+def test_a_call_that_is_out_is_interrupted_though_nobody_waits_for_it_yet(
+    notebook: Notebook, fifo: str
+) -> None:
+    """On a busy machine the ranks may have begun before the program that calls them has a future."""
+    notebook.run(ACTOR.replace("rank == 1", "__import__('os').environ['RANK'] == '1'"))
+    notebook.run(SLOW_TO_SEND)
+    text = notebook.text_interrupted(f"sleeper.spin.call({fifo!r}).get()", fifo)
+    notebook.run("Transport.post_all = post_all")
+    assert "KeyboardInterrupt" in text
+    assert set(notebook.text("list(sleeper.count.call().get(30).values())")) <= set("[0, 1]")

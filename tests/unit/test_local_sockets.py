@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from monarch_nb._wire.local_sockets import (
     BUFFER_BYTES,
@@ -369,3 +370,23 @@ def test_the_rest_of_a_message_whose_beginning_another_has_read_is_dropped(
     assert mailbox.messages == [b"\3after"]
     connection.close()
     sender.close()
+
+
+def test_closing_ends_a_receive_that_waits_however_late_the_kernel_wakes_it(path: str) -> None:
+    receiver = LocalReceiver(path)
+    epoll_fd = receiver.fileno()
+    thread = threading.Thread(target=receiver.receive, args=(-1.0, deque()), daemon=True)
+    thread.start()
+    wait_until(lambda: _is_asleep(thread), "a thread that waits in the kernel")
+    receiver.close()
+    thread.join(T)
+    assert not thread.is_alive()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(epoll_fd)
+    with pytest.raises(ValueError, match="closed"):
+        receiver.receive(0.0, deque())
+
+
+def _is_asleep(thread: threading.Thread) -> bool:
+    """Say whether the kernel has a thread wait."""
+    return Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()[0] == "S"

@@ -5,8 +5,13 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from waiting import wait_until
+
+from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._transport.transport import Transport
 from monarch_nb._wire import address
+from monarch_nb._wire.message import Message
+from monarch_nb.exceptions import TransportClosed
 
 PATIENCE_S = 60.0
 NUM_TRIES = 20
@@ -57,3 +62,31 @@ def test_who_comes_second_does_not_wait_for_who_closes(tmp_path: Path) -> None:
     transport.on_close.append(on_close)
     transport.close()
     assert transport.closed and returned == [True]
+
+
+def test_closing_lets_all_go_that_wait_for_mail(tmp_path: Path) -> None:
+    """One of them reads the socket, the others are parked."""
+    for _ in range(NUM_TRIES):
+        transport = Transport(address.new_client_id(), str(tmp_path))
+        transport.start()
+        told: list[TransportClosed] = []
+        threads = [threading.Thread(target=_wait, args=(transport, told), daemon=True) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        reader = transport.reader
+        wait_until(
+            lambda reader=reader: reader._reading and len(reader._followers) == 2, "a leader and two others"
+        )
+        transport.close()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+        assert len(told) == 3
+
+
+def _wait(transport: Transport, told: list[TransportClosed]) -> None:
+    inbox: Inbox[Message] = Inbox()
+    try:
+        inbox.take_message(transport)
+    except TransportClosed as error:
+        told.append(error)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from msgspec import to_builtins
@@ -345,6 +346,8 @@ class Supervisor:
             output.close()
         rank.outputs.clear()
         stopped = rank.state == ProcState.STOPPING
+        words = self._take_last_words(rank.proc)
+        reason = reason or ("" if stopped else words)
         rank.state = ProcState.STOPPED if stopped else ProcState.LOST
         signaled = status is not None and status.si_code != os.CLD_EXITED
         if (
@@ -369,6 +372,16 @@ class Supervisor:
                 last_lines=b"".join(rank.tail).decode(errors="replace"),
             )
         )
+
+    def _take_last_words(self, proc: int) -> str:
+        """Return why a rank has ended, if it said so, and forget it: its successor has the same path."""
+        path = Path(address.last_words_path(self._directory, proc))
+        try:
+            found = path.read_text(errors="replace")
+            path.unlink()
+        except OSError:
+            return ""
+        return found
 
     def signal(self, procs: list[int], number: int) -> None:
         """Send a signal to ranks (not to their child processes)."""

@@ -6,6 +6,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from monarch_nb.actor.checked import checks_arguments
 from monarch_nb.actor.proc_mesh import check_alive
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.mesh.tasks.executor import MeshExecutor
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
+@checks_arguments("function")
 class Tasks:
     """Give tasks to whichever rank of a mesh is free: `mesh.map(...)` is `mesh.tasks.map(...)`."""
 

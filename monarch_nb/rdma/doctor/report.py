@@ -255,10 +255,10 @@ def diagnose(
     )
 
 
-def _chosen(mesh: Mesh, ranks: str | Sequence[int]) -> tuple[int, ...]:
-    if not ranks:
+def _chosen(mesh: Mesh, ranks: str | Sequence[int] | None) -> tuple[int, ...]:
+    if ranks is None or (isinstance(ranks, Sequence) and not ranks):
         return ()
-    return mesh.select(ranks if isinstance(ranks, str) else ",".join(map(str, ranks)))
+    return mesh.select(ranks)
 
 
 def _probe_ranks(mesh: Mesh, ranks: Sequence[int]) -> tuple[dict[int, ProbeResult], dict[int, str]]:
