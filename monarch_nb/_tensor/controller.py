@@ -17,7 +17,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch_nb._rank.tensor.private import decompositions, item_op, restride, schema_of, version_of
+from monarch_nb._rank.tensor.private import (
+    decompositions,
+    item_op,
+    module_of_op,
+    restride,
+    schema_of,
+    version_of,
+)
 from monarch_nb._rank.tensor.protocol import (
     FIRST_PLAN,
     NOT_BEGUN,
@@ -364,7 +371,7 @@ class Engine:
             (SINGLE,) if slots and _is_single(func) else tuple(slots), writes,
             None if meta.placements is None else meta.grid.number, outcome.is_whole, is_random,
             tuple(p.placements for p in outputs if isinstance(p, Meta)) if outcome.is_whole else (),
-            self._members(meta.grid),
+            self._members(meta.grid), module_of_op(func),
         ))  # fmt: skip
         return plan
 
@@ -383,7 +390,14 @@ class Engine:
             self._own_plans[key] = plan
             template = TemplateMaker(is_tensor, travels=False).of(args, kwargs)
             self.stream.define(
-                Definition(plan.number, str(func), *template, outputs=(SINGLE,), ranks=self._members(grid))
+                Definition(
+                    plan.number,
+                    str(func),
+                    *template,
+                    outputs=(SINGLE,),
+                    ranks=self._members(grid),
+                    module=module_of_op(func),
+                )
             )
         made: Tensor = self._command(plan, (), ())
         return made

@@ -19,6 +19,7 @@ from monarch_nb._rank.tensor.private import dispatcher, random_ops, schema_of
 from monarch_nb._rank.tensor.strategies import has_rule
 from monarch_nb._tensor.metadata import Grid, Meta, Placements, intern
 from monarch_nb._tensor.plan import HIDDEN_WRITES
+from monarch_nb.exceptions import WrongTensor
 
 aten = torch.ops.aten
 _WHOLE = frozenset({
@@ -142,7 +143,12 @@ class Propagation:
     def _results(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         with self._fake:
             like_args, like_kwargs = pytree.tree_map(self._as_fake, (tuple(args), dict(kwargs)))
-            return _flat(func(*like_args, **like_kwargs))
+            found = _flat(func(*like_args, **like_kwargs))
+        if any(isinstance(each, torch.Tensor) and each.layout != torch.strided for each in found):
+            raise WrongTensor(
+                f"{func} makes a sparse tensor; tensors of a mesh are dense. Bring the tensor here: x.full()"
+            )
+        return found
 
     def _as_fake(self, value: Any) -> Any:
         if not self._is_tensor(value):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import functools
+import importlib
 import logging
 import queue
 import struct
@@ -17,7 +18,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from contextlib import suppress
+from operator import attrgetter
+from typing import Any, Final, cast
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -161,7 +164,7 @@ class Executor:
         return first
 
     def _operation(self, plan: Definition) -> Callable[..., Any]:
-        op = self._own.get(plan.op) or _resolve(plan.op)
+        op = self._own.get(plan.op) or _resolve(plan.op, plan.module)
         mesh = None if plan.grid is None else self._meshes.by_number[plan.grid]
         if plan.op.startswith("own."):
             return op
@@ -447,11 +450,29 @@ def _described(value: Any) -> Any:
     return Described(tuple(value.shape), tuple(value.stride()), value.dtype, placements)
 
 
-def _resolve(name: str) -> Callable[..., Any]:
-    found: Any = torch.ops
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found  # type: ignore[no-any-return]
+def _resolve(name: str, module: str) -> Callable[..., Any]:
+    """Return an operation by its name; one that a module registers is there once that is imported.
+
+    Raises:
+        LookupError: if this process doesn't know the operation.
+    """
+    if module not in ("", "__main__"):
+        with suppress(ImportError):
+            importlib.import_module(module)
+    try:
+        return cast("Callable[..., Any]", attrgetter(name)(torch.ops))
+    except AttributeError:
+        raise LookupError(_unknown_op(name, module)) from None
+
+
+def _unknown_op(name: str, module: str) -> str:
+    op = "::".join(name.split(".")[:2])
+    if module not in ("", "__main__"):
+        return f"{op} isn't registered on this rank, and module {module!r}, which does that, is missing there"
+    return (
+        f"{op} isn't registered on this rank. Register it there, too: run the cell that does so with "
+        "%%mesh --always, as new and healed ranks will"
+    )
 
 
 def words_of(batch: Batch) -> array.array[int]:

@@ -37,6 +37,15 @@ is_meta_included: Any = attrgetter("_C._meta_in_tls_dispatch_include")(torch)
 include_meta: Any = attrgetter("_C._set_meta_in_tls_dispatch_include")(torch)
 keeps_graph: Any = attrgetter("_C._autograd._get_current_graph_task_keep_graph")(torch)
 ranks_of_groups: Any = attrgetter("_world.pg_group_ranks")(_c10d)
+_custom_ops: Any = attrgetter("_library.custom_ops.OPDEFS")(torch)
+
+
+def module_of_op(func: Any) -> str:
+    """Return the Python module that registers a custom operation; empty for torch's own and for those of
+    which nobody knows.
+    """
+    found = _custom_ops.get(schema_of(func).name)
+    return "" if found is None else str(attrgetter("_init_fn.__module__")(found))
 
 
 def is_replicated(value: DTensor) -> bool:

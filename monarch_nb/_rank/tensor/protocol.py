@@ -78,6 +78,7 @@ class Definition:
         is_random: it draws random numbers; its last scalar is the seed.
         placements: of each output, only for operations on whole tensors.
         ranks: which ranks do it; () for all.
+        module: Python module that registers the operation; empty for torch's own.
     """
 
     plan: int
@@ -93,6 +94,7 @@ class Definition:
     is_random: bool = False
     placements: tuple[Any, ...] = ()
     ranks: tuple[int, ...] = ()
+    module: str = ""
 
     @property
     def num_words(self) -> int:

@@ -69,6 +69,8 @@ def in_place(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -
 
 
 def _part(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -> DTensor:
+    if whole.layout != torch.strided:
+        raise TypeError("the result is sparse; tensors of a mesh are dense. Bring the tensor here: x.full()")
     splits = any(not each.is_replicate() for each in placements)
     return place(whole.contiguous() if splits else whole, mesh, placements)
 
