@@ -1,18 +1,19 @@
 """Sharding strategies of operations that torch has no rule for. The controller and the ranks register the
 same ones, since they must agree.
 
-Attention on CPUs: batches and heads are independent of each other.
+Most are of `rules`. Attention on CPUs: batches and heads are independent of each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from monarch_nb._rank.tensor.private import attention_on_cpu, attention_on_cpu_backward, dispatcher
+from monarch_nb._rank.tensor.private import attention_on_cpu, attention_on_cpu_backward, dispatcher, schema_of
+from monarch_nb._rank.tensor.rules import RULES, Rule, is_spec
 
 
 def has_rule(op: Any) -> bool:
@@ -37,7 +38,39 @@ def _alike(num_outputs: int, num_inputs: int) -> Callable[..., Any]:
     return layouts
 
 
+def _by_rule(rule: Rule, num_outputs: int) -> Callable[..., Any]:
+    """Return torch's form of a rule: with the layout in which everything is whole, and None for arguments
+    that are no tensors.
+    """
+
+    def layouts(*args: Any, **kwargs: Any) -> Any:
+        num_inputs = sum(map(is_spec, args))
+        whole = ([Replicate()] * num_outputs, [Replicate()] * num_inputs)
+        return [(list(out), _spread(ins, args)) for out, ins in (whole, *rule(*args, **kwargs))]
+
+    return layouts
+
+
+def _spread(placements: Sequence[Placement], args: Sequence[Any]) -> list[Placement | None]:
+    left = iter(placements)
+    return [next(left) if is_spec(each) else None for each in args]
+
+
+def _note_arguments(op: Any) -> None:
+    """Have layouts looked up anew where any argument differs: torch expects that of the first int on only."""
+    arguments = schema_of(op).arguments
+    positional = [each for each in arguments if not each.kwarg_only]
+    others = [n for n, each in enumerate(positional) if "Tensor" not in str(each.type)]
+    info = dispatcher.sharding_propagator.op_to_schema_info[op]
+    info.static_argnum = others[0] if others else len(positional)
+    info.static_kwargkey = [each.name for each in arguments if each.kwarg_only] or None
+
+
 def _register() -> None:
+    for op, rule in RULES.items():
+        if not has_rule(op):
+            register_sharding(op)(_by_rule(rule, len(schema_of(op).returns)))
+            _note_arguments(op)
     if not has_rule(attention_on_cpu):
         register_sharding(attention_on_cpu)(_alike(2, 3))
     if not has_rule(attention_on_cpu_backward):

@@ -1,0 +1,253 @@
+"""Sharding rules of operations that torch has none for, by what they do to dimensions. `strategies` registers
+them.
+
+A rule gets an operation's arguments, with `DTensorSpec`s in place of tensors, and returns layouts over one
+axis of the mesh: pairs of the placements of all outputs, and of all inputs that are tensors. That each rank
+may have the whole of everything is always one, and isn't in the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+
+Layouts = Iterable[tuple[Sequence[Placement], Sequence[Placement]]]
+Rule = Callable[..., Layouts]
+
+_aten = torch.ops.aten
+_WHOLE = Replicate()
+
+
+def is_spec(value: Any) -> bool:
+    """Say whether an argument stands for a tensor."""
+    return hasattr(value, "tensor_meta")
+
+
+def _specs(args: Sequence[Any]) -> list[Any]:
+    return [each for each in args if is_spec(each)]
+
+
+def _wrapped(dim: int, ndim: int) -> int:
+    return dim + ndim if dim < 0 else dim
+
+
+# --- elementwise
+
+
+def _elementwise(num_outputs: int) -> Rule:
+    """Return the rule of operations on elements, whose inputs may have fewer dimensions or a size of 1."""
+
+    def rule(*args: Any, **_: Any) -> Layouts:
+        specs = _specs(args)
+        shape = torch.broadcast_shapes(*(each.shape for each in specs))
+        for dim, size in enumerate(shape):
+            if size > 1:
+                yield [Shard(dim)] * num_outputs, [_part(each, dim, shape) for each in specs]
+
+    return rule
+
+
+def _part(spec: Any, dim: int, shape: Sequence[int]) -> Placement:
+    """Return the placement of an input whose element at `dim` of the result's shape is needed."""
+    own = dim - (len(shape) - spec.ndim)
+    return Shard(own) if own >= 0 and spec.shape[own] > 1 else _WHOLE
+
+
+def _loss_with_logits(*args: Any, reduction: int = 1) -> Layouts:
+    """Return the layouts of binary_cross_entropy_with_logits: an elementwise loss, and its mean or sum."""
+    reduction = args[4] if len(args) > 4 else reduction
+    specs = _specs(args)
+    for (out,), ins in _elementwise(1)(*specs):
+        assert isinstance(out, Shard)
+        if reduction == 0:
+            yield [out], ins
+        elif reduction == 2:
+            yield [Partial("sum")], ins
+        elif specs[0].shape[out.dim] % specs[0].mesh.size() == 0:  # else parts would count alike
+            yield [Partial("avg")], ins
+
+
+# --- dimension by dimension
+
+
+def _leading(num_trailing: int) -> Rule:
+    """Return the rule of operations that change the last dimensions, and leave the others as they are."""
+
+    def rule(spec: Any, *_: Any, **__: Any) -> Layouts:
+        return [([Shard(dim)], [Shard(dim)]) for dim in range(spec.ndim - num_trailing)]
+
+    return rule
+
+
+def _all_but(spec: Any, dim: int, *_: Any, **__: Any) -> Layouts:
+    """Return the layouts of an operation along one dimension, which stays: the others are independent."""
+    along = _wrapped(dim, spec.ndim)
+    return [([Shard(d)], [Shard(d)]) for d in range(spec.ndim) if d != along]
+
+
+def _glu(spec: Any, dim: int = -1) -> Layouts:
+    return _all_but(spec, dim)
+
+
+def _glu_backward(gradient: Any, spec: Any, dim: int) -> Layouts:
+    return [(out, [*ins, *ins]) for out, ins in _all_but(spec, dim)]
+
+
+def _scattered(*args: Any, **_: Any) -> Layouts:
+    """Return the layouts of scatter: other dimensions are independent where all have the same size."""
+    (target, along, index, source) = args[:4]
+    for dim in range(target.ndim):
+        sizes = {each.shape[dim] for each in (target, index, source) if each.ndim}
+        if dim != _wrapped(along, target.ndim) and len(sizes) == 1:
+            yield [Shard(dim)], [Shard(dim)] * 3
+
+
+def _indexed(target: Any, along: int, index: Any, source: Any, **_: Any) -> Layouts:
+    """Return the layouts of index_add and index_copy: each slice along the dimension has one index."""
+    for dim in range(target.ndim):
+        if dim != _wrapped(along, target.ndim) and source.ndim == target.ndim:
+            yield [Shard(dim)], [Shard(dim), _WHOLE, Shard(dim)]
+
+
+# --- copies of views
+
+
+def _moved(where: Callable[..., Sequence[int | None]]) -> Rule:
+    """Return the rule of an operation that moves dimensions; `where`: to which one each goes."""
+
+    def rule(spec: Any, *args: Any, **_: Any) -> Layouts:
+        for dim, to in enumerate(where(spec, *args)):
+            if to is not None and spec.shape[dim] > 1:
+                yield [Shard(to)], [Shard(dim)]
+
+    return rule
+
+
+def _permuted(spec: Any, dims: Sequence[int]) -> Sequence[int | None]:
+    order = [_wrapped(dim, spec.ndim) for dim in dims]
+    return [order.index(dim) for dim in range(spec.ndim)]
+
+
+def _transposed(spec: Any, one: int = 0, other: int = -1) -> Sequence[int | None]:
+    found: list[int | None] = list(range(spec.ndim))
+    if found:
+        a, b = _wrapped(one, spec.ndim), _wrapped(other, spec.ndim)
+        found[a], found[b] = b, a
+    return found
+
+
+def _unsqueezed(spec: Any, dim: int) -> Sequence[int | None]:
+    new = _wrapped(dim, spec.ndim + 1)
+    return [each + (each >= new) for each in range(spec.ndim)]
+
+
+# --- sums of parts
+
+
+def _reduced(num_outputs: int) -> Rule:
+    """Return the rule of a reduction of some dimensions, over which nothing is sharded."""
+
+    def rule(spec: Any, *args: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Layouts:
+        lists = [each for each in args if isinstance(each, (list, tuple))]
+        dims = lists[0] if lists else dim
+        if dims is None:
+            return
+        keepdim = keepdim or True in [each for each in args if isinstance(each, bool)]
+        over = {_wrapped(d, spec.ndim) for d in ([dims] if isinstance(dims, int) else dims)} or set(
+            range(spec.ndim)
+        )
+        for each in range(spec.ndim):
+            if each not in over:
+                to = each if keepdim else each - sum(d < each for d in over)
+                yield [Shard(to)] * num_outputs, [Shard(each)]
+
+    return rule
+
+
+def _mv(matrix: Any, vector: Any) -> Layouts:
+    return [([Shard(0)], [Shard(0), _WHOLE]), ([Partial()], [Shard(1), Shard(0)])]
+
+
+def _addmv(bias: Any, matrix: Any, vector: Any, **_: Any) -> Layouts:
+    return [([Shard(0)], [_part(bias, 0, matrix.shape[:1]), Shard(0), _WHOLE])]
+
+
+def _addr(added: Any, column: Any, row: Any, **_: Any) -> Layouts:
+    shape = (column.shape[0], row.shape[0])
+    return [
+        ([Shard(0)], [_part(added, 0, shape), Shard(0), _WHOLE]),
+        ([Shard(1)], [_part(added, 1, shape), _WHOLE, Shard(0)]),
+    ]
+
+
+def _vdot(one: Any, other: Any) -> Layouts:
+    return [([Partial()], [Shard(0), Shard(0)])]
+
+
+def _counted(spec: Any, dim: int | None = None) -> Layouts:
+    return [] if dim is not None else [([Partial()], [Shard(each)]) for each in range(spec.ndim)]
+
+
+def _first_alone(first: Any, *_: Any, **__: Any) -> Layouts:
+    """Return the layouts of a look-up of each element of the first input in the second, which is whole."""
+    return [([Shard(dim)], [Shard(dim), _WHOLE]) for dim in range(first.ndim)]
+
+
+def _last_alone(table: Any, last: Any, *_: Any, **__: Any) -> Layouts:
+    """Return the layouts of a look-up of each element of the second input in a line, which is whole."""
+    return [([Shard(dim)], [_WHOLE, Shard(dim)]) for dim in range(last.ndim)] if _is_line(table) else []
+
+
+def _is_line(spec: Any) -> bool:
+    return bool(spec.ndim <= 1)
+
+
+def _taken(table: Any, index: Any) -> Layouts:
+    return [([Shard(dim)], [_WHOLE, Shard(dim)]) for dim in range(index.ndim)]
+
+
+RULES: dict[Any, Rule] = {
+    **dict.fromkeys(
+        (
+            _aten.rsub.Tensor, _aten.rsub.Scalar, _aten.floor_divide.default, _aten.floor_divide.Scalar,
+            _aten.complex.default, _aten.polar.default, _aten._conj_physical.default, _aten.fill.Scalar,
+            _aten.alias_copy.default, _aten.masked_fill.Tensor, _aten.hardswish.default,
+            _aten.hardswish_backward.default, _aten._prelu_kernel.default,
+        ),
+        _elementwise(1),
+    ),
+    _aten._prelu_kernel_backward.default: _elementwise(2),
+    _aten.binary_cross_entropy_with_logits.default: _loss_with_logits,
+    _aten.channel_shuffle.default: _leading(3),
+    _aten.pixel_shuffle.default: _leading(3),
+    _aten.pixel_unshuffle.default: _leading(3),
+    _aten.im2col.default: _leading(3),
+    **dict.fromkeys((_aten.reflection_pad1d.default, _aten.replication_pad1d.default), _leading(1)),
+    **dict.fromkeys((_aten.reflection_pad2d.default, _aten.replication_pad2d.default), _leading(2)),
+    **dict.fromkeys((_aten.reflection_pad3d.default, _aten.replication_pad3d.default), _leading(3)),
+    **dict.fromkeys((_aten.unfold.default, _aten.unfold_copy.default, _aten.narrow_copy.default), _all_but),
+    _aten.glu.default: _glu,
+    _aten.glu_backward.default: _glu_backward,
+    _aten.permute_copy.default: _moved(_permuted),
+    _aten.transpose_copy.int: _moved(_transposed),
+    _aten.t_copy.default: _moved(_transposed),
+    _aten.unsqueeze_copy.default: _moved(_unsqueezed),
+    _aten.mv.default: _mv,
+    _aten.addmv.default: _addmv,
+    _aten.addr.default: _addr,
+    _aten.vdot.default: _vdot,
+    _aten.count_nonzero.default: _counted,
+    _aten.std_mean.correction: _reduced(2),
+    _aten.aminmax.default: _reduced(2),
+    _aten.norm.ScalarOpt_dim: _reduced(1),
+    _aten.index_add.default: _indexed,
+    _aten.index_copy.default: _indexed,
+    _aten.scatter.reduce: _scattered,
+    _aten.scatter_reduce.two: _scattered,
+    _aten.isin.Tensor_Tensor: _first_alone,
+    _aten.searchsorted.Tensor: _last_alone,
+    _aten.take.default: _taken,
+}  # fmt: skip
