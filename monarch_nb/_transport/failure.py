@@ -32,6 +32,7 @@ MAX_NAME = 1_000
 MAX_TRACEBACK = 60_000
 MAX_FRAMES = 40
 """Deeper stacks are cut in the middle."""
+_MAX_CAUSES = 10
 MAX_EXCEPTION_BYTES = 1 << 20
 """Larger exceptions are described, and not sent."""
 
@@ -153,11 +154,14 @@ def traceback_of(error: BaseException) -> str:
 
 
 def _has_users_frame(error: BaseException | None) -> bool:
-    trace = trace_of(error) if error is not None else None
-    while trace is not None:
-        if owner_of_file(trace.tb_frame.f_code.co_filename) in (Owner.USER, Owner.EXECUTED):
-            return True
-        trace = trace.tb_next
+    """Say whether code of the user's has raised an error, or one of its causes."""
+    for _ in range(_MAX_CAUSES):
+        if error is None:
+            return False
+        for frame, _ in traceback.walk_tb(trace_of(error)):
+            if owner_of_file(frame.f_code.co_filename) in (Owner.USER, Owner.EXECUTED):
+                return True
+        error = error.__cause__
     return False
 
 

@@ -429,7 +429,8 @@ def test_strange_messages_to_a_warm_controller(folder: Path) -> None:
     silent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     silent.connect(path)
     program = Program(folder)
-    assert program.report()["controller"] == kept.controller.pid
+    report = program.report()
+    assert report.get("controller") == kept.controller.pid, report
     program.end()
     for fd in [*fds, write_end]:
         os.close(fd)
