@@ -59,7 +59,7 @@ class Handshake(Protocol):
     number: int
 
     def receive(self, data: bytes) -> bytes:
-        """Go on.
+        """Process received bytes, and return the bytes to send.
 
         Raises:
             Stranger: if the other side doesn't know the secret.
@@ -139,10 +139,10 @@ class PendingConnection:
         self._got = b""
 
     def proceed(self) -> bool:
-        """Read the bytes that have come; return whether both sides have proven themselves.
+        """Read the bytes that have arrived; return whether both sides have authenticated.
 
         Raises:
-            OSError: if not, and never will.
+            OSError: if the handshake has failed.
         """
         data = self.sock.recv(self.handshake.wanted - len(self._got))
         if not data:
