@@ -150,8 +150,8 @@ class Kubernetes(Engine):
         return Look(State.QUEUED, f"{reason}: {message}" if message else reason, _STUCK[reason], nodes=nodes)
 
     def _queued(self, api: Api, job: Job, pods: list[Pod]) -> Look:
-        """Explain why pods have no nodes: in the scheduler's words, or in those of the controller that may
-        not create them.
+        """Return the state of pods without nodes, with the reason that the scheduler gives, or the controller
+        that isn't allowed to create them.
         """
         messages = [
             c.message or c.reason or ""
@@ -235,7 +235,9 @@ def _wrong_values(spec: HostSpec) -> list[str]:
 
 
 def _too_few(spec: HostSpec, nodes: list[Node]) -> list[str]:
-    """Explain that waiting is useless: the cluster has too few nodes of the kind, even when all are free."""
+    """Return the error if the cluster has too few matching nodes even when all are free, so that waiting is
+    useless.
+    """
     if not nodes or spec.own_value("autoscale") == "true" or spec.own_value("same_node") == "true":
         return []
     fitting = [node for node in nodes if _fits(spec, node)]
@@ -265,7 +267,9 @@ def _waiting(pod: Pod) -> list[tuple[str, str]]:
 
 
 def _last_words(pod: Pod) -> list[str]:
-    """Return the last output of a pod's launcher, if it has failed; and why Kubernetes has ended it."""
+    """Return the last output of a pod's launcher if it failed, and the reason why Kubernetes ended the
+    pod.
+    """
     name = pod.spec.node_name or pod.metadata.name
     if pod.status.phase == "Failed" and pod.status.reason:
         return [f"node {name}: {pod.status.reason}: {pod.status.message or ''}".rstrip(": ")]
