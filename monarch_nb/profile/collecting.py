@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def collect(mesh: Mesh, result: CellResult, request: ProfileRequest) -> Profile:
-    """Fetch the profile of a cell that is over, whichever way it ended, and write its files."""
+    """Fetch the profile of a cell that has ended, successfully or not, and write its files."""
     living = set(mesh.living_ranks())
     lost = tuple(r for r in request.ranks if r not in living)
     stuck = tuple(r for r in request.ranks if r in result.unfinished)

@@ -51,7 +51,9 @@ class ReplayBuffer(Actor):
 
     @concurrent_endpoint
     async def add(self, value: Any, version: int = 0) -> int:
-        """Add a rollout, once consumers have followed; return how many it holds."""
+        """Add a rollout, waiting until consumers have caught up; return the number of rollouts in the
+        buffer.
+        """
         async with self._changed:
             self._num_held_back += 1
             try:
@@ -70,10 +72,10 @@ class ReplayBuffer(Actor):
 
     @concurrent_endpoint
     async def sample(self, num: int) -> list[Rollout]:
-        """Return random rollouts, once it holds enough.
+        """Return random rollouts, waiting until the buffer holds enough.
 
         Raises:
-            MeshUsageError: if it can never hold so many.
+            MeshUsageError: if `num` exceeds the capacity.
         """
         check_count("sample", "num", num)
         if num > (self._held.maxlen or num):
@@ -92,7 +94,7 @@ class ReplayBuffer(Actor):
 
     @endpoint
     def state(self) -> QueueState:
-        """Return how it is."""
+        """Return the state of the buffer: numbers of rollouts and of waiting calls."""
         return QueueState(
             len(self._held), self._num_added, self._num_sampled, 0, self._num_held_back, self._num_waiting,
             is_closed=False,

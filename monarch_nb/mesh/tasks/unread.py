@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 
 def say_unread(what: str, errors: Sequence[BaseException]) -> None:
-    """Warn of failed tasks whose results were dropped.
+    """Print a warning about failed tasks whose results were dropped without being read.
 
     Args:
-        what: names it, as in `the map of train`.
-        errors: the first one is told.
+        what: the description of the work, such as `the map of train`.
+        errors: the errors; the first one is printed.
     """
     if sys.stderr is None:  # the interpreter ends
         return
