@@ -34,7 +34,7 @@ def live_engines() -> list[Engine]:
 
 
 def ranks_of(procs: ProcMesh) -> tuple[int, ...]:
-    """Return which ranks of their engine processes are."""
+    """Return the ranks of processes in their engine."""
     placement = placement_of(procs)
     return tuple(map(_key(procs)[2].index, placement.procs))
 
