@@ -176,7 +176,7 @@ class DataPlane:
             elif forced or path.concerns(handle, local):
                 why_not[name] = reason
         reasons = "; ".join(f"{name}: {why}" for name, why in why_not.items())
-        raise PathFailed(f"no way between {self.owner} and {handle}: {reasons}")
+        raise PathFailed(f"no path moves bytes between {self.owner} and {handle}: {reasons}")
 
     @staticmethod
     def _forbidden(path: Path, handle: Handle) -> str:

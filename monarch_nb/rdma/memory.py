@@ -120,7 +120,9 @@ def dtype_name(tensor: Any) -> str:
 
 def _of_array(array: Any, what: str) -> Memory:
     if array.dtype.hasobject:
-        raise MeshUsageError(f"{what} is an array of Python objects; its memory means nothing elsewhere")
+        raise MeshUsageError(
+            f"{what} is an array of Python objects; its memory holds pointers of this process"
+        )
     address, read_only = array.__array_interface__["data"]
     layout = Layout(tuple(array.shape), tuple(array.strides), array.itemsize)
     return _placed(address, layout, array.dtype.name, "array", "cpu", "", read_only, array)

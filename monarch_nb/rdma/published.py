@@ -305,7 +305,7 @@ def _cover(name: str, box: Box, source: Tensor) -> Iterator[tuple[Shard, Box]]:
     if missing:
         raise MeshUsageError(
             f"{name}: the part from {missing[0].start}, {_shape(missing[0].shape)}, was published by "
-            "no rank: give load_into what all ranks have published"
+            "no rank: give load_into the results of publish() on all ranks"
         )
 
 

@@ -130,7 +130,7 @@ def _itemsize(dtype: Any, as_tensor: bool) -> int:
 
         found = torch.get_default_dtype() if dtype is None else dtype
         if not isinstance(found, torch.dtype):
-            raise MeshUsageError(f"dtype={dtype!r}: a tensor wants a torch.dtype, such as torch.float32")
+            raise MeshUsageError(f"dtype={dtype!r}: a tensor needs a torch.dtype, such as torch.float32")
         return int(found.itemsize)
     import numpy
 

@@ -57,7 +57,7 @@ class Table:
                 self._num_used += 1
             else:
                 raise TableFull(
-                    f"{NUM_SLOTS} buffers are registered in this process: drop() those that are done with"
+                    f"{NUM_SLOTS} buffers are registered in this process: drop() those no longer needed"
                 )
             key = secrets.randbits(63) | 1
             self._keys[slot] = key

@@ -109,7 +109,8 @@ def _own(counters: Sequence[RDMABuffer]) -> Any:
         )
     if found is None:
         raise MeshUsageError(
-            "updating: this process hasn't published this model, or has dropped it: whoever publishes writes"
+            "updating: this process hasn't published this model, or has dropped it: only a process that "
+            "publishes a model can update it"
         )
     return found
 
@@ -237,7 +238,7 @@ def _late(states: Sequence[tuple[int, int]], at_least: int | None) -> str:
     wanted = "one version that all publishers hold" if at_least is None else f"version {at_least}"
     writing_now = sum(begun != done for begun, done in states)
     more = f"; {writing_now} of {len(states)} publishers are writing" if writing_now else ""
-    return f"{wanted} wasn't there in time: publishers hold {', '.join(map(str, done))}{more}"
+    return f"{wanted} wasn't published in time: publishers hold {', '.join(map(str, done))}{more}"
 
 
 def _read(counters: Sequence[RDMABuffer], deadline: float | None) -> list[tuple[int, int]]:

@@ -130,7 +130,7 @@ def _place_and_bind(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: floa
             mesh,
             timeout,
             deadline,
-            f"{name!r} is set later, if the buffer is still there then",
+            f"{name!r} is set later, if the buffer still exists then",
         )
     finally:
         release(rooms)
@@ -182,7 +182,7 @@ def lead(
             len(mesh), _TOGETHER_S
         ):  # some ranks are busy with a cell, or have failed
             barrier.open()
-            _await(bound, mesh, timeout, deadline, f"{name!r} is as it was")
+            _await(bound, mesh, timeout, deadline, f"{name!r} is unchanged")
     except BaseException:
         barrier.close()
         raise
@@ -204,8 +204,8 @@ def _await(
         if left_s <= 0:
             late = placement_of(mesh).ranks_among(bound.at_work())
             raise TransferTimeout(
-                f"{name_ranks(late)} did not take it within {timeout:g} s: busy with something else? "
-                f"The others have it; there {otherwise}"
+                f"{name_ranks(late)} did not receive it within {timeout:g} s; is the main thread busy? "
+                f"The other ranks have it; on {name_ranks(late)}, {otherwise}"
             )
     raise RDMAError(LEFT)
 
@@ -217,5 +217,5 @@ def bind_when_filled(name: str, location: ArrayLocation, barrier: BarrierAddress
     """Map the array that is being filled on this rank, and define the variable once it is complete."""
     found = location.open()
     if not wait_at(barrier):
-        raise RDMAError(f"who filled {name!r} for this machine has failed; the variable is as it was")
+        raise RDMAError(f"the rank that copied {name!r} to this machine failed; the variable is unchanged")
     process_context.this_rank().namespace[name] = found

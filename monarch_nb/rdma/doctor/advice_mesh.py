@@ -112,12 +112,12 @@ def _apart(probes: ProbeResults, _: Measurements) -> Iterator[Advice]:
             yield Advice(
                 CHANGE,
                 "ranks of one machine can't see each other",
-                ("they are other users, or in containers of their own: bytes between them go by a network"),
+                ("they run as different users or in separate containers: bytes go over the network"),
                 "run them as one user in one container, or with docker run --pid=host --ipc=host ...",
                 tuple(ranks),
             )
         elif len({p.ipc for p in places}) > 1 and any(_has_gpus(probes[r]) for r in ranks):
-            why = "CUDA opens no memory of another IPC namespace"
+            why = "CUDA can't open memory of another IPC namespace"
             yield Advice(
                 CHANGE,
                 "ranks of one machine are in several IPC namespaces",
@@ -205,7 +205,7 @@ _BROKEN = {
         "/proc/sys/net/ipv4/ip_local_port_range"
     ),
     "verbs": (
-        "try it without us: ib_read_bw -d DEVICE on one host, ib_read_bw -d DEVICE HOST on the other "
+        "test without monarch_nb: ib_read_bw -d DEVICE on one host, ib_read_bw -d DEVICE HOST on the other "
         "(apt install perftest)"
     ),
 }

@@ -167,7 +167,7 @@ class Report:
 
     def _remarks(self) -> list[tuple[str, str]]:
         """Return lines of text, each with the command to type next."""
-        silent = [(f"rank {rank} was not looked at: {why}", "") for rank, why in sorted(self.silent.items())]
+        silent = [(f"rank {rank} was not probed: {why}", "") for rank, why in sorted(self.silent.items())]
         return [
             *silent,
             *((f"note: {a}", a.next) for a in self.of(NOTE)),

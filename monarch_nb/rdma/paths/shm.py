@@ -164,7 +164,7 @@ class ShmPath(Path):
                 raise gone(handle, f"{handle.owner} has ended, or was started anew") from None
             except PermissionError as error:
                 raise PathUnavailable(
-                    f"the system doesn't let us look into {handle.owner}: {error.strerror}"
+                    f"the system forbids access to the memory of {handle.owner}: {error.strerror}"
                 ) from None
             with self._lock:
                 while len(self._peers) >= MAX_PEERS:
@@ -218,7 +218,7 @@ class ShmPath(Path):
         except OSError as error:
             if error.errno in _REFUSED:
                 raise PathUnavailable(
-                    f"the system doesn't let us open memory of {owner}: {error.strerror}"
+                    f"the system forbids opening memory of {owner}: {error.strerror}"
                 ) from None
             raise gone(handle, f"{owner} has freed it, or has ended") from None
         try:

@@ -150,7 +150,7 @@ class Serving:
                 self._sock.close()
 
     def _wait(self, idle: int) -> None:
-        raise wire.Broken("nothing came for a while" if self._idle else "the other side has stopped")
+        raise wire.Broken("no request arrived for a while" if self._idle else "the other side has stopped")
 
     def _do(self, request: wire.Request) -> None:
         try:

@@ -120,7 +120,7 @@ def receive_request(sock: socket.socket, wait: Wait) -> Request:
     head = received(sock, _REQUEST.size + _CHECK.size, wait)
     magic, op, num, tag, key, slot, offset, nbytes = _REQUEST.unpack_from(head)
     if magic != _MAGIC or op not in (OP_READ, OP_WRITE) or not 0 < num <= MAX_STRETCHES:
-        raise Broken("what came is no request")
+        raise Broken("the received bytes are no request")
     rest = received(sock, 16 * (num - 1), wait)
     if zlib.crc32(rest, zlib.crc32(head[: _REQUEST.size])) != _CHECK.unpack_from(head, _REQUEST.size)[0]:
         raise Broken("a request changed on its way")

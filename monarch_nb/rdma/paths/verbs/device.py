@@ -111,7 +111,7 @@ def why_none(ports: Sequence[Port], names: str, nodes: Path = NODES) -> str:
         return "there's no RDMA device on this machine"
     allowed = permitted(ports, names)
     if not allowed:
-        return f"{VARIABLE}={names} leaves none of {', '.join(p.name for p in ports)}"
+        return f"{VARIABLE}={names} permits none of {', '.join(p.name for p in ports)}"
     adapters = [p for p in allowed if p.is_channel_adapter]
     if not adapters:
         return f"none of {', '.join(p.name for p in allowed)} speaks InfiniBand or RoCE"

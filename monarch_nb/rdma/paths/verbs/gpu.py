@@ -89,7 +89,7 @@ def register(library: Any, domain: Any, memory: Memory, access: int) -> tuple[An
             return library.MR(domain, memory.span_bytes, access, address=memory.address), 0
         if library.DmaBufMR is None:
             raise VerbsError(
-                "this pyverbs knows no dma-bufs: modprobe nvidia-peermem, or install pyverbs 38 or later"
+                "this pyverbs lacks dma-bufs: modprobe nvidia-peermem, or install pyverbs 38 or later"
             )
         with _dma_buf(memory.address, memory.span_bytes) as (descriptor, offset):
             # pyverbs uses the offset also as the address.
