@@ -198,7 +198,7 @@ def why_not(way: Candidate, taken: Candidate, facts: Facts) -> str:
     """Return why a candidate wasn't chosen."""
     if not way.fits:
         need = way.peak_bytes * SLACK + RESERVE_BYTES
-        return f"doesn't fit: wants {size_text(int(need))}, {size_text(facts.free_bytes)} free"
+        return f"doesn't fit: needs {size_text(int(need))}, {size_text(facts.free_bytes)} free"
     if way.seconds > taken.seconds * (1 + ALIKE):
         return (
             f"slower: {size_text(way.sent_bytes)} sent a step, {size_text(taken.sent_bytes)} by what is taken"

@@ -23,7 +23,7 @@ def mismatch_error(found: LocalMismatch, kind: str, rows: int, num_ranks: int) -
         f"{found.op} can't be done by {num_ranks} ranks, each on its {rows // num_ranks} of {rows} rows",
         f"  in forward of {layer} ({kind}), {found.place}",
         *(f"  {each}" for each in sides),
-        f"  ranks would say: {str(found.error).splitlines()[0]}",
+        f"  error on the ranks: {str(found.error).splitlines()[0]}",
         *_fixes(found, layer, rows, num_ranks),
     ]
     return ShapeError("\n".join(lines))

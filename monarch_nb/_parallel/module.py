@@ -124,7 +124,7 @@ def parallel_of(model: nn.Module) -> Parallel:
     found = model.__dict__.get("forward") if isinstance(model, nn.Module) else None
     if isinstance(found, Parallel):
         return found
-    raise MeshUsageError("this wants a module of monarch_nb.parallelize(module, mesh)")
+    raise MeshUsageError("expected a module that monarch_nb.parallelize(module, mesh) has returned")
 
 
 def _check_words(
@@ -458,7 +458,7 @@ class _Call:
         """Run the backward on the ranks."""
         if self._ran is None:
             raise RuntimeError(
-                "this forward was gone back through already: loss.backward(retain_graph=True) keeps its "
+                "the backward of this forward has run already: loss.backward(retain_graph=True) keeps its "
                 "history"
             )
         numbers = tuple(n for n, each in enumerate(gradients) if each is not None)

@@ -94,7 +94,7 @@ class Barrier:
             self._engine.lose(error)
         except MeshError as error:
             self._engine.lose(
-                SupervisionError(f"ranks that had failed couldn't be brought together again: {error}")
+                SupervisionError(f"the ranks couldn't be synchronised again after a failure: {error}")
             )
         finally:
             with self._changed:

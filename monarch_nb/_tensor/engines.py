@@ -56,7 +56,7 @@ def grid_of(mesh: Any) -> Grid:
         names, sizes = _axes(mesh.sizes)
         return engine_of(mesh).grid(sizes, names, ranks_of(mesh))
     raise MeshUsageError(
-        f"a mesh is wanted here, not {type(mesh).__name__}: monarch_nb.distributed.Mesh(shape=(2,), "
+        f"expected a mesh, not {type(mesh).__name__}: monarch_nb.distributed.Mesh(shape=(2,), "
         "mesh_dim_names=('data_parallel',)), or one of `%mesh start`"
     )
 

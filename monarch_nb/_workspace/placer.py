@@ -371,7 +371,9 @@ class Placer:
 def _check_contents(contents: Mapping[str, bytes]) -> None:
     for content, data in contents.items():
         if entries.digest(data) != content:
-            raise BadEntry(f"what came as {content[:12]} isn't that: it is {entries.digest(data)[:12]}")
+            raise BadEntry(
+                f"the content received as {content[:12]} has another checksum: {entries.digest(data)[:12]}"
+            )
 
 
 def _contents(wanted: Iterable[Entry]) -> tuple[str, ...]:

@@ -85,14 +85,16 @@ class Staging:
             self._begun[name] = 0, hashlib.sha256()
             return new_file(at, name)
         if self._begun.get(name, (-1, None))[0] != offset:
-            raise BadEntry(f"a piece of {name[:12]} came out of turn, at {offset}")
+            raise BadEntry(f"a piece of {name[:12]} arrived out of order, at {offset}")
         return os.open(name, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
 
     def _complete(self, at: int, name: str, content: str) -> None:
         _, hashed = self._begun.pop(name)
         if hashed.hexdigest() != content:
             os.unlink(name, dir_fd=at)
-            raise BadEntry(f"what came as {content[:12]} isn't that: it is {hashed.hexdigest()[:12]}")
+            raise BadEntry(
+                f"the content received as {content[:12]} has another checksum: {hashed.hexdigest()[:12]}"
+            )
         os.rename(name, content, src_dir_fd=at, dst_dir_fd=at)
 
     def _drop(self, at: int, name: str) -> None:

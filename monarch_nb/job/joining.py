@@ -137,7 +137,7 @@ class Wait:
         """Return the last messages of launchers, and the reasons for refused hosts."""
         refused = self._session.request(Refusals())
         lines = list(dict.fromkeys([*self._engine.logs(self._asked), *(f"refused: {r}" for r in refused)]))
-        return "".join(f"\n  {line}" for line in lines) or " The launchers have said nothing"
+        return "".join(f"\n  {line}" for line in lines) or " The launchers have printed nothing"
 
 
 def _hosts_text(spec: HostSpec) -> str:

@@ -40,9 +40,9 @@ class ReplayBuffer(Actor):
         check_count("ReplayBuffer", "capacity", capacity)
         check_count("ReplayBuffer", "min_size", min_size)
         if min_size > capacity:
-            raise MeshUsageError(f"ReplayBuffer: min_size is {min_size}, and it holds {capacity}")
+            raise MeshUsageError(f"ReplayBuffer: min_size is {min_size}, above the capacity of {capacity}")
         if samples_per_add is not None and not samples_per_add > 0:
-            raise MeshUsageError(f"ReplayBuffer: samples_per_add is above 0, not {samples_per_add!r}")
+            raise MeshUsageError(f"ReplayBuffer: samples_per_add must be above 0, not {samples_per_add!r}")
         self._min_size, self._samples_per_add = min_size, samples_per_add
         self._held: deque[Rollout] = deque(maxlen=capacity)
         self._random = random.Random(seed)
@@ -80,7 +80,7 @@ class ReplayBuffer(Actor):
         check_count("sample", "num", num)
         if num > (self._held.maxlen or num):
             raise MeshUsageError(
-                f"sample: {num} rollouts were asked for; the buffer holds {self._held.maxlen}"
+                f"sample: {num} rollouts were asked for; the buffer holds at most {self._held.maxlen}"
             )
         async with self._changed:
             self._num_waiting += 1

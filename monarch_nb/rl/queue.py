@@ -113,7 +113,9 @@ class RolloutQueue(Actor):
         """
         check_count("get", "num", num)
         if num > self._capacity:
-            raise MeshUsageError(f"get: {num} rollouts were asked for, and the queue holds {self._capacity}")
+            raise MeshUsageError(
+                f"get: {num} rollouts were asked for, and the queue holds at most {self._capacity}"
+            )
         async with self._changed:
             self._num_waiting += 1
             try:

@@ -157,7 +157,7 @@ def _check_answers(address: str, to: str) -> None:
     except requests.exceptions.SSLError:
         return  # somebody is there, and the tracker has settings of its own for that
     except requests.exceptions.RequestException as error:
-        raise ConnectionError(f"nobody answers at {address} ({_innermost(error)})") from None
+        raise ConnectionError(f"no server answers at {address} ({_innermost(error)})") from None
 
 
 def _innermost(error: BaseException) -> str:

@@ -151,7 +151,7 @@ class Command(Engine):
             State.ENDED,
             done.words
             if done.out.strip() or done.err.strip()
-            else "the batch system knows nothing of it any more",
+            else "the batch system no longer knows this job",
         )
 
     def end_allocation(self, allocation: Allocation) -> None:

@@ -27,14 +27,14 @@ _NEEDED = (
     ("list", "", "pods"),
 )
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kKMGTPE]i?)?")
-_STUCK_IMAGE = "image = in [.kubernetes] names what can't be had; for a private registry: pull_secret ="
+_STUCK_IMAGE = "image = in [.kubernetes] can't be pulled; for a private registry: pull_secret ="
 _STUCK = {
     "ErrImagePull": _STUCK_IMAGE,
     "ImagePullBackOff": _STUCK_IMAGE,
     "InvalidImageName": _STUCK_IMAGE,
     "ErrImageNeverPull": _STUCK_IMAGE,
-    "CreateContainerConfigError": "the node can't make the container from what the profile says",
-    "CreateContainerError": "the node can't make the container from what the profile says",
+    "CreateContainerConfigError": "the node can't create the container with the profile's settings",
+    "CreateContainerError": "the node can't create the container with the profile's settings",
     "RunContainerError": "the image needs a shell, /bin/sh",
 }
 """Reasons why a container can never run, with the remedy."""
@@ -163,7 +163,7 @@ class Kubernetes(Engine):
             return Look(State.QUEUED, messages[0].strip())
         refused = self._refusals(api, job) if len(pods) < job.spec.parallelism else []
         if refused:
-            return Look(State.QUEUED, refused[-1], "Kubernetes makes no pods for it, for that reason")
+            return Look(State.QUEUED, refused[-1], "Kubernetes creates no pods for it, for this reason")
         return Look(State.QUEUED, "its pods are about to be placed")
 
     def end_allocation(self, allocation: Allocation) -> None:
@@ -174,7 +174,7 @@ class Kubernetes(Engine):
 
     def extend(self, allocation: Allocation, seconds: float) -> None:
         raise EngineError(
-            f"{allocation.described()}: Kubernetes lets nobody lengthen the time of a pod that runs. Start "
+            f"{allocation.described()}: Kubernetes can't extend the time of a running pod. Start "
             "another mesh with a longer --time, or with none"
         )
 

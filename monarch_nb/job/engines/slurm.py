@@ -35,16 +35,16 @@ _QUEUED = (
 _GRANTED = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 _STUCK = {
     "PartitionConfig": (
-        "the partition can't give this, ever: ask for fewer hosts, or another one: --partition"
+        "the partition can never provide this: ask for fewer hosts, or another one: --partition"
     ),
-    "PartitionNodeLimit": "the partition gives no job so many hosts: --hosts, or --partition",
-    "PartitionTimeLimit": "the partition gives no job so much time: --time, or --partition",
+    "PartitionNodeLimit": "the partition allows no job that many hosts: --hosts, or --partition",
+    "PartitionTimeLimit": "the partition allows no job that much time: --time, or --partition",
     "PartitionDown": "the partition is down: --partition",
     "PartitionInactive": "the partition is inactive: --partition",
     "BadConstraints": "no node has what was asked for: --gpus, or [profile.slurm] constraint",
     "ReqNodeNotAvail": "nodes that it needs are drained or down: sinfo -R says why",
-    "QOSMaxWallDurationPerJobLimit": "the quality of service gives no job so much time: --time",
-    "AssocMaxWallDurationPerJobLimit": "your account gives no job so much time: --time",
+    "QOSMaxWallDurationPerJobLimit": "the quality of service allows no job that much time: --time",
+    "AssocMaxWallDurationPerJobLimit": "your account allows no job that much time: --time",
     "AccountNotAllowed": "the partition doesn't take this account: --account",
     "JobHeldUser": "it is held: scontrol release",
     "JobHeldAdmin": "an administrator holds it",
@@ -169,7 +169,7 @@ class Slurm(Engine):
         if not allocation.id or not line:
             if done.code != 0 and "Invalid job id" not in done.err:
                 raise EngineError(f"squeue: {done.words}")
-            return Look(State.ENDED, "slurm knows nothing of it any more")
+            return Look(State.ENDED, "slurm no longer knows this job")
         state, starts, ends, nodes, _, reason = line[0].split("|", 5)
         return self._look(allocation.spec, state, starts, ends, nodes, reason)
 

@@ -236,7 +236,7 @@ class _MapWork(Generic[R]):
         self._is_exhausted = True
         self.is_given_up = True
         if self._error is None:
-            self._error = _GivenUp(f"the map of {self.name} was given up")
+            self._error = _GivenUp(f"the map of {self.name} was cancelled")
         self._pool.close()
         self._pool.cancel()
         self._end_bar()

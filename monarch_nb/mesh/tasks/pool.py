@@ -159,7 +159,9 @@ class TaskPool:
             self._give(rank, task)
         if self._waiting and not self._running and not self._living():
             self._fail_all(
-                SupervisionError("no rank is left to do it; %mesh heal (or mesh.heal()), then do it again")
+                SupervisionError(
+                    "no rank is left to run the task; %mesh heal (or mesh.heal()), then submit it again"
+                )
             )
 
     def _living(self) -> set[int]:
@@ -238,7 +240,7 @@ def _of_task(error: DeviceMeshError, task: Task, rank: int) -> DeviceMeshError:
     failures = [replace(failure, ranks=(rank,), first=False) for failure in error.failures]
     what = f"{task.function.name}, {task.label}: "
     if isinstance(error, SupervisionError):
-        cause = f"the rank that was at it has died, {len(task.ends)} times in all"
+        cause = f"the rank that ran it has died, {len(task.ends)} times in total"
         return SupervisionError(what + cause, failures)
     return type(error)(f"{what}failed on rank {rank}", failures)
 

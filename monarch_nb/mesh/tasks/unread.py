@@ -17,5 +17,5 @@ def say_unread(what: str, errors: Sequence[BaseException]) -> None:
         return
     many = f" ({len(errors)} items)" if len(errors) > 1 else ""
     kind = "" if str(errors[0]) else type(errors[0]).__name__
-    sys.stderr.write(f"{what} has failed, and nobody has asked for its results{many}: {errors[0]}{kind}\n")
+    sys.stderr.write(f"{what} has failed, and its results were not read{many}: {errors[0]}{kind}\n")
     sys.stderr.flush()
