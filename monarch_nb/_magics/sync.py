@@ -89,7 +89,7 @@ class CodeWatch:
 
 
 def _has_autoreload(shell: Any) -> bool:
-    """Say whether `%autoreload` is active."""
+    """Return whether `%autoreload` is active."""
     reloader = getattr(sys.modules.get("IPython.extensions.autoreload"), "AutoreloadMagics", None)
     found = [getattr(callback, "__self__", None) for callback in shell.events.callbacks["pre_run_cell"]]
     return reloader is not None and any(

@@ -96,7 +96,7 @@ class Wait:
             )
 
     def _is_enough(self, look: Look, num: int, now: float) -> bool:
-        """Say whether to begin with fewer hosts than the maximum: all granted hosts have joined, or the
+        """Return whether to begin with fewer hosts than the maximum: all granted hosts have joined, or the
         others won't.
         """
         granted = len(look.nodes)
