@@ -140,7 +140,7 @@ def _content(path: str) -> ConnectionNote | None:
 
 
 def _is_sound(content: ConnectionNote, path: str) -> bool:
-    """Say whether a connection file is valid: it has its mesh's name, and names a process."""
+    """Return whether a connection file is valid: it has its mesh's name, and names a process."""
     right_name = os.path.basename(path) in (
         f"{prefix}{content.name}{SUFFIX}" for prefix in (PREFIX, PROGRAM_PREFIX)
     )

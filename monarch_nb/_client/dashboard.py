@@ -48,7 +48,7 @@ def find_dashboard() -> Place | None:
 
 
 def _answers(place: Place) -> bool:
-    """Say whether the dashboard still answers; another process may have its pid, or its port."""
+    """Return whether the dashboard still answers; another process may have its pid, or its port."""
     from http.client import HTTPConnection, HTTPException
     from urllib.parse import urlsplit
 

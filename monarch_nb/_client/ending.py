@@ -69,11 +69,11 @@ class Ending:
         if not self.num_ranks:
             return "what its ranks held is lost"
         ranks = f"its {self.num_ranks} ranks" if self.num_ranks > 1 else "its rank"
-        return f"with it went {ranks} and what they held"
+        return f"{ranks} and what they held are lost"
 
     def _next(self) -> str:
         if self._is_far:
             return "its owner can let you in again: %mesh share; then: %mesh attach FILE"
         if not self.name:
-            return "spawn anew what is needed: this_host() has a new one"
+            return "spawn what is needed again: this_host() starts a new one"
         return f"start it anew: %mesh start {self.name}; what ran on it: monarch-nb history {self.name}"

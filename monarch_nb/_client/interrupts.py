@@ -55,7 +55,7 @@ class Interrupts:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.num_presses += 1
         if self.num_presses >= MAX_PRESSES:
-            raise KeyboardInterrupt("given up waiting; what runs on the ranks goes on")
+            raise KeyboardInterrupt("stopped waiting; the code on the ranks goes on")
         if self._press is not None:
             self._reader.call_from_signal(self._pass_on)
 

@@ -220,20 +220,20 @@ def known() -> Kernel | None:
 
 
 def is_ending() -> bool:
-    """Say whether this program is a kernel that is being shut down."""
+    """Return whether this program is a kernel that is being shut down."""
     return _kernel is not None and _kernel.is_ending
 
 
 def is_meant() -> bool:
-    """Say whether an interrupt that has come is meant, as soon as that is clear. At once where no kernel is
-    watched.
+    """Return whether a received interrupt is meant for this program; wait until that is clear. Returns at
+    once if no kernel is watched.
     """
     return _kernel is None or _kernel.is_meant()
 
 
 def when_meant(act: Callable[[], None]) -> None:
-    """Call `act` if an interrupt that has come is meant, as soon as that is clear. At once where no kernel is
-    watched.
+    """Call `act` if a received interrupt is meant for this program, as soon as that is clear. Calls it at
+    once if no kernel is watched.
     """
     if _kernel is None:
         act()

@@ -99,7 +99,7 @@ def _connected(name: str, invitation: Invitation) -> Connection | None:
 
 
 def _is_of(connection: Connection, invitation: Invitation) -> bool:
-    """Say whether a relay was started with this invitation."""
+    """Return whether a relay was started with this invitation."""
     found = _read_key_file(invitation)
     return found is not None and found.host == connection.host
 

@@ -95,7 +95,7 @@ class NotebookHooks:
             self._session.output.default.remember(self.origin, contextvars.copy_context())
 
     def is_interrupted(self) -> bool:
-        """Say whether the running (async) cell is being cancelled: ipykernel turns Ctrl-C into that."""
+        """Return whether the running (async) cell is being cancelled: ipykernel turns Ctrl-C into that."""
         return self._task is not None and self._task.cancelling() > 0
 
     def after_cell(self, result: Any = None) -> None:

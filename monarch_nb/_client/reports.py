@@ -118,7 +118,7 @@ class FailureReports:
             self._reported[key] = now
             error, context = found[0]
             many = f" ({len(found)} calls)" if len(found) > 1 else ""
-            context.run(_write, f"a call has failed, and nobody has asked for its answer{many}: {error}\n")
+            context.run(_write, f"a call has failed, and its answer was not read{many}: {error}\n")
 
 
 def _write(text: str) -> None:

@@ -190,7 +190,7 @@ class Session:
         return session
 
     def is_open_to(self, connection: Connection) -> bool:
-        """Say whether this is an open connection to that controller that shows output of ranks."""
+        """Return whether this is an open connection to that controller that shows output of ranks."""
         mine, transport = self.connection, self.transport
         is_it = mine is not None and (mine.pid, mine.directory) == (connection.pid, connection.directory)
         return is_it and self.listens and not transport.closed and not transport.lost

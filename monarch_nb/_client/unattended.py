@@ -16,7 +16,7 @@ _IN_MEMORY = ":memory:"
 
 
 def is_run_by_a_program() -> bool:
-    """Say whether this is a kernel that a program has started to run a notebook from end to end."""
+    """Return whether this is a kernel that a program has started to run a notebook from end to end."""
     value = os.environ.get("MONARCH_NB_WITH_KERNEL", "")
     if value in ("0", "1"):
         return value == "1"

@@ -251,5 +251,7 @@ def stop(kept: Kept) -> None:
     deadline = time.monotonic() + STOP_S
     while is_running(kept.pid, kept.start_time):
         if time.monotonic() > deadline:
-            raise MeshStartError(f"what keeps an interpreter warm doesn't end; kill it: kill -9 {kept.pid}")
+            raise MeshStartError(
+                f"the process that keeps an interpreter warm doesn't end; kill it: kill -9 {kept.pid}"
+            )
         time.sleep(0.01)

@@ -150,7 +150,7 @@ def _hidden_by(entry: str, origins: Mapping[str, str]) -> str:
 
 
 def _is_module(path: str, suffix: str) -> bool:
-    """Say whether the import system would import a file or directory by its name; it wouldn't import a
+    """Return whether the import system would import a file or directory by its name; it wouldn't import a
     directory of data.
     """
     if suffix:

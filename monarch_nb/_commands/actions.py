@@ -66,7 +66,7 @@ def restart(mesh: Mesh, arguments: Namespace) -> str:
     """Kill ranks and start them again."""
     ranks = mesh.select(arguments.ranks)
     mesh.restart(ranks)
-    again = "runs again, with nothing in it" if len(ranks) == 1 else "run again, with nothing in them"
+    again = "was restarted, without variables" if len(ranks) == 1 else "were restarted, without variables"
     return (
         f"{name_ranks(ranks)} of mesh {mesh.name!r} {again}. %mesh heal makes actors and the process "
         "group anew"

@@ -188,7 +188,7 @@ SYNC = (
     argument("--stop", about="no longer", only=NOTEBOOK, action="store_true"),
     argument(
         "--gc",
-        about="remove from this machine's store what no rank runs in and nobody has used for long",
+        about="remove environments that no rank runs in, and that were not used for long, from the store",
         only=TERMINAL, action="store_true",
     ),
     argument(
@@ -199,14 +199,14 @@ SYNC = (
 DOCTOR = (
     argument(
         "--ranks", "-r",
-        about="which ranks; by default all are looked at, and those that stand for their hosts are measured",
+        about="which ranks; by default all are probed, and representatives of their hosts are measured",
         default="",
     ),
     argument(
         "--size", "-s", about="how much is read at a time: 64M",
         type=num_bytes, default=64 << 20, metavar="SIZE",
     ),
-    argument("--quick", "-q", about="only look, measure nothing", action="store_true"),
+    argument("--quick", "-q", about="only probe, measure nothing", action="store_true"),
     argument(
         "--all", "-a", about="measure also the path through the mesh's own messages", action="store_true"
     ),
@@ -241,7 +241,7 @@ SCRIPT = (
     ),
     argument("script", about="a file, or with -m a module", type=script_name, metavar="SCRIPT"),
     argument(
-        "args", about="what stands behind it is the script's own", nargs=argparse.REMAINDER, metavar="ARGS"
+        "args", about="everything after it goes to the script", nargs=argparse.REMAINDER, metavar="ARGS"
     ),
 )  # fmt: skip
 TORCHRUN = (
@@ -257,10 +257,10 @@ TORCHRUN = (
     ),
     argument("--nnodes", about="1: this machine", only=TERMINAL, type=num_nodes, default=1, metavar="N"),
     argument(
-        "--standalone", about="as for torchrun; it's always so", only=TERMINAL, action="store_true"
+        "--standalone", about="torchrun's flag; always in effect", only=TERMINAL, action="store_true"
     ),
     argument(
-        "--run-path", "--run_path", about="as for torchrun; it's always so",
+        "--run-path", "--run_path", about="torchrun's flag; always in effect",
         only=TERMINAL, action="store_true",
     ),
     argument(

@@ -58,7 +58,7 @@ class Argument:
         return self.options.get("default", False if is_switch else None)
 
     def is_at(self, place: Place) -> bool:
-        """Say whether the argument can be typed at a place."""
+        """Return whether the argument can be typed at a place."""
         return self.only in (None, place)
 
     def at(self, place: Place, **options: object) -> Argument:

@@ -58,7 +58,7 @@ def take_on_group(mesh: Mesh, backend: str, timeout_s: float | None) -> str:
     ignored = (
         ""
         if timeout_s is None
-        else ", and so is its time-out: --group-timeout is settled when the group is made"
+        else ", and so is its time-out: --group-timeout is fixed when the group is made"
     )
     return f"torch.distributed is ready ({has.pop()}), as it was{ignored}"
 

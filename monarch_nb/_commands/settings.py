@@ -23,8 +23,10 @@ SETTINGS: dict[str, Setting] = {
     "sync": Setting("warn|watch|strict|off", "before a cell, when a module's file has changed"),
     "breakpoints": Setting("stop|skip", "what breakpoints do"),
     "debug-on-error": Setting("on|off", "whether an error stops where it's raised"),
-    "debug-timeout": Setting("TIME", "ranks that nobody debugs run on after it"),
+    "debug-timeout": Setting("TIME", "how long a rank waits at a breakpoint that nobody debugs"),
     "journal": Setting("DAYS|on|off", "how long cells' sources and output are kept on disk"),
-    "notice": Setting("TIME|off", "so long before hosts are taken away it's told, states are saved"),
-    "why-after": Setting("TIME|off", "a cell that stands still as long is explained", of_mesh=False),
+    "notice": Setting("TIME|off", "how long before hosts are taken away ranks are told and states saved"),
+    "why-after": Setting(
+        "TIME|off", "how long a cell may stand still before the reason is shown", of_mesh=False
+    ),
 }

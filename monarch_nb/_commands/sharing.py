@@ -41,26 +41,30 @@ def share(mesh: Mesh, arguments: Namespace) -> str:
 def unshare(mesh: Mesh, arguments: Namespace) -> str:
     """Revoke the access of another user."""
     if bool(arguments.key) == arguments.all:
-        raise MeshUsageError("unshare: whom? %mesh unshare KEY, or --all; %mesh share --list shows keys")
+        raise MeshUsageError(
+            "unshare needs a key: %mesh unshare KEY, or --all; %mesh share --list shows keys"
+        )
     gone = session_of(mesh).request(Unshare(arguments.key or ""))
     if not gone:
         return f"mesh {mesh.name!r} wasn't shared"
     who = ", ".join(row.key + (f" ({row.who})" if row.who else "") for row in gone)
-    return f"mesh {mesh.name!r} lets in no more: {who}. Cells that they have started go on: %mesh interrupt"
+    return f"mesh {mesh.name!r} no longer admits: {who}. Cells that they have started go on: %mesh interrupt"
 
 
 def rekey(mesh: Mesh, _arguments: Namespace) -> str:
     """Replace the keys of a mesh; disconnect everybody but its owner."""
     gone = session_of(mesh).request(Rekey())
     who = ", ".join(row.key for row in gone) or "nobody"
-    return f"mesh {mesh.name!r} has new keys; out are: {who}. Invitations from before are void: %mesh share"
+    return (
+        f"mesh {mesh.name!r} has new keys; disconnected: {who}. Earlier invitations are invalid: %mesh share"
+    )
 
 
 def list_text(mesh: Mesh) -> str:
     """Return the members of a mesh as a table."""
     rows = session_of(mesh).request(ListKeys())
     if not rows:
-        return f"mesh {mesh.name!r} is its owner's only. Let somebody in: %mesh share --role observer"
+        return f"mesh {mesh.name!r} can only be used by its owner. Share it: %mesh share --role observer"
     return text_table(("KEY", "ROLE", "UNTIL", "WHO", "FROM", "PROGRAMS"), [_cells(row) for row in rows])
 
 
@@ -89,7 +93,7 @@ class Audit:
         return (
             text_table(head, [_audit_cells(row) for row in self.rows])
             if self.rows
-            else "nobody has done anything"
+            else "no actions are recorded"
         )
 
     __str__ = __repr__ = text

@@ -178,7 +178,7 @@ _LIFE = (
     ),
     Command(
         "unshare",
-        "Let somebody into a mesh no more; whoever is in by that key is out at once.",
+        "Make keys of a mesh invalid, and disconnect their users at once.",
         (
             NAME_NEEDED.at(TERMINAL),
             argument("key", about="whose: see share --list", nargs="?", type=word, metavar="KEY"),
@@ -189,7 +189,7 @@ _LIFE = (
     ),
     Command(
         "rekey",
-        "Give a mesh new keys: whatever was given out is void, everybody but its owner is out at once.",
+        "Give a mesh new keys: earlier invitations are invalid, everybody but its owner is disconnected.",
         OF_NAMED_MESH,
         run=actions.rekey,
     ),
@@ -259,7 +259,7 @@ _LIFE = (
     ),
     Command(
         "restart",
-        "Kill ranks and start them anew at their places. What they held is lost.",
+        "Kill ranks and start them again in their places. Their variables are lost.",
         (
             *OF_MESH,
             RANKS.at(NOTEBOOK),
@@ -271,7 +271,7 @@ _LIFE = (
     ),
     Command(
         "heal",
-        "Put back what is lost: processes at their places, actors, process groups.",
+        "Restore what was lost: processes in their places, actors, process groups.",
         (
             *OF_MESH,
             argument(
@@ -326,7 +326,7 @@ _LIFE = (
     ),
     Command(
         "shrink",
-        "Have a mesh do with fewer hosts or ranks: shrink 2. Without a number: go on without what is lost.",
+        "Remove hosts or ranks from a mesh: shrink 2. Without a number: go on without the lost ones.",
         (
             NAME_NEEDED.at(TERMINAL),
             argument("num", about="how many fewer", nargs="?", type=positive, metavar="N"),
@@ -390,7 +390,7 @@ _LOOKS = (
     ),
     Command(
         "why",
-        "Say why nothing moves: which ranks wait for what, since when, and which one is the odd one.",
+        "Say why nothing moves: which ranks wait for what, since when, and which one deviates.",
         (*OF_MESH, RANKS),
         run=actions.why,
         text=lambda found: str(found.text()),
@@ -399,7 +399,7 @@ _LOOKS = (
     ),
     Command(
         "doctor",
-        "Say what ranks have for moving bytes, what each path between them gives, and what to change.",
+        "Show the transport hardware of ranks, how fast each path between them is, and what to change.",
         (*OF_MESH, *DOCTOR),
         "That's RDMA, GPUs, shared memory, network.",
         run=actions.doctor,

@@ -163,7 +163,7 @@ def check_cell(source: str, number: int, arguments: Namespace) -> None:
     check_source(source, number)
     _check_output_name(arguments.output)
     if arguments.always and arguments.background:
-        raise MeshUsageError("%%mesh takes --always or --async, not both: what defines things is waited for")
+        raise MeshUsageError("%%mesh takes --always or --async, not both: definitions are waited for")
 
 
 def check_source(source: str, number: int) -> None:

@@ -53,7 +53,7 @@ def talk(mesh: Mesh) -> bool:
         where = f" ({first.file}, line {first.line})" if first is not None else ""
         raise MeshUsageError(
             f"{name_ranks(sorted({s.rank for s in stops}))} stopped at a breakpoint{where}, and "
-            "nobody can type here: they run on. Take it out, or have breakpoints skipped: %mesh set "
+            "this notebook takes no input: they go on. Remove it, or have breakpoints skipped: %mesh set "
             "breakpoints skip"
         ) from None
     finally:

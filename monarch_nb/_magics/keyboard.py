@@ -1,6 +1,6 @@
 """Questions of ranks in the waiting cell: one at a time, labelled with the rank, which gets the answer.
 
-A rank that doesn't ask any more (it's dead, or was interrupted) has its question taken back.
+A rank that no longer waits for input (it's dead, or was interrupted) has its question taken back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from monarch_nb.actor.handle import session_of
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh
 
-NO_KEYBOARD = "nobody can type where this notebook runs (papermill, nbclient)"
+NO_KEYBOARD = "no input can be typed where this notebook runs (papermill, nbclient)"
 INPUT_OVER_MIME = "application/vnd.monarch-nb.input-over+json"
 
 
@@ -40,7 +40,7 @@ def answer_questions(mesh: Mesh) -> None:
             pass
         else:
             if not session.request(AnswerUser(rows[0].id, text)):
-                print(f"rank {rows[0].rank} doesn't ask any more")
+                print(f"rank {rows[0].rank} no longer waits for input")
 
 
 def _asked(mesh: Mesh, row: QuestionRow, seen: int) -> str:
@@ -50,12 +50,12 @@ def _asked(mesh: Mesh, row: QuestionRow, seen: int) -> str:
         seen: how many questions were over before it was known that this one isn't.
 
     Raises:
-        TakenBack: if the rank doesn't ask any more.
+        TakenBack: if the rank no longer waits for input.
     """
 
     def taken_back() -> None:
         close_box()
-        print(f"rank {row.rank} doesn't ask any more")
+        print(f"rank {row.rank} no longer waits for input")
 
     prompt = f"[{row.rank}] {row.prompt}" if len(mesh) > 1 else row.prompt
     session = session_of(mesh)

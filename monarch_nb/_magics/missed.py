@@ -26,7 +26,7 @@ def show_missed(mesh: Mesh) -> None:
     views: list[CellView] = []
     runs: list[CellRun] = []
     if missed.position is not None:
-        view = CellView(range(len(mesh)), len(mesh), title="output of actors while nobody watched")
+        view = CellView(range(len(mesh)), len(mesh), title="output of actors while no client was attached")
         _replay_actors(mesh, view, missed.position)
         if view.visible():
             views.append(view)

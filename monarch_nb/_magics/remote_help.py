@@ -207,7 +207,7 @@ def _agreement(rows: _Rows) -> list[str]:
 
 
 def _is_plain(full: Mapping[str, Any]) -> bool:
-    """Say whether a value's type is so basic that its documentation isn't shown."""
+    """Return whether a value's type is so basic that its documentation isn't shown."""
     return full["type"] in (
         "int",
         "float",

@@ -108,8 +108,8 @@ def _set_journal(mesh: Mesh | None, text: str) -> None:
     found = mesh.journal.settings(off=text == "off", keep_s=None if days is None else int(days[1]) * 86400.0)
     if found.off:
         print(
-            "nothing is kept from now on of what cells print and of their sources; what was kept so "
-            f"far is in {found.directory}"
+            "sources and output of cells are not kept from now on; those kept so far are in "
+            f"{found.directory}"
         )
     elif found.trouble:
         print(f"it can't be written yet: {found.trouble}")

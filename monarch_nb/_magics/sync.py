@@ -30,7 +30,7 @@ def sync(state: State, arguments: Namespace) -> Any:
     if arguments.stop:
         mesh.sync_mode = SyncMode.WARN
         print(
-            f"ranks of mesh {mesh.name!r} say when code has changed, and run what they have loaded: "
+            f"ranks of mesh {mesh.name!r} keep the code that they have loaded, and report changes: "
             "%mesh sync reloads it"
         )
         return None
@@ -63,7 +63,7 @@ class CodeWatch:
         found = _reload.reload_changed(ReloadRequest())
         for module in found.modules:
             if module.error:
-                print(f"not reloaded here, the old code goes on: {module.error}", file=sys.stderr)
+                print(f"not reloaded here, the old code stays in use: {module.error}", file=sys.stderr)
             elif module.changes or not module.is_done:
                 print(("reloaded here: " if module.is_done else "") + module.summary())
         for note in found.notes:
@@ -89,7 +89,7 @@ class CodeWatch:
 
 
 def _has_autoreload(shell: Any) -> bool:
-    """Say whether `%autoreload` is active."""
+    """Return whether `%autoreload` is active."""
     reloader = getattr(sys.modules.get("IPython.extensions.autoreload"), "AutoreloadMagics", None)
     found = [getattr(callback, "__self__", None) for callback in shell.events.callbacks["pre_run_cell"]]
     return reloader is not None and any(

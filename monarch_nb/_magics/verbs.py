@@ -57,7 +57,7 @@ def _confirm(question: str, command: Command, arguments: Namespace) -> bool:
         answer = input(f"{question} [y/N] ")
     except (EOFError, NotImplementedError, RuntimeError):  # StdinNotImplementedError is either, by version
         raise MeshUsageError(
-            f"{question} Nobody can answer here; this does it without asking: %mesh {command.name} -f "
+            f"{question} There is no prompt to answer here; without a question: %mesh {command.name} -f "
             f"{arguments.typed}"
         ) from None
     return answer.strip().lower() in ("y", "yes")

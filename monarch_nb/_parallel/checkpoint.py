@@ -20,12 +20,13 @@ from monarch_nb.exceptions import MeshUsageError
 
 
 def save(path: str | os.PathLike[str], model: nn.Module, optimizer: Any = None, **more: Any) -> None:
-    """Save a module of `parallelize`, with its optimiser. Each rank writes its parts, in the files of
-    torch.distributed.checkpoint; what stands at `path` is whole, whenever somebody dies.
+    """Save a module of `parallelize`, with its optimiser. Each rank writes its parts, in the format of
+    torch.distributed.checkpoint; the checkpoint at `path` stays complete, even if a rank dies while it
+    writes.
 
     Args:
-        path: a directory that all ranks see. What was saved there before is replaced.
-        more: numbers and other values that can be pickled, as `step=100`: `restore` returns them.
+        path: a directory that all ranks can access. A checkpoint that it contains is replaced.
+        more: further values that can be pickled, such as `step=100`; `restore` returns them.
 
     Raises:
         RemoteException: (a DeviceMeshError) if a rank can't write.
@@ -39,14 +40,19 @@ def save(path: str | os.PathLike[str], model: nn.Module, optimizer: Any = None, 
 
 
 def restore(path: str | os.PathLike[str], model: nn.Module, optimizer: Any = None) -> dict[str, Any]:
-    """Go on from what was saved. The module may be on another number of ranks, or have another strategy.
-    After a heal it's put on the mesh again first.
+    """Load a checkpoint into a module and its optimiser. The module may be on another number of ranks, or
+    have another strategy. After a heal the module is put on the mesh again first.
+
+    Args:
+        path: the directory that was given to `save`.
+        model: a module of `parallelize`, of the same parameters.
+        optimizer: its optimiser; None: only the module is loaded.
 
     Returns:
-        what else was saved.
+        the further values that were saved, such as `{"step": 100}`.
 
     Raises:
-        RemoteException: (a DeviceMeshError) if there's nothing, or it's of another module.
+        RemoteException: (a DeviceMeshError) if there is no checkpoint, or it's of another module.
     """
     parallel_of(model).revive()
     if optimizer is not None:
@@ -78,7 +84,7 @@ def _state(model: nn.Module, optimizer: Any, more: Mapping[str, Any]) -> dict[st
 
 
 def _done(model: nn.Module, op: str, state: Any, path: str) -> Any:
-    """Have the ranks do something with a state dict, and wait for it; return what the first one says."""
+    """Execute an operation on a state dict on the ranks, and wait; return the first rank's result."""
     tensors: list[Tensor] = []
 
     def hole(value: Any) -> Any:
@@ -96,7 +102,7 @@ def _done(model: nn.Module, op: str, state: Any, path: str) -> Any:
 
 
 def _make_state(model: nn.Module, optimizer: Any) -> None:
-    """Let an optimiser make its state: by a step of length 0."""
+    """Create an optimiser's state, by a step of length 0."""
     optimizer.state.clear()
     with _without_effect(optimizer):
         for each in model.parameters():
@@ -117,7 +123,7 @@ def _without_effect(optimizer: Any) -> Iterator[None]:
 
 
 def _take_over(live: Any, saved: Any) -> None:
-    """Copy plain tensors, which ranks haven't filled, into those of a living state."""
+    """Copy plain tensors, which the ranks don't fill, from a saved state into a live one."""
     if isinstance(live, torch.Tensor) and not isinstance(live, Tensor):
         live.copy_(saved)
     elif isinstance(live, Mapping):

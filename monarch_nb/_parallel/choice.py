@@ -80,7 +80,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The name by which people know the strategy."""
+        """The name of the strategy for users."""
         words = {"ddp": "DDP", "fsdp": "FSDP2", "hsdp": "HSDP"}[self.strategy]
         kept = "" if self.strategy == "ddp" or self.reshards else ", parameters kept after the forward"
         return words + kept + (", checkpointing" if self.checkpoints else "")
@@ -93,11 +93,12 @@ def facts_of(
     optimizer: str,
     num_replicas: int = 1,
 ) -> Facts:
-    """Count what a module's parameters need.
+    """Return the facts that the choice of a strategy needs: sizes of a module's parameters, and the ranks'
+    resources.
 
     Args:
-        groups: layers that are gathered one at a time.
-        machine: number of ranks and of hosts, device, free bytes for a rank.
+        groups: paths of layers whose parameters are gathered one layer at a time.
+        machine: number of ranks, number of hosts, device, free bytes of a rank.
         num_replicas: for "hsdp": see `Facts`.
     """
     num_ranks, num_hosts, device, free = machine
@@ -118,11 +119,11 @@ def _bytes(module: nn.Module) -> int:
 
 
 def candidates(facts: Facts, dry: DryRun | None, checkpoint: bool | None) -> list[Candidate]:
-    """Return the ways to run a module, the simplest first.
+    """Return the possible strategies for a module, the simplest first.
 
     Args:
-        dry: its dry run, if there was one: without, activations count as nothing.
-        checkpoint: None: with and without.
+        dry: the module's dry run; without it, activations count as 0 bytes.
+        checkpoint: whether activations are recomputed; None: both variants.
     """
     ways: list[tuple[Strategy, bool]] = [("ddp", True)]
     if facts.num_ranks > 1:
@@ -165,7 +166,7 @@ def _activations(facts: Facts, dry: DryRun | None, checkpoints: bool) -> int:
 
 
 def _sent(facts: Facts, strategy: Strategy, reshards: bool) -> tuple[int, int]:
-    """Return the bytes that a rank sends in a step: within its host, and to others."""
+    """Return the number of bytes that a rank sends in a step: within its host, and to other hosts."""
     num, hosts = facts.num_ranks, facts.num_hosts
     if num == 1:
         return 0, 0
@@ -183,7 +184,9 @@ def _sent(facts: Facts, strategy: Strategy, reshards: bool) -> tuple[int, int]:
 
 
 def choose(ways: Sequence[Candidate]) -> Candidate:
-    """Return the fastest that fits, of equals the first; if none does, what needs least."""
+    """Return the fastest candidate that fits into memory, of equally fast ones the first; if none fits, the
+    one that needs the least memory.
+    """
     fitting = [each for each in ways if each.fits]
     if not fitting:
         return min(ways, key=lambda each: each.peak_bytes)
@@ -192,10 +195,10 @@ def choose(ways: Sequence[Candidate]) -> Candidate:
 
 
 def why_not(way: Candidate, taken: Candidate, facts: Facts) -> str:
-    """Say why a way wasn't taken."""
+    """Return why a candidate wasn't chosen."""
     if not way.fits:
         need = way.peak_bytes * SLACK + RESERVE_BYTES
-        return f"doesn't fit: wants {size_text(int(need))}, {size_text(facts.free_bytes)} free"
+        return f"doesn't fit: needs {size_text(int(need))}, {size_text(facts.free_bytes)} free"
     if way.seconds > taken.seconds * (1 + ALIKE):
         return (
             f"slower: {size_text(way.sent_bytes)} sent a step, {size_text(taken.sent_bytes)} by what is taken"

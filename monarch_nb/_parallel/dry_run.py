@@ -171,12 +171,14 @@ class Dry(torch.Tensor):  # type: ignore[misc]
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Raise `CantFollow`: this is called only outside of a dry run, and nothing can be done there."""
+        """Raise `CantFollow`: this is called only outside of a dry run, where the tensor supports no
+        operations.
+        """
         raise CantFollow(f"{func} after the dry run")
 
 
 def is_dry(value: Any) -> bool:
-    """Say whether a value is a tensor of a dry run."""
+    """Return whether a value is a tensor of a dry run."""
     return isinstance(value, Dry)
 
 
@@ -203,15 +205,15 @@ class DryRunner:
         self._known: list[Finding] = []
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any], rows: int, *, finds: bool = True) -> DryRun:
-        """Follow a forward.
+        """Run the module's forward without values, and return the result.
 
         Args:
-            args, kwargs: of the module; tensors may be plain or fake: only their shapes count.
-            rows: size of the batch: what is as long in its first dimension is split.
-            finds: layers that look across the batch run on all of it; else they are an error.
+            args, kwargs: the module's arguments. Tensors may be plain or fake; only their shapes matter.
+            rows: size of the batch; tensors whose first dimension has this size are split.
+            finds: whether layers that mix rows run on the whole batch; otherwise they are an error.
 
         Raises:
-            LocalMismatch, CantFollow: see there. And what the module raises for one process, too.
+            LocalMismatch, CantFollow: see there. Errors of the module in one process are raised, too.
         """
         while True:
             whole = tuple(dict.fromkeys([*self.replicate, *(f.path for f in self._known)]))
@@ -235,7 +237,9 @@ class DryRunner:
                 self._note(found)
 
     def _is_fine(self, found: _Found, over_all: _Whole) -> bool:
-        """Try the layer with numbers; and the layers around it, if it has none that split."""
+        """Test the layer with random values; if it has no layout that can be split, test the layers around
+        it.
+        """
         if found.path in self.fine or found.path not in over_all.inputs:
             return False
         args, kwargs = over_all.inputs[found.path]
@@ -284,12 +288,12 @@ _Hole: Any = object()
 
 
 def is_hole(value: Any) -> bool:
-    """Say whether a leaf of a result stands for a tensor."""
+    """Return whether a leaf of a result stands for a tensor."""
     return value is _Hole
 
 
 def _used(result: Any, parameters: Mapping[str, torch.Tensor]) -> frozenset[str]:
-    """Return the names of parameters to which a result's history leads."""
+    """Return the names of the parameters in a result's autograd history."""
     names = {id(each): name for name, each in parameters.items()}
     seen: set[Any] = set()
     found = set()
@@ -320,12 +324,12 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
 
     @property
     def path(self) -> str:
-        """The layer whose forward runs."""
+        """The path of the layer whose forward runs now."""
         return self._layers[-1] if self._layers else ""
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Follow what is done in a `with` block."""
+        """Follow the operations of a `with` block."""
         with ExitStack() as stack:
             for layer, path in self._runner.paths.items():
                 hooks = (
@@ -370,7 +374,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
         return leave
 
     def _unseen(self, function: Callable[..., Any], values: Any) -> Any:
-        """Do something to values that is no operation of the module's."""
+        """Apply a function to values without following it, because it isn't an operation of the module."""
         self._is_unseen = True
         try:
             return pytree.tree_map(function, values)
@@ -378,7 +382,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
             self._is_unseen = False
 
     def state(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        """Return parameters and buffers as tensors of this run."""
+        """Return the module's parameters and buffers as tensors of this run."""
         made: dict[int, torch.Tensor] = {}
         for each in module.parameters():
             made[id(each)] = self.value(each).requires_grad_(each.requires_grad)
@@ -390,7 +394,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
         return state
 
     def name_of(self, value: Any) -> str:
-        """Return the name of a parameter, or of what a view shows a part of; "" if it's neither."""
+        """Return the name of a parameter, or of the parameter that a view belongs to; "" for other values."""
         for name, each in self.parameters.items():
             if value is each or (value._is_view() and value._base is each):
                 return name
@@ -399,10 +403,10 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
     # the differences
 
     def enter(self, path: str, args: Any, kwargs: Any) -> None:
-        """Take note of the arguments of a layer whose forward begins; here, do nothing."""
+        """Handle the start of a layer's forward; the base class does nothing."""
 
     def leave(self, path: str, output: Any) -> Any:
-        """Return the output of a layer whose forward has ended; here, unchanged."""
+        """Handle the end of a layer's forward, and return its output; the base class returns it unchanged."""
         return output
 
     def value(self, plain: torch.Tensor) -> torch.Tensor:
@@ -504,7 +508,7 @@ class _Local(_Mode):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence torch's own log about fake tensors: this package reports what they can't do."""
+    """Silence torch's log about fake tensors: this package reports the operations that they don't support."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.disabled
     logger.disabled = True
@@ -540,12 +544,12 @@ class _Whole(_Mode):
         self.inputs: dict[str, Any] = {}
 
     def enter(self, path: str, args: Any, kwargs: Any) -> None:
-        """Note what a layer is called with."""
+        """Record the arguments of a layer."""
         self._trusted += path in self._runner.fine
         self.inputs[path] = pytree.tree_map(_spec, (args, kwargs))
 
     def leave(self, path: str, output: Any) -> Any:
-        """Lay out what comes out of a layer that was tried with numbers."""
+        """Set the layout of the output of a layer that was tested with random values."""
         dims = self._runner.fine.get(path)
         if dims is None:
             return output
@@ -582,7 +586,7 @@ class _Whole(_Mode):
         )
 
     def out(self, value: torch.Tensor, on_rank: torch.Tensor) -> Out:
-        """Describe a tensor of the result."""
+        """Return the description of an output tensor."""
         shape = Shape(tuple(value.shape), tuple(value.stride()), value.dtype)
         layout = value.mesh_meta.placements[0] if is_dry(value) else Replicate()
         return Out(shape, layout, on_rank.requires_grad)
@@ -603,7 +607,7 @@ class _Whole(_Mode):
         raise _Found(self.path, str(func), reason, Place(*users_line(), ""))
 
     def _plain(self, func: Any, args: Any, kwargs: Any, step: _Step | None) -> Any:
-        """Do an operation that makes a tensor out of nothing."""
+        """Execute an operation that creates a tensor without tensors as input."""
         result = func(*args, **kwargs)
         if step is None or self._depth or self._trusted or not isinstance(result, torch.Tensor):
             return result
@@ -635,7 +639,7 @@ class _Whole(_Mode):
         return value
 
     def _parts(self, func: Any, args: Any, kwargs: Any, first: Meta) -> tuple[list[Meta | None], str]:
-        """Return the results of an operation, worked out once for all operations that are alike."""
+        """Return the results of an operation, computed once for all identical operations."""
         leaves, structure = pytree.tree_flatten((args, kwargs))
         key = (func, structure, *((x.mesh_meta if is_dry(x) else (type(x), x)) for x in leaves))
         if key not in self._runner.outcomes:
@@ -644,7 +648,9 @@ class _Whole(_Mode):
         return found
 
     def _new_parts(self, func: Any, args: Any, kwargs: Any, first: Meta) -> tuple[list[Meta | None], str]:
-        """Return the results of an operation, and why ranks can't do it by themselves ("" if they can)."""
+        """Return the results of an operation, and why ranks can't execute it on their parts ("" if they
+        can).
+        """
         if is_by_rows(func, args, kwargs):
             shapes = self._runner.propagation.per_rank(func, args, kwargs, self._runner.grid).parts
             layout = args[0].mesh_meta.placements
@@ -680,8 +686,8 @@ class _Whole(_Mode):
 
 
 def _spec(value: Any) -> Any:
-    """Return a dry tensor as shape, dtype and sharded dimension, of which numbers are made; others as they
-    are.
+    """Return a dry tensor as (shape, dtype, sharded dimension), from which random values are made; other
+    values unchanged.
     """
     if not is_dry(value):
         return value

@@ -37,7 +37,7 @@ class Explanation:
     slow: str = ""
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Return the lines of the explanation, each as a keyword, its subject and a sentence."""
+        """Return the rows of the explanation, each with a keyword, its subject and a sentence."""
         rows = [(self._word(each), each.name, self._reason(each)) for each in self.ways]
         rows.sort(key=lambda row: row[0] not in ("taken", "asked"))
         return [*rows, *self._layers()]
@@ -101,7 +101,7 @@ class Explanation:
 
 
 def ties_of(names: Sequence[tuple[str, int]]) -> tuple[tuple[str, ...], ...]:
-    """Return which names are of one parameter.
+    """Return groups of names that share one parameter.
 
     >>> ties_of([("a", 1), ("b", 2), ("c", 1)])
     (('a', 'c'),)

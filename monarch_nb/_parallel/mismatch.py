@@ -11,10 +11,10 @@ from monarch_nb.exceptions import MeshError, ShapeError, ShardingError
 
 
 def mismatch_error(found: LocalMismatch, kind: str, rows: int, num_ranks: int) -> MeshError:
-    """Return the error of an operation that ranks can't do on their parts.
+    """Return the error for an operation that ranks can't execute on their parts of the batch.
 
     Args:
-        kind: class of the layer.
+        kind: the class of the layer.
         rows: size of the batch.
     """
     layer = found.path or "the module"
@@ -23,7 +23,7 @@ def mismatch_error(found: LocalMismatch, kind: str, rows: int, num_ranks: int) -
         f"{found.op} can't be done by {num_ranks} ranks, each on its {rows // num_ranks} of {rows} rows",
         f"  in forward of {layer} ({kind}), {found.place}",
         *(f"  {each}" for each in sides),
-        f"  ranks would say: {str(found.error).splitlines()[0]}",
+        f"  error on the ranks: {str(found.error).splitlines()[0]}",
         *_fixes(found, layer, rows, num_ranks),
     ]
     return ShapeError("\n".join(lines))
@@ -58,7 +58,7 @@ def _ways(path: str) -> Sequence[str]:
 
 
 def across_error(found: Finding, num_ranks: int) -> MeshError:
-    """Return the error of a layer that looks across the batch where that wasn't said."""
+    """Return the error for a layer that mixes rows of the batch although it isn't named in `replicate`."""
     layer = found.path or "the module"
     return ShardingError(
         "\n".join([

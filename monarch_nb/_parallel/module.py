@@ -55,35 +55,34 @@ def parallelize(
     compile: bool = False,  # noqa: A002 (what torch calls it)
     memory: int | None = None,
 ) -> M:
-    """Return a copy of a module that runs on all ranks of a mesh. A loop that was written for one device
-    stays as
-    it is: the optimiser gets `model.parameters()`, inputs and targets are plain tensors.
+    """Return a copy of a module that runs on all ranks of a mesh. A training loop written for one device
+    stays unchanged: the optimiser gets `model.parameters()`, and inputs and targets are plain tensors.
 
-    Each rank does its rows of the batch with torch's own DistributedDataParallel or fully_shard. Layers that
-    look across the batch (batch norm, an attention that picks tokens of the whole batch) are found by a run
-    without
-    numbers, and every rank runs them on the whole batch: what comes out is what one process would compute.
-    `explain(model)` says what was chosen.
+    Each rank computes its rows of the batch with torch's own DistributedDataParallel or fully_shard. Layers
+    that mix rows of the batch (batch norm, an attention that selects tokens of the whole batch) are found by
+    a run without values, and every rank runs them on the whole batch, so that the results equal those of one
+    process. `explain(model)` shows the chosen strategy.
 
     Args:
-        module: any, with numbers in its parameters. Its Python attributes are taken as they are now.
-        mesh: of `monarch_nb.distributed.Mesh`, or any other. All of its ranks share the batch.
-        strategy: "auto" takes the fastest that fits into memory. "ddp", "fsdp" (FSDP2), "hsdp" by hand;
-            layers that look across the batch are an error then, unless they're named in `replicate`. "hsdp"
+        module: any module whose parameters have values. Its Python attributes are copied as they are now.
+        mesh: a `monarch_nb.distributed.Mesh`, or any other mesh. The batch is split over all of its ranks.
+        strategy: "auto" chooses the fastest one that fits into memory. "ddp", "fsdp" (FSDP2) and "hsdp" are
+            explicit choices; layers that mix rows are then an error unless they're in `replicate`. "hsdp"
             replicates over the first axis of the mesh and shards over the others; on a mesh of one axis it
             replicates between hosts and shards within each.
-        sample: an input, or a tuple of them: the choice counts activations too, and errors come at once.
-            Without it, that's done at the first forward.
+        sample: an input, or a tuple of inputs. With it, the choice takes activations into account, and errors
+            are raised at once; without it, both happen at the first forward.
         replicate: paths of layers that every rank runs on the whole batch.
-        optimizer: name or class of the one that will be used: its state counts.
-        precision: "bf16" or "fp16": layers compute in that, parameters stay as they are.
-        checkpoint: True computes activations of repeated layers again in the backward; "auto": if it must be.
+        optimizer: name or class of the optimiser that will be used, for the size of its state.
+        precision: "bf16" or "fp16", the dtype that layers compute in; parameters keep theirs.
+        checkpoint: True recomputes activations of repeated layers in the backward; "auto": only if memory
+            requires it.
         compile: use torch.compile on the ranks.
-        memory: bytes that one rank may use; by default what's free.
+        memory: bytes that one rank may use; by default its free memory.
 
     Raises:
-        MeshUsageError: for unknown words and paths.
-        ShapeError, ShardingError: for a layer that looks across the batch, with a strategy by hand.
+        MeshUsageError: for an unknown strategy, precision, layer or other option.
+        ShapeError, ShardingError: for a layer that mixes rows of the batch, with an explicit strategy.
 
     Example:
         >>> model = monarch_nb.parallelize(GPT(), mesh)                 # doctest: +SKIP
@@ -108,7 +107,7 @@ def parallelize(
 
 
 def explain(model: nn.Module) -> Explanation:
-    """Return why a module runs as it does.
+    """Return the explanation of a module's strategy: the chosen one, the reason, and the cost of the others.
 
     Raises:
         MeshUsageError: for a module that wasn't made by `parallelize`.
@@ -125,7 +124,7 @@ def parallel_of(model: nn.Module) -> Parallel:
     found = model.__dict__.get("forward") if isinstance(model, nn.Module) else None
     if isinstance(found, Parallel):
         return found
-    raise MeshUsageError("this wants a module of monarch_nb.parallelize(module, mesh)")
+    raise MeshUsageError("expected a module that monarch_nb.parallelize(module, mesh) has returned")
 
 
 def _check_words(
@@ -226,13 +225,13 @@ class Parallel:
         return engine.grid((self._num_ranks,), ("data",))  # type: ignore[no-any-return]
 
     def _layout(self, parameter: nn.Parameter) -> Placements:
-        """Return how a parameter lies on the ranks."""
+        """Return the layout of a parameter on the ranks."""
         if self._taken.strategy == "ddp" or parameter.dim() == 0:
             return self._grid.replicated
         return (*self._grid.replicated[:-1], Shard(0))
 
     def explanation(self) -> Explanation:
-        """Return why it runs as it does."""
+        """Return the explanation of the module's strategy."""
         return Explanation(
             self._facts,
             tuple(self._ways),
@@ -275,7 +274,7 @@ class Parallel:
         return self._run(dry, leaves, structure)
 
     def _known_dry(self, args: Any, kwargs: Any, leaves: Any, structure: Any, rows: int) -> DryRun | None:
-        """Return the dry run of a call; None if it has to run operation by operation."""
+        """Return the dry run of a call; None if the call has to run operation by operation."""
         key = (structure, self._flags(), torch.is_grad_enabled(), *map(_key_of, leaves))
         if key in self._known:
             return self._known[key]
@@ -319,18 +318,18 @@ class Parallel:
 
     @property
     def grid(self) -> Grid:
-        """Where its tensors are."""
+        """The ranks that hold the module's tensors."""
         return self._grid
 
     def tensor_grid(self) -> Grid:
-        """Return where its batches lie: `feed` asks it."""
+        """Return the ranks that hold the module's batches, for `feed`."""
         return self._grid
 
     # --- the module on the ranks
 
     def _on_ranks(self, dry: DryRun) -> Tensor:
-        """Return the module there; made with the first forward, and anew where a layer has to run
-        otherwise.
+        """Return the module on the ranks; it's built at the first forward, and again when a layer has to run
+        differently.
         """
         spec = self._spec(dry)
         if self._built is None or not _is_covered(spec, self._built[1]):
@@ -374,7 +373,7 @@ class Parallel:
         return module
 
     def revive(self) -> None:
-        """Put the module on the healed mesh again, without its numbers."""
+        """Put the module on the healed mesh again, without its values."""
         grid = self._grid_for(self._mesh)
         if grid is self._grid:
             return
@@ -388,7 +387,7 @@ class Parallel:
 
     @property
     def unknown(self) -> Any:
-        """Return the metadata that stands for a value that is no tensor."""
+        """Return the metadata for a value that isn't a tensor."""
         return intern((), (), torch.float32, self._grid, None)
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -425,7 +424,7 @@ class _Call:
         self.parameters = [named[n][1] for n in self._numbers]
 
     def forward(self) -> tuple[Tensor, ...]:
-        """Run it on the ranks."""
+        """Run the forward on the ranks."""
         tensors: list[Any] = [self._module]
 
         def hole(value: Any) -> Any:
@@ -441,7 +440,7 @@ class _Call:
         return tuple(self._output(n, out) for n, out in enumerate(self._dry.outputs))
 
     def without_gradient(self, outputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return the tensors that have no history."""
+        """Return the outputs without an autograd history."""
         return [x for x, out in zip(outputs, self._dry.outputs, strict=True) if not out.wants_gradient]
 
     def _output(self, number: int, out: Out) -> Tensor:
@@ -452,14 +451,14 @@ class _Call:
         return found
 
     def layout(self, out: Out) -> Placements:
-        """Return how a result lies on all axes."""
+        """Return the layout of an output on all axes."""
         return (out.layout,) * len(self._grid.shape)
 
     def backward(self, gradients: Sequence[Any], keeps: bool) -> list[Any]:
-        """Go back through it on the ranks."""
+        """Run the backward on the ranks."""
         if self._ran is None:
             raise RuntimeError(
-                "this forward was gone back through already: loss.backward(retain_graph=True) keeps its "
+                "the backward of this forward has run already: loss.backward(retain_graph=True) keeps its "
                 "history"
             )
         numbers = tuple(n for n, each in enumerate(gradients) if each is not None)
@@ -486,7 +485,7 @@ class _Run(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *_: Any) -> Any:
-        """Run it."""
+        """Run the forward of the call."""
         ctx.call = call
         ctx.set_materialize_grads(False)
         outputs = call.forward()
@@ -495,7 +494,7 @@ class _Run(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Go back."""
+        """Run the backward of the call."""
         return None, *ctx.call.backward(gradients, keeps_graph())
 
 
@@ -514,10 +513,10 @@ def _rebind(old: Any, new: Tensor) -> None:
 
 
 def _check_sent(structure: Any) -> None:
-    """Raise if ranks couldn't be told how arguments are put together.
+    """Check that the structure of the arguments can be sent to ranks.
 
     Raises:
-        CantFollow: naming the container.
+        CantFollow: if it can't; the error names the container.
     """
     try:
         pytree.treespec_dumps(structure)
@@ -526,8 +525,8 @@ def _check_sent(structure: Any) -> None:
 
 
 def _replicas(shape: Sequence[int], num_hosts: int, strategy: str) -> int:
-    """Return how many copies "hsdp" keeps. Axes that the user made say it, if it's asked for; what is chosen
-    keeps what is gathered within a host.
+    """Return the number of copies that "hsdp" keeps. If the user has asked for "hsdp" on a mesh with several
+    axes, it's the size of the first one; otherwise the number of hosts, so that gathers stay within a host.
 
     >>> _replicas((4, 2), 1, "hsdp"), _replicas((8,), 2, "hsdp"), _replicas((4, 2), 1, "auto")
     (4, 2, 1)
@@ -541,7 +540,7 @@ def _is_covered(wanted: ParallelSpec, built: ParallelSpec) -> bool:
 
 
 def _rows(leaves: Sequence[Any]) -> int:
-    """Return the size of the batch: of the first tensor's first dimension; 1 if there's none."""
+    """Return the size of the batch, which is the first tensor's first dimension; 1 if there is no tensor."""
     return next((x.shape[0] for x in leaves if isinstance(x, torch.Tensor) and x.dim()), 1)
 
 
@@ -552,7 +551,7 @@ def _key_of(value: Any) -> Any:
 
 
 def _skeleton(module: nn.Module) -> nn.Module:
-    """Return a copy without numbers; buffers have theirs."""
+    """Return a copy of a module without the values of parameters; buffers keep theirs."""
     memo: dict[int, Any] = {
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in module.parameters()
     }
@@ -560,7 +559,9 @@ def _skeleton(module: nn.Module) -> nn.Module:
 
 
 def _groups(module: nn.Module) -> tuple[str, ...]:
-    """Return repeated layers: those of one class in a ModuleList. What people wrap by hand."""
+    """Return the paths of repeated layers: those of one class in a ModuleList, which users of FSDP wrap by
+    hand.
+    """
     shared = _shared(module)
     found: list[str] = []
     for path, layer in module.named_modules():
@@ -574,7 +575,7 @@ def _groups(module: nn.Module) -> tuple[str, ...]:
 
 
 def _shared(module: nn.Module) -> set[int]:
-    """Return parameters that stand in several layers."""
+    """Return the ids of parameters that several layers share."""
     seen: set[int] = set()
     again: set[int] = set()
     for layer in module.modules():

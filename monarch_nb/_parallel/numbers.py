@@ -33,15 +33,15 @@ class _NoChance(TorchDispatchMode):  # type: ignore[misc]
 def split_dims(
     layer: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], num_parts: int
 ) -> list[int | None] | None:
-    """Find out whether parts of a batch give the parts of what the batch gives.
+    """Test whether a layer's outputs for parts of a batch are the parts of its output for the whole batch.
 
     Args:
-        layer: a copy of it is called.
-        args, kwargs: `(size, dtype, dim)` stands for a tensor that is split along `dim` (None: it isn't).
+        layer: the layer; a copy of it is called.
+        args, kwargs: `(size, dtype, dim)` stands for a tensor that is split along `dim` (None: not split).
 
     Returns:
-        for each tensor that comes out the dimension in which parts lie behind each other, None for one that
-        is the same for each part; None if the layer looks across the batch, or can't be called so.
+        for each output tensor the dimension along which the parts make up the whole, or None if it's the same
+        for each part; None instead of the list if the layer mixes rows, or can't be called like that.
     """
     size = sum(p.numel() * p.element_size() for p in layer.parameters())
     if size > MAX_BYTES or any(p.is_meta for p in layer.parameters()):
@@ -70,7 +70,7 @@ _SAME, _DIFFERS = -1, -2
 
 
 def is_spec(value: Any) -> bool:
-    """Say whether this stands for a tensor."""
+    """Return whether a value stands for a tensor."""
     return isinstance(value, tuple) and len(value) == 3 and isinstance(value[1], torch.dtype)
 
 
@@ -96,7 +96,7 @@ def _called(layer: nn.Module, arguments: Any) -> list[torch.Tensor]:
 
 
 def _dim(whole: torch.Tensor, parts: Sequence[torch.Tensor]) -> int:
-    """Return in which dimension parts make the whole."""
+    """Return the dimension along which the parts make up the whole."""
     if all(p.shape == whole.shape for p in parts):
         return _SAME if all(_alike(p, whole) for p in parts) else _DIFFERS
     dims = [

@@ -91,12 +91,14 @@ def _name(func: Any) -> str:
 
 
 def row_layout(dim: int = 0) -> Shard:
-    """Return the layout of a batch, split over the ranks."""
+    """Return the layout of a batch that is split over the ranks."""
     return Shard(dim)
 
 
 def is_by_rows(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Say whether an operation does each row of its first argument, which is split over rows, by itself."""
+    """Return whether an operation processes each row of its first argument, which is split over rows,
+    separately.
+    """
     name = _name(func)
     if name not in _ROWS or not hasattr(args[0], "mesh_meta"):
         return False
@@ -109,17 +111,17 @@ def is_by_rows(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
 
 
 def is_uniform(func: Any) -> bool:
-    """Return whether a factory's numbers are alike on all ranks: the same ones, or random ones."""
+    """Return whether a factory's values don't depend on the rank: constants, or random numbers."""
     return _name(func) in _UNIFORM
 
 
 def is_shaping(func: Any) -> bool:
-    """Return whether numbers among the arguments are sizes: the shape of the result tells whether they are
+    """Return whether numbers among the arguments are sizes, so that the result's shape shows whether they are
     right.
     """
     return _name(func) in _SHAPING or _name(func) in _UNIFORM
 
 
 def reason_of(func: Any) -> str:
-    """Say why ranks can't do an operation on their rows."""
+    """Return why ranks can't execute an operation on their rows."""
     return "its statistics are of all rows" if _name(func) in _NORMS else "it's done on whole tensors only"

@@ -366,7 +366,7 @@ class ActorRunner:
 
     @property
     def has_loop(self) -> bool:
-        """Say whether the actor's messages are handled in an event loop."""
+        """Return whether the actor's messages are handled in an event loop."""
         return self.inbox.hook is not None
 
     def tasks(self) -> dict[tuple[int, int], asyncio.Task[Any]]:
@@ -470,7 +470,7 @@ class ActorRunner:
             return True
 
     def _handles(self, src: int, ref: int) -> bool:
-        """Say whether this actor handles a call."""
+        """Return whether this actor handles a call."""
         current = self.current
         return (src, ref) in self._task_of or (
             current is not None and (current.src, current.ref) == (src, ref)
@@ -733,7 +733,7 @@ _OWN_MESSAGES: dict[bytes, Callable[[ActorRunner, Message], None]] = {
 
 
 def has_async(cls: type) -> bool:
-    """Say whether any method of `cls` is a coroutine function: such an actor gets an event loop."""
+    """Return whether any method of `cls` is a coroutine function: such an actor gets an event loop."""
     for name in dir(cls):
         member = inspect.getattr_static(cls, name, None)
         function = getattr(member, "method", member)

@@ -166,7 +166,7 @@ def find_fault_hook_by(find: Callable[[], FaultHook]) -> None:
 
 
 def has_own_hook() -> bool:
-    """Say whether the program has put a hook of its own in place."""
+    """Return whether the program has put a hook of its own in place."""
     return _find_hook() is not unhandled_fault_hook
 
 

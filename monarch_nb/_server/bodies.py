@@ -31,10 +31,10 @@ class BadBody(ValueError):
 
 
 def read_start(body: Body) -> StartRequest:
-    """Return the settings of a mesh that is to be started.
+    """Return the settings of a mesh to start.
 
     Raises:
-        BadBody: naming the field, what was expected and what came.
+        BadBody: if a field is invalid; the error names it, what was expected and what was received.
 
     Example:
         >>> read_start({"name": "demo", "dims": [["gpus", 4]]}).dims
@@ -71,10 +71,10 @@ def read_start(body: Body) -> StartRequest:
 
 
 def read_watch(number: int, body: Body) -> WatchRequest:
-    """Return the watch that a page asks for, under the number that the page has given it.
+    """Return the watch that a page requests, with the number that the page has assigned to it.
 
     Raises:
-        ValueError: saying what was expected.
+        ValueError: if the request is invalid.
     """
     what, mesh = body.get("what"), body.get("mesh")
     if what == "meshes":
@@ -98,10 +98,10 @@ def read_watch(number: int, body: Body) -> WatchRequest:
 
 
 def read_resize(body: Body) -> dict[str, int]:
-    """Return new sizes by dimension.
+    """Return the new sizes by dimension.
 
     Raises:
-        BadBody: if there are none.
+        BadBody: if there are no sizes.
     """
     sizes = read_sizes(body.get("sizes"), "sizes")
     if not sizes:
@@ -136,7 +136,7 @@ def read_sizes(value: Any, field: str) -> dict[str, int]:
 
 
 def read_text(body: Body, field: str, default: str, *, empty_is_default: bool = False) -> str:
-    """Return a field that is text.
+    """Return a text field of a request.
 
     Raises:
         BadBody: if it isn't.
@@ -150,10 +150,10 @@ def read_text(body: Body, field: str, default: str, *, empty_is_default: bool = 
 
 
 def number(name: str, text: str) -> int | None:
-    """Return a number of at most 18 digits that stands in an address; None if nothing does.
+    """Return a query argument as a number of at most 18 digits; None if it's empty.
 
     Raises:
-        BadBody: if something else stands there.
+        BadBody: if it isn't such a number.
     """
     if not text:
         return None

@@ -27,11 +27,11 @@ WS_PING_MS = 30_000
 
 
 def serve(port: int, on_ready: Callable[[Place], None]) -> None:
-    """Serve until SIGINT or SIGTERM.
+    """Run the dashboard's server until SIGINT or SIGTERM.
 
     Args:
-        port: 0: any that is free.
-        on_ready: told where it is.
+        port: the tcp port; 0: any free one.
+        on_ready: called with the address of the server.
 
     Raises:
         MeshUsageError: if the port is taken.

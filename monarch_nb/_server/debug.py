@@ -39,13 +39,15 @@ class DebugHandler(MeshHandler):
     @authenticated
     @authorized
     async def get(self, name: str) -> None:
-        """Return the stops."""
+        """Return the stopped threads."""
         self.answer({"stops": await self.on_mesh(name, lambda mesh: mesh.debugger().stops())})
 
     @authenticated
     @authorized
     async def post(self, name: str) -> None:
-        """Have stops do what a line says: {"ids": [1, 2], "line": "p x"}; ids null: all."""
+        """Send a debugger command to stopped threads: {"ids": [1, 2], "line": "p x"}; all threads if ids is
+        null.
+        """
         body = self.body()
         ids, line = read_ids(body), read_text(body, "line", "")
         if len(line) > MAX_LINE:
@@ -57,7 +59,7 @@ def read_ids(body: Body) -> list[int] | None:
     """Return the ids of stops; None for all.
 
     Raises:
-        BadBody: if they're something else.
+        BadBody: if the field isn't a list of numbers or null.
     """
     ids = body.get("ids")
     if ids is None:
@@ -88,7 +90,7 @@ class DebugWatch(Watch):
             self._feed = feed
 
     def _watch(self, loop: asyncio.AbstractEventLoop, mesh: Mesh) -> StatusFeed[list[Stop]]:
-        """Begin, where it may block. What is heard comes in the reading thread."""
+        """Start the watch, in a thread that may block. Its callbacks run in the reading thread."""
 
         def soon(callback: Callable[[], None]) -> None:
             with suppress(RuntimeError):  # the server is closing

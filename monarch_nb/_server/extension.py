@@ -24,7 +24,7 @@ class MeshExtension(ExtensionApp):
     _meshes: Meshes
 
     def initialize_settings(self) -> None:
-        """Make what the handlers share."""
+        """Create the objects that the handlers share."""
         self._meshes = Meshes()
         self.settings["monarch_nb_meshes"] = self._meshes
         self._collector = register(self._meshes.pool)
@@ -36,7 +36,7 @@ class MeshExtension(ExtensionApp):
         self.handlers.extend([*routes(), *page.routes()])
 
     async def stop_extension(self) -> None:
-        """Leave nothing open."""
+        """Close everything that the extension has opened."""
         if self._collector is not None:
             unregister(self._collector)
             self._collector = None

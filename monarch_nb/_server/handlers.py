@@ -47,18 +47,18 @@ class MeshHandler(APIHandler):
         return found
 
     async def on_mesh(self, name: str, function: Callable[[Mesh], T]) -> T:
-        """Call a function with a mesh, where it may block."""
+        """Call a function with a mesh, in a thread that may block; return its result."""
         return await self.meshes.link(name).call(function)
 
     async def ask(self, name: str, command: str, **given: object) -> str:
-        """Run a command of the table on a mesh; return what there is to say about it."""
+        """Run a command of the table on a mesh; return the text of its result."""
         return await self.on_mesh(name, lambda mesh: COMMANDS[command].ask_text(mesh, **given))
 
     def body(self) -> dict[str, Any]:
         """Return the request's JSON object; {} if it has none.
 
         Raises:
-            BadBody: if it's something else.
+            BadBody: if the body isn't a JSON object.
         """
         if not self.request.body:
             return {}
@@ -75,12 +75,12 @@ class MeshHandler(APIHandler):
         return found
 
     def answer(self, value: object, status: int = 200) -> None:
-        """Answer with JSON."""
+        """Send a response with a JSON body."""
         self.set_status(status)
         self.finish(msgspec.json.encode(value))
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Say in a sentence what is wrong."""
+        """Send an error response, whose body describes the error in a sentence."""
         error = kwargs.get("exc_info", (None, None, None))[1]
         status, text = _explain(error, status_code)
         self.set_status(status)
@@ -88,7 +88,7 @@ class MeshHandler(APIHandler):
         self.finish(json.dumps({"message": text}))
 
     def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
-        """Log an exception, unless the request was at fault."""
+        """Log an exception, unless it was caused by the request."""
         if not isinstance(value, MeshError | ValueError | RecursionError | HTTPError):
             # Not by tornado's method: it logs the request with its address, which may contain a token.
             self.log.error(
@@ -100,7 +100,7 @@ class MeshHandler(APIHandler):
 
 
 def _explain(error: BaseException | None, status: int) -> tuple[int, str]:
-    """Return status and sentence for an error."""
+    """Return the HTTP status and the message for an error."""
     if isinstance(error, BadBody | MeshUsageError | RankSetError):
         return 400, str(error)
     if isinstance(error, RecursionError):  # this package's objects aren't nested deeply
@@ -122,7 +122,7 @@ class VersionHandler(MeshHandler):
     @authenticated
     @authorized
     async def get(self) -> None:
-        """Return version and protocol."""
+        """Send the version and the protocol."""
         self.answer({"version": __version__, "protocol": PROTOCOL})
 
 
@@ -134,13 +134,13 @@ class MeshesHandler(MeshHandler):
     @authenticated
     @authorized
     async def get(self) -> None:
-        """Return a row per mesh."""
+        """Send a row for each mesh."""
         self.answer(await self.meshes.summaries())
 
     @authenticated
     @authorized
     async def post(self) -> None:
-        """Start a mesh."""
+        """Start a mesh, and send its row."""
         request = read_start(self.body())
         await start_mesh(request, os.path.expanduser(self.settings.get("server_root_dir", ".")))  # noqa: ASYNC240 - it only looks up HOME
         status = await self.on_mesh(request.name, lambda mesh: mesh.status())
@@ -155,13 +155,13 @@ class OneMeshHandler(MeshHandler):
     @authenticated
     @authorized
     async def get(self, name: str) -> None:
-        """Return its state."""
+        """Send the mesh's state."""
         self.answer(await self.on_mesh(name, lambda mesh: mesh.status()))
 
     @authenticated
     @authorized
     async def delete(self, name: str) -> None:
-        """Stop it."""
+        """Stop the mesh."""
         await self.ask(name, "stop")
         self.set_status(204)
         self.finish()
@@ -189,7 +189,7 @@ class HealHandler(MeshHandler):
     @authenticated
     @authorized
     async def post(self, name: str) -> None:
-        """Heal: {"replay": true} runs the cells again that defined what was lost."""
+        """Heal the mesh: {"replay": true} runs the cells again that defined the lost variables."""
         replay = bool(self.body().get("replay"))
         self.answer({"report": await self.ask(name, "heal", replay=replay)})
 
@@ -202,7 +202,7 @@ class ResizeHandler(MeshHandler):
     @authenticated
     @authorized
     async def post(self, name: str) -> None:
-        """Resize: {"sizes": [["gpus", 4]]}."""
+        """Resize the mesh: {"sizes": [["gpus", 4]]}."""
         sizes = read_resize(self.body())
         self.answer({"report": await self.ask(name, "resize", sizes=sizes)})
 
@@ -215,7 +215,7 @@ class AttachHandler(MeshHandler):
     @authenticated
     @authorized
     async def get(self, name: str) -> None:
-        """Return the code of a cell that attaches to the mesh."""
+        """Send the code of a cell that attaches to the mesh."""
         self.meshes.link(name)
         self.answer({"code": f"%load_ext monarch_nb\n%mesh attach {name}"})
 
@@ -228,7 +228,7 @@ class LogsHandler(MeshHandler):
     @authenticated
     @authorized
     async def get(self, name: str) -> None:
-        """Return a page: ?ranks=0-3&grep=loss&before=POSITION&limit=500."""
+        """Send a page of output: ?ranks=0-3&grep=loss&before=POSITION&limit=500."""
         from monarch_nb.mesh.log_page import read_page
 
         ranks = self.get_query_argument("ranks", "") or "all"
@@ -250,7 +250,7 @@ class StacksHandler(MeshHandler):
     @authenticated
     @authorized
     async def get(self, name: str) -> None:
-        """Return Python stacks: ?ranks=0-3."""
+        """Send Python stacks: ?ranks=0-3."""
         ranks = self.get_query_argument("ranks", "") or "all"
         self.answer({"text": await self.ask(name, "stacks", ranks=ranks)})
 
@@ -263,7 +263,7 @@ class JournalHandler(MeshHandler):
     @authenticated
     @authorized
     async def get(self, name: str) -> None:
-        """Return the last entries, oldest first: ?limit=100."""
+        """Send the last entries of the journal, oldest first: ?limit=100."""
         limit = number("limit", self.get_query_argument("limit", ""))
         rows = await self.on_mesh(name, lambda mesh: mesh.journal.rows(100 if limit is None else limit))
         self.answer(rows)

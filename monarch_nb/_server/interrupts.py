@@ -38,5 +38,5 @@ class InterruptWitness:
             await kernel.signal_kernel(int(CONFIRMED))
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._app.event_logger.remove_listener(schema_id=SCHEMA, listener=self._on_event)

@@ -59,20 +59,20 @@ class Link:
     # --- use
 
     def acquire(self) -> None:
-        """Count one more user, and keep the link open."""
+        """Add a user of the link, and keep it open."""
         self._num_users += 1
         if self._closing is not None:
             self._closing.cancel()
             self._closing = None
 
     def release(self) -> None:
-        """Count one user less; after the last one, close the link in a while."""
+        """Remove a user of the link; after the last one, close it with a delay."""
         self._num_users -= 1
         if not self._num_users and not self.closed:
             self._closing = self._loop.call_later(LINGER_S, self.close)
 
     async def call(self, function: Callable[[Mesh], T]) -> T:
-        """Call a function with the mesh where it may block.
+        """Call a function with the mesh, in a thread that may block; return its result.
 
         Raises:
             MeshError: if the controller can't be reached.
@@ -103,7 +103,7 @@ class Link:
             self._feed = mesh.watch_status(self._on_change, self._controller_gone)
 
     def unwatch(self) -> None:
-        """Count one watcher less; after the last one, close the feed."""
+        """Remove a watcher; after the last one, close the feed."""
         self._num_watchers -= 1
         if not self._num_watchers and self._feed is not None:
             self._feed.close()
@@ -111,7 +111,7 @@ class Link:
         self.release()
 
     def _on_change(self, change: StatusChange) -> None:
-        """Take a change, in the reading thread."""
+        """Handle a change of the status, in the reading thread."""
         self._call_soon(lambda: self._take_change(change))
 
     def _take_change(self, change: StatusChange) -> None:
@@ -136,7 +136,7 @@ class Link:
             self.close()
 
     def close(self) -> None:
-        """Disconnect."""
+        """Close the connection."""
         if self.closed:
             return
         self.closed = True
@@ -152,7 +152,7 @@ class Link:
 
 
 def how_ended(mesh: Mesh) -> str:
-    """Return how a mesh has ended, in a sentence, as far as it's known."""
+    """Return how a mesh has ended, as a sentence, as far as that's known."""
     from monarch_nb.actor.handle import transport_of
 
     return transport_of(mesh).lost or f"mesh {mesh.name!r} has ended"

@@ -30,15 +30,15 @@ class Meshes:
         self.pool = ThreadPoolExecutor(NUM_THREADS, "monarch-nb")
 
     def link(self, name: str) -> Link:
-        """Return the connection to a mesh.
+        """Return the connection to the mesh of this name.
 
         Raises:
-            MeshNotFound: if there's no such mesh, or one of another version.
+            MeshNotFound: if the mesh doesn't exist, or belongs to another version.
         """
         return self.link_to(launch.find_connection(name))
 
     def link_to(self, connection: Connection) -> Link:
-        """Return the connection to the controller that a connection file names."""
+        """Return the connection to the controller of a connection file."""
         key = (connection.name, connection.pid)
         link = self._links.get(key)
         if link is None or link.closed:
@@ -52,11 +52,11 @@ class Meshes:
 
     @property
     def num_links(self) -> int:
-        """Connections that are open."""
+        """The number of open connections."""
         return len(self._links)
 
     async def summaries(self) -> list[MeshSummary]:
-        """Return a row for each mesh that runs, also for those that can't be talked to."""
+        """Return a row for each running mesh, including those that don't answer."""
         return list(await asyncio.gather(*(self._summary(c) for c in launch.list_all_connections())))
 
     async def _summary(self, connection: Connection) -> MeshSummary:
@@ -94,7 +94,7 @@ class MeshList:
 
     @property
     def rows(self) -> list[MeshSummary] | None:
-        """The rows, or None if nobody has looked yet."""
+        """The rows; None before the first look."""
         if self._rows is None:
             return None
         rows = []
@@ -104,8 +104,8 @@ class MeshList:
         return rows
 
     async def _look_again(self) -> None:
-        """Look on and on: whatever has gone wrong (no descriptor is free, the directory can't be read) may
-        be over next time.
+        """Update the list periodically. An error (no free descriptor, an unreadable directory) is logged, and
+        the next look tries again.
         """
         before = ""
         while True:

@@ -28,11 +28,11 @@ class MeshCollector(Collector):
         self._pool = pool
 
     def describe(self) -> Iterable[Any]:
-        """Return no descriptions beforehand: registering must not ask anybody."""
+        """Return no descriptions: the registration must not send requests to meshes."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """Yield the metrics."""
+        """Yield the metrics of all meshes."""
         ranks = GaugeMetricFamily("monarch_nb_ranks", "Ranks of a mesh in a state", labels=["mesh", "state"])
         cells = GaugeMetricFamily("monarch_nb_cells", "Cells that run or wait", labels=["mesh"])
         memory = GaugeMetricFamily(
@@ -86,7 +86,7 @@ def _status(name: str) -> Any:
 
 
 def register(pool: ThreadPoolExecutor) -> MeshCollector:
-    """Add our metrics to those of the server."""
+    """Add the metrics of meshes to Jupyter's registry."""
     collector = MeshCollector(pool)
     REGISTRY.register(collector)
     return collector

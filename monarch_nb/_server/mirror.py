@@ -18,11 +18,11 @@ class Mirror:
 
     @property
     def known(self) -> bool:
-        """Whether a status has come from the controller."""
+        """Whether the controller has sent a status."""
         return bool(self.rows.order)
 
     def take_change(self, change: StatusChange) -> None:
-        """Take a change that the controller has sent."""
+        """Apply a change that the controller has sent."""
         if isinstance(change, FullStatus):
             full = change.status
             self.rows = Versioned(tuple(r.rank for r in full.ranks), self.rows.version + 1)
@@ -34,12 +34,12 @@ class Mirror:
         self._tell()
 
     def set_gone(self, reason: str) -> None:
-        """Note why there's nothing more to come, and tell the listeners."""
+        """Record why no further changes will arrive, and notify the listeners."""
         self.gone = self.gone or reason
         self._tell()
 
     def unseen_changes(self, seen: int) -> StatusChange | None:
-        """Return the changes since change number `seen`, or None."""
+        """Return the changes since change number `seen`; None if there are none."""
         return self.rows.unseen_changes(seen) if self.known else None
 
     def status(self) -> MeshStatus:
@@ -47,11 +47,11 @@ class Mirror:
         return self.rows.full()
 
     def summary(self) -> MeshSummary:
-        """Return the row that stands for this mesh in a list."""
+        """Return the mesh's row in a list of meshes."""
         return self.status().summary()
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` whenever there's something new; returns how to stop."""
+        """Call `listener` after every change; return a function that removes the listener."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 

@@ -39,7 +39,7 @@ class _PageHandler(JupyterHandler):
 
     @property
     def content_security_policy(self) -> str:
-        """Nothing comes from elsewhere."""
+        """The page's content security policy: nothing is loaded from other servers."""
         return (
             "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors "
             "'self'; base-uri 'none'"
@@ -52,7 +52,7 @@ class DashboardHandler(_PageHandler):
     @authenticated
     @authorized
     async def get(self) -> None:
-        """Return the page; a request with a token is redirected to the page without it, which then uses a
+        """Send the page. A request with a token is redirected to the page without it, which then uses a
         cookie.
         """
         if self.get_argument("token", ""):
@@ -76,7 +76,7 @@ class StaticHandler(_PageHandler):
 
     @authenticated
     async def get(self, name: str) -> None:
-        """Return a file."""
+        """Send a file."""
         if name not in _TYPES:
             raise HTTPError(404)
         self.set_header("Content-Type", f"{_TYPES[name]}; charset=utf-8")

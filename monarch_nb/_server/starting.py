@@ -16,13 +16,13 @@ START_S = 120.0
 
 
 async def start_mesh(request: StartRequest, directory: str) -> None:
-    """Start a mesh and wait until its ranks are up.
+    """Start a mesh, and wait until its ranks run.
 
     Args:
-        directory: where its ranks stand.
+        directory: the working directory of the ranks.
 
     Raises:
-        MeshStartError: with what the command said.
+        MeshStartError: if the command fails, with its message.
         RankTimeout: if it takes longer than `START_S`.
     """
     process = await asyncio.create_subprocess_exec(
@@ -51,7 +51,7 @@ async def start_mesh(request: StartRequest, directory: str) -> None:
 
 
 def command(request: StartRequest) -> list[str]:
-    """Return the arguments of `monarch-nb` that start what is asked for.
+    """Return the arguments of `monarch-nb` that start the requested mesh.
 
     >>> command(StartRequest("demo", (("gpus", 2),), 0, "local", "8h"))
     ['start', 'demo', '--dims', 'gpus=2', '--job', 'local', '--idle-timeout', '8h']

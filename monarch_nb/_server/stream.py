@@ -207,11 +207,11 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
 
     @property
     def max_message_size(self) -> int:
-        """The longest message that is taken; the connection of who sends a longer one is closed."""
+        """The maximum size of a message in bytes; a connection that sends a longer one is closed."""
         return MAX_MESSAGE_BYTES
 
     def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
-        """Log an error without the address: a token may be in it."""
+        """Log an error without the request's address, which may contain a token."""
         self.log.error(
             "Uncaught exception in %s %s", self.request.method, self.request.path, exc_info=(typ, value, tb)
         )
@@ -223,7 +223,7 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
 
     @ws_authenticated
     async def get(self, *args: Any, **kwargs: Any) -> None:
-        """Open the connection for who may read."""
+        """Open the connection if the user has permission to read."""
         allowed = self.authorizer.is_authorized(self, self.current_user, "read", self.auth_resource)
         if asyncio.isfuture(allowed) or asyncio.iscoroutine(allowed):
             allowed = await allowed
@@ -237,7 +237,7 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         self._write(messages.Hello(version=__version__, protocol=PROTOCOL))
 
     def on_message(self, data: str | bytes) -> None:
-        """Take a message; one that can't be understood is answered, and the connection stays."""
+        """Handle a message; an invalid one is answered with an error, and the connection stays open."""
         try:
             message = json.loads(data)
             op, number = message["op"], message["id"]
@@ -294,14 +294,14 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             self.write_message(msgspec.json.encode(message).decode())
 
     def on_close(self) -> None:
-        """Drop all watches, because the browser has gone."""
+        """Drop all watches, because the browser has disconnected."""
         super().on_close()
         for number in list(self._watches):
             self._drop(number)
 
 
 def could_not(error: Exception) -> str:
-    """Return the answer to a request that has met an error nobody foresaw."""
+    """Return the answer to a request that failed with an unexpected error."""
     return f"the Jupyter server could not do this: {type(error).__name__}: {error}"
 
 

@@ -21,12 +21,12 @@ class Watch(ABC):
         self.over = False
 
     def taken(self) -> None:
-        """Note that the browser has taken the last message, and send what is new."""
+        """Record that the browser has received the last message, and send new changes."""
         self._is_ready = True
         self.wake()
 
     def wake(self) -> None:
-        """Send changes, if the browser can take them."""
+        """Send changes, if the browser has received the last message."""
         if self._is_ready and not self.over:
             message = self.next_message()
             if message is not None:
@@ -34,7 +34,7 @@ class Watch(ABC):
                 self._send(message)
 
     def send_last(self, message: Gone | Failed) -> None:
-        """Send the last message."""
+        """Send the last message, and close the watch."""
         if not self.over:
             self.over = True
             self._send(message)
@@ -42,12 +42,12 @@ class Watch(ABC):
 
     @abstractmethod
     async def begin_watch(self) -> None:
-        """Begin to watch."""
+        """Start the watch."""
 
     @abstractmethod
     def next_message(self) -> WatchMessage | None:
-        """Return a message with all that is new, or None."""
+        """Return a message with all new changes; None if there are none."""
 
     @abstractmethod
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop the watch."""

@@ -30,10 +30,10 @@ _OF_THE_RANKS = ("device", "pin_memory", "layout")
 
 
 def active_grid() -> Grid:
-    """Return the grid of the active mesh, for tensors of the active stream.
+    """Return the grid of the active mesh, with the active stream.
 
     Raises:
-        MeshUsageError: if there's none.
+        MeshUsageError: if no mesh is active.
     """
     mesh = get_active_mesh()
     if mesh is None:
@@ -45,7 +45,7 @@ def active_grid() -> Grid:
 
 
 def makes_tensors() -> TorchFunctionMode:
-    """Return a context in which torch's functions make tensors of the active mesh."""
+    """Return a context in which torch's functions create tensors of the active mesh."""
     return MakesTensors()
 
 
@@ -61,7 +61,9 @@ class MakesTensors(TorchFunctionMode):  # type: ignore[misc]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run the user's tensor constructors on the active mesh, any other function of torch here."""
+        """Run the user's tensor constructors on the active mesh, and any other function of torch in this
+        process.
+        """
         named = dict(kwargs or {})
         if func not in _device_constructors() or get_active_mesh() is None or _is_meta(named):
             return func(*args, **named)
@@ -75,7 +77,9 @@ def _is_meta(named: Mapping[str, Any]) -> bool:
 
 
 def _stays_here(frame: Any) -> bool:
-    """Say whether this package has called torch, or a part of torch that makes tensors for itself."""
+    """Return whether the caller of torch is this package, or a part of torch that creates tensors for its own
+    use.
+    """
     modules = [f"{module_of(each)}." for each in frames_from(frame)]
     if modules and modules[0].startswith("torch.") and not modules[0].startswith("torch.nn."):
         return True
@@ -105,7 +109,7 @@ class _OnTheRanks(TorchDispatchMode):  # type: ignore[misc]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operation without tensor arguments on the ranks; run any other one here."""
+        """Run an operation without tensor arguments on the ranks, and any other one in this process."""
         named = dict(kwargs or {})
         if any(isinstance(each, torch.Tensor) for each in (*args, *named.values())):
             return func(*args, **named)

@@ -71,9 +71,7 @@ class Barrier:
         self._receiver.recv().add_done_callback(self._reported)
 
     def _reported(self, future: Any) -> None:
-        """Handle the report of a rank, and begin to decide. Called where messages are read: nothing here
-        waits.
-        """
+        """Handle a rank's report, and start to decide. Called in the reading thread, so it never waits."""
         try:
             report: Report = future.get()
         except (MeshError, RuntimeError):  # the mesh has ended
@@ -96,7 +94,7 @@ class Barrier:
             self._engine.lose(error)
         except MeshError as error:
             self._engine.lose(
-                SupervisionError(f"ranks that had failed couldn't be brought together again: {error}")
+                SupervisionError(f"the ranks couldn't be synchronised again after a failure: {error}")
             )
         finally:
             with self._changed:
@@ -119,14 +117,14 @@ class Barrier:
         """Stop all ranks.
 
         Raises:
-            SupervisionError: if one is dead, or was started anew since: the others have nobody to go on with.
+            SupervisionError: if a rank is dead or was restarted, so that the others can't continue.
         """
         if not all(self._engine.control.halt.call().get(MEET_S).values()):
             self._engine.control.decide.call(Reset()).get(MEET_S)
             raise SupervisionError(STARTED_ANEW)
 
     def _all_within(self, seconds: float) -> bool:
-        """Wait until all ranks have reported; say whether they have."""
+        """Wait until all ranks have reported; return whether they have."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_void or self._are_all_here(), seconds)
             return not self._is_void and self._are_all_here()
@@ -173,7 +171,7 @@ class Barrier:
 
 
 def _is_consequence(report: Report) -> bool:
-    """Say whether a rank raised because its connections were shut down under it, or its peers have gone."""
+    """Return whether a rank raised only because its connections were shut down, or its peers have gone."""
     return any(
         word in report.message
         for word in ("Connection closed by peer", "Connection reset", "gloo/transport", "NCCL")

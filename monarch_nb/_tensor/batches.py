@@ -18,7 +18,7 @@ def batches_of(source: Any, batch_size: int | None) -> Iterator[Any]:
     """Return an iterator of a source's batches, whose arrays and columns are plain tensors.
 
     Raises:
-        MeshUsageError: for a source that isn't one, or has to be cut and isn't told how.
+        MeshUsageError: for an unsupported source, or one that needs `batch_size` and has none.
     """
     cut = _cutter(source)
     if cut is not None:
@@ -50,7 +50,7 @@ def _package(value: Any) -> str:
 
 
 def _cutter(source: Any) -> Callable[[Any, int], Iterator[Any]] | None:
-    """Return the function that cuts a source into batches; None if none is known for its type."""
+    """Return the function that splits a source of this type into batches; None if there is none."""
     package, kind = _package(source), type(source).__name__
     if package in ("duckdb", "_duckdb"):
         return lambda query, rows: iter(query.to_arrow_reader(rows))
@@ -73,11 +73,11 @@ def _table_slices(table: Any, rows: int) -> Iterator[Any]:
 
 
 def tensors_of(batch: Any) -> Any:
-    """Return a batch with tensors in place of arrays; of a table a dict of its columns.
+    """Return a batch with tensors in place of arrays; a table becomes a dict of its columns.
 
     Raises:
-        MeshUsageError: for a column that can't be a tensor as it is.
-        WrongTensor: for an array that can't.
+        MeshUsageError: for a column that can't be converted to a tensor.
+        WrongTensor: for an array that can't be converted.
     """
     table = _arrow(batch)
     if table is not None:
@@ -102,7 +102,9 @@ def _array(array: Any) -> torch.Tensor:
 
 
 def _column(name: str, column: Any) -> torch.Tensor:
-    """Return a column in its own memory; one of lists of equal length has two dimensions."""
+    """Return a column as a tensor with its own memory; a column of lists of equal length has two
+    dimensions.
+    """
     import pyarrow
 
     whole = column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column

@@ -47,7 +47,7 @@ class Stream:
 
     @contextmanager
     def activate(self) -> Iterator[Self]:
-        """Make tensors that are created in a `with` block belong to this stream."""
+        """Make tensors that are created within the block belong to this stream."""
         token = _active.set(self)
         try:
             yield self
@@ -58,13 +58,13 @@ class Stream:
         """Borrow a tensor of another stream for this one.
 
         Args:
-            mutable: it may be changed; then its owner can't use it meanwhile.
+            mutable: whether this stream may change the tensor; if so, the owner can't use it meanwhile.
 
         Returns:
-            The tensor as this stream uses it, and what ends that.
+            the tensor for use on this stream, and the `Borrow` that ends its use.
 
         Raises:
-            WrongTensor: BORROWED: if it's borrowed already, and one of both would change it.
+            WrongTensor: BORROWED: if it's borrowed already, and one of the two borrows is mutable.
         """
         check(tensor, "borrow")
         return Borrow.of(tensor, self, mutable)
@@ -82,7 +82,7 @@ class Borrow:
 
     @classmethod
     def of(cls, tensor: Tensor, stream: Stream, mutable: bool) -> tuple[Tensor, Borrow]:
-        """Make a borrow; see `Stream.borrow`."""
+        """Create a borrow; see `Stream.borrow`."""
         meta = tensor.mesh_meta
         if tensor.dropped:
             raise WrongTensor("DROPPED: this tensor was dropped: nothing is left to borrow")
@@ -104,11 +104,11 @@ class Borrow:
         return self._made
 
     def drop(self) -> None:
-        """End the borrow: its owner can use the tensor as before, and the borrowed one can't be used any
+        """End the borrow: the owner can use its tensor as before, and the borrowed one can't be used any
         more.
 
         Raises:
-            WrongTensor: if it was ended before.
+            WrongTensor: if the borrow has ended already.
         """
         if self._made.dropped:
             raise WrongTensor("DROPPED: this borrow was dropped before")
@@ -129,5 +129,5 @@ _active: ContextVar[Stream] = ContextVar("monarch_nb_stream", default=_main)
 
 
 def get_active_stream() -> Stream:
-    """Return the stream that tensors made now belong to."""
+    """Return the stream that newly created tensors belong to."""
     return _active.get()

@@ -74,13 +74,13 @@ class _Adopted:
     made: Tensor
 
     def is_of(self, plain: torch.Tensor, grid: Grid) -> bool:
-        """Say whether the record describes the tensor's present state."""
+        """Return whether the record describes the tensor's present state."""
         is_same = version_of(plain) == self.version and self.plain() is plain
         return is_same and self.made.mesh_meta.grid is grid
 
 
 def is_tensor(value: Any) -> bool:
-    """Say whether a value is a tensor of a mesh."""
+    """Return whether a value is a tensor of a mesh."""
     return isinstance(value, Tensor)
 
 
@@ -102,7 +102,7 @@ class Operation:
 
     @property
     def meta(self) -> Meta:
-        """The metadata of its first tensor: all are of one mesh."""
+        """The metadata of the first tensor; all tensors of an operation are of one mesh."""
         found = self.tensors[0].mesh_meta
         return found.on(found.grid.free)
 
@@ -169,7 +169,7 @@ class Engine:
 
     @property
     def epoch(self) -> int:
-        """Number of the process groups that are in use."""
+        """The number of the process groups that are in use."""
         return self._epoch
 
     def next_epoch(self) -> int:
@@ -183,7 +183,7 @@ class Engine:
         self.stream.close()
 
     def restart(self) -> None:
-        """Restart after a heal: all ranks exist again, their values don't."""
+        """Restart after a heal: all ranks exist again, but their values are lost."""
         self.stream.close()
         forget(self)
         self.next_epoch()
@@ -333,7 +333,9 @@ class Engine:
         return self._command(plan, op.tensors, op.scalars)
 
     def _reshape_in_place(self, op: Operation) -> Tensor:
-        """Replace the tensor that, say, squeeze_ is called on by the view that squeeze makes."""
+        """Replace the tensor of an in-place view operation (such as squeeze_) by the view that the functional
+        operation (squeeze) returns.
+        """
         view = _VIEWS.get(op.func)
         if view is None:
             raise MeshUsageError(
@@ -353,7 +355,7 @@ class Engine:
         return self._propagation.over_grid(op.func, op.args, op.kwargs, op.meta)
 
     def _plan(self, op: Operation, outcome: Outcome) -> Plan:
-        """Make a plan, and send it to the ranks."""
+        """Create a plan, and send it to the ranks."""
         func, meta = op.func, op.meta
         where = positions(func, op.args, op.kwargs, is_tensor)
         writes = tuple(n for name in written_names(func) for n in where.get(name, ()))
@@ -380,7 +382,7 @@ class Engine:
         return () if len(grid.ranks) == self.num_ranks else grid.ranks
 
     def create(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Grid) -> Tensor:
-        """Execute an operation without tensor arguments: each rank has its result as a value of its own."""
+        """Execute an operation without tensor arguments; each rank's result is a value of its own."""
         self._check_alive()
         key = (func, grid, str(args), str(kwargs))
         plan = self._own_plans.get(key)
@@ -403,8 +405,8 @@ class Engine:
         return made
 
     def _ask(self, op: Operation) -> Any:
-        """Execute an operation whose shapes depend on values: the ranks execute it, and describe the
-        result.
+        """Execute an operation whose output shapes depend on values: the ranks execute it, and return the
+        metadata of the result.
         """
         grid = op.meta.grid
         num = 1 if _is_single(op.func) else len(schema_of(op.func).returns)
@@ -422,7 +424,7 @@ class Engine:
         return Tensor(meta, made.mesh_handle)
 
     def _value(self, func: Any, args: Sequence[Any], tensors: Sequence[Any]) -> Any:
-        """Return the result of an operation that gives numbers, not tensors."""
+        """Return the result of an operation that returns numbers instead of tensors."""
         returns = schema_of(func).returns
         if len(returns) != 1 or "Tensor" in str(returns[0].type):
             return _NO_VALUE
@@ -465,9 +467,7 @@ class Engine:
     # --- plain tensors among the arguments
 
     def _adopt_in(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return the arguments with plain tensors laid out on the mesh: such a tensor has one value, so
-        all ranks may know it.
-        """
+        """Return the arguments with plain tensors put on the mesh: all ranks get the same value."""
         partners = [t for t in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(t, Tensor)]
         where = written_names(func)
         names = [a.name for a in schema_of(func).arguments]
@@ -492,7 +492,9 @@ class Engine:
         return pytree.tree_map(adopted, tuple(args)), pytree.tree_map(adopted, dict(kwargs))
 
     def adopt(self, plain: torch.Tensor, grid: Grid, placements: Placements) -> Tensor:
-        """Return a plain tensor as one of the mesh. It's sent once, while it's unchanged."""
+        """Return a plain tensor as a tensor of the mesh. It's sent once, and again only after it has
+        changed.
+        """
         known = self._adopted.get(id(plain))
         if known is not None and known.is_of(plain, grid):
             return known.made
@@ -508,9 +510,9 @@ class Engine:
         """Send a plain tensor to the ranks; each keeps its part.
 
         Args:
-            placements: None: each rank has it as a value of its own; then `plain` may be a list with one for
-                each rank.
-            maps: ranks keep the memory in which it comes, instead of a copy of their part.
+            placements: the layout; None: each rank has a value of its own, and `plain` may be a list with one
+                tensor for each rank.
+            maps: whether ranks keep the memory of the message, instead of a copy of their part.
         """
         self._check_alive()
         first = next(p for p in plain if p is not None) if isinstance(plain, list) else plain
@@ -574,8 +576,8 @@ class Engine:
         """Raise unless a value can be read.
 
         Raises:
-            WrongTensor: if it's of another mesh, or borrowed to be changed.
-            DeviceMeshError: if it was lost.
+            WrongTensor: if the tensor is of another mesh, or is borrowed as mutable.
+            DeviceMeshError: if the value was lost.
         """
         self._check_alive()
         grid = tensor.mesh_meta.grid
@@ -587,7 +589,7 @@ class Engine:
         """Return each rank's answer about a value: see `Executor.fetch`.
 
         Raises:
-            RemoteException: if it couldn't be made.
+            RemoteException: if the value's computation failed.
             SupervisionError: if a rank is dead.
         """
         self.check_usable(tensor)
@@ -607,8 +609,8 @@ class Engine:
         """Return the values in the ranks' answers to a fetch.
 
         Raises:
-            RemoteException: if it couldn't be made.
-            SupervisionError: if a rank was started anew meanwhile.
+            RemoteException: if the value's computation failed.
+            SupervisionError: if a rank was restarted meanwhile.
         """
         failed = next((a.failed for a in answers if a.failed >= 0), None)
         if any(a.failed == NOT_BEGUN for a in answers):
@@ -619,7 +621,7 @@ class Engine:
         return [a.value for a in answers]
 
     def fetch_later(self, tensor: Tensor, how: FetchFrom) -> Any:
-        """Ask the ranks as `fetch` does; return a future of what each says."""
+        """Request a value like `fetch`, without waiting; return a future of each rank's answer."""
         self.check_usable(tensor)
         self.stream.flush()
         asked = self._worker.fetch.call(tensor.mesh_handle.slot, how, tensor.mesh_meta.grid.ranks[0])
@@ -650,7 +652,7 @@ def check_access(what: Any, metas: Sequence[Meta], written: Sequence[Meta]) -> N
     """Raise if tensors are on different streams, or are borrowed so that the operation isn't permitted.
 
     Args:
-        written: those that are changed.
+        written: the metadata of tensors that the operation changes.
     """
     streams = sorted({m.grid.stream for m in metas})
     if len(streams) > 1:
@@ -723,8 +725,8 @@ def _is_single(func: Any) -> bool:
 def _shape_of_result(
     func: Any, parts: tuple[Meta | None, ...], where: Mapping[str, tuple[int, ...]]
 ) -> tuple[tuple[Any, ...], Callable[[list[Any]], Any] | None]:
-    """Return the parts of a result, with returned inputs by their position; and the function that assembles
-    the result.
+    """Return the output tensors of an operation, inputs that it returns by their position, and the function
+    that assembles the result.
     """
     returns = schema_of(func).returns
     if not returns:
@@ -759,8 +761,8 @@ def _parcel(plain: torch.Tensor, is_large: bool) -> torch.Tensor:
 
 
 def _like(plain: torch.Tensor, partners: Sequence[Tensor]) -> Placements:
-    """Return the layout for a plain tensor: that of another argument of the same shape, otherwise whole on
-    every rank.
+    """Return the layout for a plain tensor: that of another argument of the same shape, otherwise
+    replicated.
     """
     whole = partners[0].mesh_meta.grid.replicated
     like = next((p.placements for p in partners if p.shape == plain.shape and plain.dim()), None) or whole

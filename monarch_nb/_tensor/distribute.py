@@ -18,10 +18,10 @@ def distribute(tensor: torch.Tensor, mesh: Any, sharding_spec: Sequence[Any] | N
     """Distribute a tensor over a mesh: each rank gets its part. The result is still one tensor.
 
     Args:
-        tensor: a plain tensor of any shape; or one of this mesh already, which is laid out anew.
-        mesh: of `monarch_nb.distributed.Mesh`, or any other.
-        sharding_spec: for each dimension the axis of the mesh over which it's split, several axes, or None.
-            Without it, every rank has the whole tensor.
+        tensor: a plain tensor of any shape; or a tensor of this mesh, whose layout is changed.
+        mesh: a `monarch_nb.distributed.Mesh`, or any other mesh.
+        sharding_spec: for each dimension of the tensor the axis of the mesh over which it's split, several
+            axes, or None. Without a spec, every rank has the whole tensor.
 
     Returns:
         A tensor of the same shape, type and `requires_grad`.
@@ -54,7 +54,7 @@ def redistribute(tensor: Tensor, sharding_spec: Sequence[Any]) -> Tensor:
     """Return the same tensor in another layout. Gradients flow through.
 
     Raises:
-        ShardingError: of a tensor of which each rank has its own.
+        ShardingError: if each rank has a value of its own.
     """
     meta = tensor.mesh_meta
     if meta.placements is None:
@@ -71,7 +71,7 @@ class _Redistribute(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, placements: Any) -> Any:
-        """Lay out."""
+        """Change the layout of the tensor."""
         ctx.layout = tuple(
             each if each.is_shard() else tensor.mesh_meta.grid.replicated[0]
             for each in tensor.placements or ()
@@ -80,17 +80,17 @@ class _Redistribute(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Lay the gradient out as the input was."""
+        """Change the layout of the gradient to that of the input."""
         return laid_out(gradients[0], ctx.layout), None
 
 
 def moved_to(tensor: Tensor, grid: Grid, placements: Placements) -> Tensor | None:
-    """Return a tensor over another grid of the same ranks, where each has its part already or gets it from
-    the others; None if that isn't possible: other ranks, an autograd history, rows that can't be split
-    evenly.
+    """Return a tensor over another grid of the same ranks, where each rank has its part already or gets it
+    from the others. Return None if that isn't possible: with other ranks, an autograd history, or rows that
+    can't be split evenly.
 
     Args:
-        placements: split along dimension 0 over all axes, or whole on every rank.
+        placements: the new layout: split along dimension 0 over all axes, or replicated.
     """
     meta = tensor.mesh_meta
     base, num = meta.grid.base, len(grid.ranks)
@@ -109,7 +109,7 @@ def moved_to(tensor: Tensor, grid: Grid, placements: Placements) -> Tensor | Non
 
 
 def laid_out(tensor: Tensor, placements: Any) -> Tensor:
-    """Return a tensor in a layout; itself, as another object, if it's in that."""
+    """Return a tensor in a layout; if it has that layout already, another object of the same tensor."""
     meta = tensor.mesh_meta
     if meta.placements == placements:
         return tensor.detach()  # type: ignore[no-any-return]

@@ -44,7 +44,7 @@ def _chunk(first: int, last: int, at: int, num: int) -> tuple[int, int]:
 
 
 def rows(meta: Meta) -> list[list[str]]:
-    """Return the grid as a table with a head; the last axis runs across."""
+    """Return the grid as a table with a header; the last axis is horizontal."""
     grid = meta.grid
     *outer, across = grid.names
     found = parts(meta)
@@ -58,10 +58,10 @@ def rows(meta: Meta) -> list[list[str]]:
 
 
 def html_of(meta: Meta, text: str) -> str:
-    """Return the HTML of a tensor: its metadata, and where its parts lie.
+    """Return the HTML of a tensor: its metadata, and the location of its parts.
 
     Args:
-        text: its numbers and its kind.
+        text: the tensor's values and type, as text.
     """
     head = f"<pre>{html.escape(text)}</pre>"
     if len(meta.grid.ranks) > MOST_CELLS:

@@ -34,7 +34,7 @@ def live_engines() -> list[Engine]:
 
 
 def ranks_of(procs: ProcMesh) -> tuple[int, ...]:
-    """Return which ranks of their engine processes are."""
+    """Return the ranks of processes in their engine."""
     placement = placement_of(procs)
     return tuple(map(_key(procs)[2].index, placement.procs))
 
@@ -56,7 +56,7 @@ def grid_of(mesh: Any) -> Grid:
         names, sizes = _axes(mesh.sizes)
         return engine_of(mesh).grid(sizes, names, ranks_of(mesh))
     raise MeshUsageError(
-        f"a mesh is wanted here, not {type(mesh).__name__}: monarch_nb.distributed.Mesh(shape=(2,), "
+        f"expected a mesh, not {type(mesh).__name__}: monarch_nb.distributed.Mesh(shape=(2,), "
         "mesh_dim_names=('data_parallel',)), or one of `%mesh start`"
     )
 

@@ -38,7 +38,7 @@ class Failure:
     is_partial: bool = False
 
     def error(self) -> RemoteException:
-        """Return the error that is raised where the value is waited for."""
+        """Return the error to raise where a program waits for the value."""
         return RemoteException("\n".join(self._lines()), self._failures())
 
     def _lines(self) -> list[str]:

@@ -31,30 +31,30 @@ def feed(
 ) -> Iterator[Any]:
     """Return an iterator over a source's batches, as tensors of a mesh.
 
-    A batch is written once, into memory that the ranks of this machine map: each sees its rows there. Batches
-    are sent before they're asked for, and wait for the ranks.
+    A batch is written once, into memory that the ranks of this machine map, each its own rows. Batches are
+    sent ahead of their use, and wait for the ranks.
 
     Args:
         source: an iterable of batches, as a DataLoader or a generator; a batch is a tensor, a numpy array, an
             Arrow or Polars table, or a tuple, list or dict of tensors and arrays. Or one tensor, array or
             table, or a relation of DuckDB, which is cut into batches of `batch_size` rows.
-        mesh: of `monarch_nb.distributed.Mesh`, or any other; or a model of `parallelize`, whose results and
-            the targets that are fed lie alike then.
-        placements: a sharding spec as of `distribute`, for all tensors of a batch, the first entries of it
-            for those of fewer dimensions; or a dict of them by column. By default rows are split over the
-            data axis.
-        prefetch: how many batches are sent before the program asks for them. It's given the next when the
-            ranks are no more than so many batches behind it; else it waits for them.
-        batch_size: rows of a batch. The last may have fewer.
+        mesh: a `monarch_nb.distributed.Mesh`, or any other mesh; or a model of `parallelize`, so that targets
+            have the layout of the model's results.
+        placements: a sharding spec like that of `distribute`, for all tensors of a batch (tensors of fewer
+            dimensions use its first entries); or a dict of specs by column. By default rows are split over
+            the data axis.
+        prefetch: the number of batches that are sent ahead. The iterator waits while the ranks are more than
+            this number of batches behind the program.
+        batch_size: the number of rows of a batch. The last batch may have fewer.
 
     Yields:
-        Batches, put together as in the source; of a table a dict of its columns, a column of lists of equal
-        length as a tensor of two dimensions. What is no tensor, array or table stays as it is.
+        Batches, structured as in the source. A table becomes a dict of its columns, a column of lists of
+        equal length a tensor of two dimensions. Values of other types stay unchanged.
 
     Raises:
         MeshUsageError: for a source that isn't one, a column with nulls or without numbers, an unknown axis.
         SupervisionError: (a DeviceMeshError) if the mesh is dead.
-        Exception: what the source raises, with a note that says in which batch.
+        Exception: the error of the source, with a note that names the batch.
 
     Example:
         >>> for x, y in monarch_nb.feed(DataLoader(data, 64), mesh):            # doctest: +SKIP
@@ -101,7 +101,7 @@ class _Feed:
         return self._ready.popleft()
 
     def _read(self) -> None:
-        """Send one more batch. An error of the source is raised after the batches before it."""
+        """Read one more batch and send it. An error of the source is raised after the batches before it."""
         try:
             self._ready.append(self._sent(next(self._batches)))
             self._num_read += 1

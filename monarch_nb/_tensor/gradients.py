@@ -17,13 +17,14 @@ def grad_generator(
     with_respect_to: Sequence[torch.Tensor],
     grad_roots: Sequence[torch.Tensor] | None = None,
 ) -> Iterator[torch.Tensor | None]:
-    """Yield the gradients of `roots`, in the order of `with_respect_to`; None for what they don't depend on.
+    """Yield the gradients of `roots` with respect to the given tensors, in order; None for tensors that the
+    roots don't depend on.
 
-    Nothing is computed before the first is asked for.
+    Nothing is computed before the first gradient is requested.
 
     Args:
-        roots: one tensor or several, of any shape; of a number its own gradient is 1.
-        grad_roots: gradients of the roots, of their shapes.
+        roots: one or several tensors of any shape; the gradient of a root with one element is 1 by default.
+        grad_roots: the gradients of the roots, in the shapes of the roots.
 
     Example:
         >>> for gradient in monarch_nb.grad_generator(loss, list(model.parameters())):  # doctest: +SKIP
@@ -45,8 +46,9 @@ def _gradients(roots: Any, wanted: Any, grad_roots: Any) -> Iterator[torch.Tenso
 
 
 def grad_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function define its own gradient: it returns its result, a tensor or several, and a function that
-    takes their gradients and returns those of the tensors among its arguments, in order.
+    """Decorate a function that defines its own gradient: it returns its result (one or several tensors), and
+    a function that takes the gradients of the result, and returns those of the tensors among its arguments,
+    in order.
 
     Example:
         >>> @monarch_nb.grad_function                        # doctest: +SKIP
@@ -66,7 +68,7 @@ def grad_function(function: Callable[..., Any]) -> Callable[..., Any]:
 class _Own(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, function: Callable[..., Any], leaves: Any, structure: Any, *tensors: Any) -> Any:
-        """Call the function; keep what makes its gradient."""
+        """Call the function; keep its gradient function."""
         rest = iter(tensors)
         args, kwargs = pytree.tree_unflatten(
             [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure
@@ -83,7 +85,7 @@ class _Own(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Call what makes the gradient."""
+        """Call the gradient function."""
         found = ctx.backward_of(*gradients)
         parts = tuple(found) if isinstance(found, (list, tuple)) else (found,)
         if len(parts) != ctx.num_tensors:

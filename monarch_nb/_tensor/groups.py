@@ -32,7 +32,7 @@ class RemoteProcessGroup:
         self.hole = GroupHole(found.base.number, found.names.index(name))
 
     def size(self) -> int:
-        """Return how many ranks are in each group."""
+        """Return the number of ranks in each group."""
         return self._size
 
     def __repr__(self) -> str:
@@ -40,11 +40,11 @@ class RemoteProcessGroup:
 
 
 def process_group(mesh: Any, dims: Sequence[str] | str) -> RemoteProcessGroup:
-    """Return the process groups along axes: each rank is in the one of those that differ from it along these
-    only.
+    """Return the process groups along axes: the ranks of one group differ only in their coordinates along
+    these axes.
 
     Raises:
-        MeshUsageError: for an axis that isn't there.
+        MeshUsageError: for an axis that the mesh doesn't have.
 
     Example:
         >>> group = procs.process_group("gpus")              # doctest: +SKIP
@@ -68,7 +68,7 @@ def _axis(grid: Grid, name: str) -> int:
 
 
 def _flattened(grid: Grid, dims: Sequence[str]) -> Grid:
-    """Return a grid of the same ranks in which some axes are one, the last."""
+    """Return a grid of the same ranks in which some axes are merged into one, the last."""
     rest = [name for name in grid.names if name not in dims]
     order = [grid.names.index(name) for name in (*rest, *dims)]
     ranks = torch.tensor(grid.ranks).view(grid.shape).permute(order).flatten().tolist()
@@ -80,10 +80,10 @@ def _flattened(grid: Grid, dims: Sequence[str]) -> Grid:
 
 
 def rank_tensor(mesh: Any, dim: str) -> Tensor:
-    """Return a number of each rank's own: its place along an axis.
+    """Return each rank's coordinate along an axis, as a tensor of which each rank has its own value.
 
     Raises:
-        MeshUsageError: for an axis that isn't there.
+        MeshUsageError: for an axis that the mesh doesn't have.
 
     Example:
         >>> monarch_nb.inspect(procs.rank_tensor("gpus"), gpus=1)  # doctest: +SKIP
@@ -98,5 +98,5 @@ def rank_tensor(mesh: Any, dim: str) -> Tensor:
 
 
 def rank_tensors(mesh: Any) -> dict[str, Tensor]:
-    """Return the places of the ranks along all axes, by name."""
+    """Return the coordinates of the ranks along all axes, by name."""
     return {name: rank_tensor(mesh, name) for name in grid_of(mesh).names}

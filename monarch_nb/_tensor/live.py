@@ -13,7 +13,8 @@ SHOWN = 10
 
 
 def biggest() -> str:
-    """Return the lines that made most of what lives on the ranks, most first; "" if nothing does.
+    """Return the source lines that created the most of the live memory on the ranks, the largest first; "" if
+    nothing is live.
 
     Sizes are those of whole tensors; views count as what they show.
     """

@@ -54,8 +54,8 @@ class Grid:
         )
 
     def variant(self, stream: str, access: str) -> Grid:
-        """Return the same grid for tensors of a stream, and for what may be done with them. There's one of
-        each kind, so their tensors have descriptions of their own, and operations plans of their own.
+        """Return the same grid for tensors of a stream and a kind of access. Each variant is unique, so that
+        its tensors have metadata of their own, and operations plans of their own.
         """
         variants = self.base._variants
         found = variants.get((stream, access))
@@ -66,12 +66,12 @@ class Grid:
 
     @property
     def free(self) -> Grid:
-        """The grid of what is made of its tensors."""
+        """The variant of the grid for results of operations on its tensors."""
         return self if self.access == FREE else self.variant(self.stream, FREE)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Sizes of the axes by name."""
+        """The sizes of the axes by name."""
         return dict(zip(self.names, self.shape, strict=True))
 
     @property
@@ -112,20 +112,20 @@ class Meta:
 
     @property
     def spec(self) -> DTensorSpec:
-        """As torch describes it."""
+        """The metadata as a DTensorSpec of torch."""
         assert self.placements is not None
         return DTensorSpec(
             self.grid.device_mesh, self.placements, TensorMeta(self.size, self.stride, self.dtype)
         )
 
     def on(self, grid: Grid) -> Meta:
-        """Return the description of the same tensor on another variant of its grid."""
+        """Return the metadata of the same tensor on another variant of its grid."""
         if grid is self.grid:
             return self
         return intern(self.size, self.stride, self.dtype, grid, self.placements, self.offset, self.is_copy)
 
     def with_layout(self, placements: Placements | None) -> Meta:
-        """Return the description of the same tensor, laid out otherwise."""
+        """Return the metadata of the same tensor in another layout."""
         return intern(self.size, contiguous(self.size), self.dtype, self.grid.free, placements)
 
     def __repr__(self) -> str:
@@ -133,7 +133,7 @@ class Meta:
 
     @property
     def layout(self) -> str:
-        """The layout on the ranks: `dim 0 over data_parallel`."""
+        """The layout on the ranks as text, such as `dim 0 over data_parallel`."""
         return layout_text(self.grid, self.placements)
 
 
@@ -144,7 +144,7 @@ def intern(
     size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, grid: Grid, placements: Placements | None,
     offset: int = 0, is_copy: bool = False,
 ) -> Meta:  # fmt: skip
-    """Return the only description of its kind."""
+    """Return the unique metadata object with these values."""
     key = (tuple(size), tuple(stride), dtype, id(grid), placements, offset, is_copy)
     found = _known.get(key)
     if found is None:
@@ -153,7 +153,7 @@ def intern(
 
 
 def forget(engine: Any) -> None:
-    """Forget the descriptions of an engine that has ended."""
+    """Remove the metadata of an engine that has ended."""
     for key in [key for key, meta in _known.items() if meta.grid.engine is engine]:
         del _known[key]
 
@@ -177,11 +177,11 @@ def placements_of(spec: Sequence[Any], size: Sequence[int], grid: Grid) -> Place
     Args:
         spec: for each dimension of the tensor the name of the axis over which it's sharded, several names, or
             None. It may be shorter than the tensor.
-        size: the tensor's.
+        size: the tensor's shape.
 
     Raises:
-        MeshUsageError: for an axis that isn't there or is named twice, and for a spec that is longer than the
-            tensor.
+        MeshUsageError: for an axis that doesn't exist or is named twice, or a spec with more entries than the
+            tensor has dimensions.
     """
     if isinstance(spec, str) or not isinstance(spec, Sequence):
         raise MeshUsageError(
@@ -234,7 +234,7 @@ def _listed(sizes: Mapping[str, int]) -> str:
 
 
 def layout_text(grid: Grid, placements: Placements | None) -> str:
-    """Return a layout in words."""
+    """Return a layout as text."""
     if placements is None:
         return "one value per rank"
     parts = []

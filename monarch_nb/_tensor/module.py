@@ -29,21 +29,22 @@ _DATA_AXES = ("dp", "data", "ddp", "fsdp", "batch")
 
 
 def module_to_mesh(module: M, mesh: Any, *, strategy: str | None = None) -> M:
-    """Return a copy of a module whose parameters and buffers are on a mesh. The module itself stays as it is.
+    """Return a copy of a module whose parameters and buffers are on a mesh. The module itself stays
+    unchanged.
 
-    Plain tensors that are given to it are split along their first dimension over the data axis, where they
-    can be; any other layout works, too: see `distribute`.
+    Plain tensors among the module's inputs are split along their first dimension over the data axis, if it's
+    divisible; inputs in any other layout work, too: see `distribute`.
 
     Args:
-        module: any; its parameters must have numbers.
-        mesh: of `monarch_nb.distributed.Mesh`, or any other. Its data axis is the one called `data...`, `dp`,
-            `ddp`, `fsdp` or `batch...`, else the first.
+        module: any module whose parameters have values.
+        mesh: a `monarch_nb.distributed.Mesh`, or any other mesh. Its data axis is the one called `data...`,
+            `dp`, `ddp`, `fsdp` or `batch...`, else the first.
         strategy: "ddp" (the default): every rank has all parameters. "fsdp": parameters, gradients and the
-            optimiser's state are split along their first dimension over the data axis; what an operation
-            needs whole is gathered for it.
+            optimiser's state are split along their first dimension over the data axis, and gathered for the
+            operations that need whole tensors.
 
     Raises:
-        MeshUsageError: for an unknown strategy, and a module that has parameters on `meta`.
+        MeshUsageError: for an unknown strategy, or a module with parameters on `meta`.
 
     Example:
         >>> model = monarch_nb.module_to_mesh(SimpleTransformer(), mesh)  # doctest: +SKIP
@@ -63,8 +64,8 @@ def module_to_mesh(module: M, mesh: Any, *, strategy: str | None = None) -> M:
 
 
 def copied(module: M, grid: Grid, layout: Callable[[nn.Parameter], Placements]) -> M:
-    """Return a copy of a module whose parameters lie as `layout` says, and whose layers are named by what
-    fails in them.
+    """Return a copy of a module whose parameters have the layout that `layout` returns, and whose layers are
+    named in errors that occur in them.
     """
     memo: dict[int, Any] = {}
     for each in module.parameters():
@@ -84,11 +85,11 @@ def data_axis(grid: Grid) -> int:
 
 
 def check_module(module: Any) -> None:
-    """Raise unless a module can be brought to a mesh.
+    """Raise unless a module can be put on a mesh.
 
     Raises:
-        WrongTensor: if it's none.
-        MeshUsageError: if it's on a mesh already, or has parameters without numbers.
+        WrongTensor: if it isn't a module.
+        MeshUsageError: if it's on a mesh already, or has parameters without values.
     """
     if not isinstance(module, nn.Module):
         raise WrongTensor(f"module_to_mesh takes a torch.nn.Module, not {type(module).__name__}")
@@ -133,7 +134,7 @@ class _Hook:
 
 class _Nothing:
     def __call__(self, *_: Any) -> None:
-        """Be what is left of a hook in a file."""
+        """Do nothing: this replaces a hook in a pickled module."""
 
 
 def _nothing() -> _Nothing:
@@ -175,7 +176,7 @@ class _Inputs(_Hook):
 
 
 def brought(value: torch.Tensor, grid: Grid, placements: Placements) -> Tensor:
-    """Return a plain tensor laid out; its gradient comes back as a plain one."""
+    """Return a plain tensor put on the mesh in a layout; its gradient comes back as a plain tensor."""
     if value.requires_grad:
         found: Tensor = _Adopt.apply(value, grid, placements)
         return found
@@ -183,7 +184,9 @@ def brought(value: torch.Tensor, grid: Grid, placements: Placements) -> Tensor:
 
 
 def adopt(value: torch.Tensor, grid: Grid, placements: Placements) -> Tensor:
-    """Return a plain tensor laid out; the same one as long as it's unchanged."""
+    """Return a plain tensor put on the mesh in a layout; the same object as long as the plain tensor is
+    unchanged.
+    """
     found: Tensor = grid.engine.adopt(value, grid, placements)
     return found
 
@@ -193,12 +196,12 @@ class _Adopt(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, grid: Grid, placements: Placements) -> Any:
-        """Lay out."""
+        """Put the tensor on the mesh."""
         return adopt(value, grid, placements).detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Bring the gradient here."""
+        """Fetch the gradient as a plain tensor."""
         return gradients[0].full(), None, None
 
 
@@ -212,7 +215,7 @@ class _Layer(_Hook):
         self._outer: list[str] = []
 
     def install(self) -> None:
-        """Watch the layer."""
+        """Install the hooks on the layer."""
         self._layer.register_forward_pre_hook(self)
         self._layer.register_forward_hook(_Leave(self), always_call=True)
 
@@ -221,7 +224,9 @@ class _Layer(_Hook):
         self._engine.module = self._name
 
     def leave(self) -> None:
-        """Note that the layer's forward has ended or raised: the layer around it is the current one again."""
+        """Record that the layer's forward has returned or raised: the enclosing layer is the current one
+        again.
+        """
         self._engine.module = self._outer.pop() if self._outer else ""
 
 

@@ -19,18 +19,18 @@ from monarch_nb.exceptions import MeshUsageError, ShardingError, WrongTensor
 
 
 def fetch_shard(obj: Any, shard: Mapping[str, int] | None = None, **coordinates: int) -> Future[Any]:
-    """Ask for what one rank has of a tensor, without waiting.
+    """Request one rank's part of a tensor, without waiting.
 
     Args:
-        obj: a tensor of a mesh, or lists, tuples and dicts of such.
-        shard: coordinates by axis of the mesh; 0 where none is given.
-        coordinates: the same, as named arguments.
+        obj: a tensor of a mesh, or lists, tuples and dicts of tensors.
+        shard: the rank's coordinates by axis of the mesh; 0 for axes that aren't given.
+        coordinates: the coordinates as keyword arguments, instead of `shard`.
 
     Returns:
-        A future of the same with plain tensors in place of those.
+        a future of the same structure with plain tensors.
 
     Raises:
-        MeshUsageError: for an axis or a point that isn't there.
+        MeshUsageError: for an axis or a coordinate that doesn't exist.
 
     Example:
         >>> monarch_nb.fetch_shard(loss, gpus=1).get()       # doctest: +SKIP
@@ -59,12 +59,12 @@ def inspect(
     """Return one rank's part of a tensor: its shard, or its own value.
 
     Args:
-        shard: coordinates by axis of the mesh; 0 where none is given.
-        rank: which one of the mesh, instead of coordinates.
-        coordinates: by axis of the mesh, as named arguments.
+        shard: the rank's coordinates by axis of the mesh; 0 for axes that aren't given.
+        rank: the rank's number in the mesh, instead of coordinates.
+        coordinates: the coordinates as keyword arguments, instead of `shard`.
 
     Raises:
-        MeshUsageError: for a rank or an axis that isn't there.
+        MeshUsageError: for a rank or an axis that doesn't exist.
 
     Example:
         >>> monarch_nb.inspect(dt, data_parallel=1)  # doctest: +SKIP
@@ -99,7 +99,7 @@ def _rank_at(grid: Grid, rank: int | None, coordinates: dict[str, int]) -> int:
 
 
 def per_rank(tensor: Tensor) -> Tensor:
-    """Return each rank's part of a global tensor as a value of its own. All parts must have one shape.
+    """Return each rank's part of a global tensor as a value of its own. All parts must have the same shape.
 
     Raises:
         ShardingError: if a dimension can't be split evenly.
@@ -123,8 +123,8 @@ def per_rank(tensor: Tensor) -> Tensor:
 
 
 def as_global(tensor: Tensor, sharding_spec: Sequence[Any]) -> Tensor:
-    """Return the ranks' own values as one tensor. Dimensions are sharded over axes as `sharding_spec` says;
-    over the others, all must be equal.
+    """Return the ranks' own values as one global tensor. Dimensions are sharded over the axes in
+    `sharding_spec`; along the other axes all values must be equal.
 
     Example:
         >>> x = monarch_nb.as_global(batch, ["data_parallel"])  # doctest: +SKIP
@@ -146,7 +146,7 @@ def as_global(tensor: Tensor, sharding_spec: Sequence[Any]) -> Tensor:
 
 
 def replicated(tensor: torch.Tensor, mesh: Any) -> Tensor:
-    """Send a plain tensor to all ranks, each of which has it as a value of its own."""
+    """Send a plain tensor to all ranks, as a value of each rank's own."""
     grid = grid_of(mesh)
     found: Tensor = grid.engine.put(tensor, grid, None)
     return found
@@ -176,10 +176,10 @@ def _point(grid: Grid, rank: int) -> str:
 
 
 def check(tensor: Any, what: str) -> None:
-    """Raise if this is no tensor of a mesh.
+    """Raise if a value isn't a tensor of a mesh.
 
     Raises:
-        WrongTensor: naming what it is.
+        WrongTensor: if it isn't; the error names its type.
     """
     if not isinstance(tensor, Tensor):
         raise WrongTensor(

@@ -46,7 +46,7 @@ class Place:
 
 
 def users_line() -> tuple[CodeType | None, int]:
-    """Return the innermost frame of the user's: code and line."""
+    """Return the innermost frame of user code: its code object and line number."""
     frame = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
@@ -67,10 +67,10 @@ class Places:
         self.add = self._kept.append
 
     def of(self, seq: int, count: int) -> Place | None:
-        """Return the place of a command; None if it's forgotten.
+        """Return the place of a command; None if it's no longer stored.
 
         Args:
-            count: how many commands there were until now.
+            count: the number of commands so far.
         """
         behind = count - seq
         return Place(*self._kept[-behind]) if 0 < behind <= len(self._kept) else None

@@ -53,7 +53,7 @@ _travels: dict[Any, bool] = {}
 
 
 def floats_travel(func: Any) -> bool:
-    """Say whether floats go beside the commands of an operation."""
+    """Return whether the floats of an operation are sent with each command instead of in its plan."""
     found = _travels.get(func)
     if found is None:
         tags = getattr(func, "tags", ())
@@ -97,7 +97,7 @@ def written_names(func: Any) -> frozenset[str]:
 def positions(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], is_tensor: Callable[[Any], bool]
 ) -> dict[str, tuple[int, ...]]:
-    """Return which of the gathered tensors each argument has, by its name."""
+    """Return the indices of the gathered tensors for each argument, by its name."""
     found: dict[str, tuple[int, ...]] = {}
     number = 0
     names = [a.name for a in schema_of(func).arguments]

@@ -60,7 +60,7 @@ class Propagation:
         return Outcome(tuple(_meta_of(each, grid, None) for each in self._results(func, args, kwargs)))
 
     def is_random(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Say whether an operation draws random numbers: attention doesn't, if its dropout is 0."""
+        """Return whether an operation draws random numbers; attention does so only with a dropout above 0."""
         if func in random_ops:
             return True
         return (
@@ -72,10 +72,10 @@ class Propagation:
         """Return the outcome of an operation on global tensors.
 
         Args:
-            first: one of them.
+            first: the metadata of one of the tensors.
 
         Raises:
-            Exception: what torch raises where the arguments are wrong for one device, too.
+            Exception: torch's own error, for arguments that are invalid on one device, too.
         """
         if self.is_random(func, args, kwargs):
             return self._whole(func, args, kwargs, first.grid, _without_partial(first))
@@ -109,7 +109,7 @@ class Propagation:
         return Outcome(tuple(parts), moves=moves)
 
     def _check_in_place(self, func: Any, args: Sequence[Any], parts: Sequence[Meta | None]) -> None:
-        """Raise if what is changed in place would be laid out anew."""
+        """Raise if a tensor that is changed in place would need another layout."""
         returns = schema_of(func).returns
         writes = len(returns) == 1 and returns[0].alias_info is not None and returns[0].alias_info.is_write
         if not writes or not args or not self._is_tensor(args[0]) or not parts or parts[0] is None:
@@ -160,7 +160,7 @@ class Propagation:
 
 
 def _moves(info: Any, sharding: Any) -> str:
-    """Say which inputs of an operation are laid out anew for it."""
+    """Return for each input of an operation whether its layout is changed first."""
     if not sharding.needs_redistribute or sharding.redistribute_schema is None:
         return ""
     pairs = zip(info.schema.args_spec, sharding.redistribute_schema.args_spec, strict=True)
@@ -192,7 +192,7 @@ def _meta_of_spec(spec: Any, grid: Grid, is_copy: bool) -> Meta | None:
 
 
 def _argument(func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return an argument of a call by its name; None if the operation has none of that name."""
+    """Return an argument of a call by its name; None if the operation has no such argument."""
     for n, each in enumerate(schema_of(func).arguments):
         if each.name == name:
             return args[n] if n < len(args) else kwargs.get(name, each.default_value)

@@ -41,26 +41,27 @@ def _deterministic() -> None:
 
 
 def get_state() -> Tensor:
-    """Return the states of the ranks' generators, as a tensor that stays there."""
+    """Return the states of the ranks' generators, as a tensor that stays on the ranks."""
     found: Tensor = Remote(_get)()
     return found
 
 
 def set_state(state: Tensor) -> None:
-    """Put the ranks' generators into a state that `get_state` or `new_state` has returned."""
+    """Set the ranks' generators to a state that `get_state` or `new_state` has returned."""
     Remote(_set)(state)
 
 
 def new_state(seed: int | Tensor) -> Tensor:
-    """Return the state of a fresh generator.
+    """Return the state of a new generator.
 
     Args:
-        seed: the same on all ranks; or a tensor of which each has its own number, as `rank_tensor`.
+        seed: an integer, the same on all ranks; or a tensor of which each rank has its own value, such as
+            `rank_tensor`.
     """
     found: Tensor = Remote(_new)(seed)
     return found
 
 
 def make_deterministic() -> None:
-    """Have the ranks use deterministic algorithms only."""
+    """Make the ranks use deterministic algorithms only."""
     Remote(_deterministic)()

@@ -11,8 +11,9 @@ from monarch_nb.actor.active import get_active_mesh
 
 @contextmanager
 def coalescing() -> Iterator[None]:
-    """Send all operations on tensors in a `with` block as one message, at its end: of the active mesh, or of
-    all. A value that is waited for in it sends those before it.
+    """Send all operations on tensors within the block as one message, at its end. This applies to the active
+    mesh, or to all meshes if none is active. To wait for a value within the block sends the operations before
+    it.
 
     Example:
         >>> with monarch_nb.coalescing():                    # doctest: +SKIP

@@ -32,21 +32,22 @@ def reduce(
     """Reduce the ranks' own values along axes of the mesh.
 
     Args:
-        tensor: of which each rank has its own, all of one shape.
-        dims: an axis, or several; () for all.
-        reduction: "sum", "avg", "product", "min", "max", "band", "bor", "bxor"; or "stack", which puts the
-            values beside each other along a new first dimension.
-        scatter: each rank gets its part along the first dimension of the result, which must have as many
-            entries as the axis. With "stack", ranks exchange: each sends one entry to each other.
-        mesh: where the result goes, as with `to_mesh`; the axes that are reduced may be missing there.
-        out: what takes the result.
+        tensor: a tensor of which each rank has its own value, all of the same shape.
+        dims: the axis or axes of the mesh; () for all.
+        reduction: "sum", "avg", "product", "min", "max", "band", "bor", "bxor"; or "stack", which stacks
+            the values along a new first dimension.
+        scatter: whether each rank gets only its part of the result along the first dimension, whose size must
+            be that of the axis. With "stack", this is an all-to-all: each rank sends one entry to each other.
+        mesh: the mesh of the result, as of `to_mesh`; it may lack the reduced axes.
+        out: a tensor that is overwritten by the result.
 
     Returns:
-        The result, which each rank has.
+        the result, which each rank has.
 
     Raises:
-        WrongTensor: REQUIRES_GRAD: there's no gradient of it; and for tensors of one value over the mesh.
-        MeshUsageError: for axes and reductions that aren't there, and shapes that don't fit.
+        WrongTensor: REQUIRES_GRAD: if the tensor requires a gradient, which isn't supported; and for global
+            tensors.
+        MeshUsageError: for unknown axes and reductions, or shapes that don't match.
 
     Example:
         >>> loss.detach().reduce("gpus", "avg")              # doctest: +SKIP
@@ -87,10 +88,10 @@ def reduce_(
     scatter: bool = False,
     mesh: Any = None,
 ) -> Tensor:
-    """Reduce as `reduce` does; the tensor itself becomes the result.
+    """Reduce like `reduce`, and replace the tensor by the result.
 
     Raises:
-        MeshUsageError: if the result has another size; and for what `reduce` refuses.
+        MeshUsageError: if the result has another shape; and as of `reduce`.
     """
     if (reduction == "stack") != scatter:
         raise MeshUsageError(
@@ -116,10 +117,10 @@ def _axes(grid: Grid, dims: Sequence[str] | str) -> tuple[int, ...]:
 
 
 def _size_of_result(tensor: Tensor, sizes: Sequence[int], reduction: str, scatter: bool) -> tuple[int, ...]:
-    """Return the size of what each rank gets.
+    """Return the size of each rank's result.
 
     Args:
-        sizes: of the axes.
+        sizes: the sizes of the axes.
     """
     if reduction not in REDUCTIONS:
         raise MeshUsageError(f"reduction {reduction} not supported, reductions are {REDUCTIONS}")
@@ -161,14 +162,15 @@ class MeshSliceTensor:
     sizes: Mapping[str, int]
 
     def to_mesh(self, mesh: Any, stream: Any = None) -> Tensor:
-        """Bring the values to a mesh. Axes are matched by their names; along those that are only there,
-        all ranks get the same.
+        """Copy the values to a mesh. Axes are matched by their names; along axes that only the destination
+        has, all ranks get the same value.
 
         Args:
-            stream: the `Stream` that the result is on; by default that of the tensor.
+            mesh: the destination, a `monarch_nb.distributed.Mesh` or any other mesh.
+            stream: the `Stream` of the result; by default that of the tensor.
 
         Raises:
-            MeshUsageError: if an axis is missing there or has another size.
+            MeshUsageError: if the destination lacks an axis, or has it in another size.
         """
         check_own(self.tensor, "to_mesh")
         if self.tensor.requires_grad:
@@ -178,7 +180,7 @@ class MeshSliceTensor:
         return _brought(self.tensor, self._sources(grid), grid.variant(name, FREE))
 
     def _sources(self, grid: Grid) -> tuple[int, ...]:
-        """Return the rank that each rank of a grid gets its value from."""
+        """Return the source rank of each rank of a grid."""
         for name, size in self.sizes.items():
             if name not in grid.names:
                 raise MeshUsageError(
@@ -200,14 +202,13 @@ class MeshSliceTensor:
 
 
 def slice_mesh(tensor: Tensor, **coordinates: int | slice) -> MeshSliceTensor:
-    """Return the part of a tensor's values that is on a part of its mesh: what `to_mesh` then brings
-    elsewhere.
+    """Return the part of a tensor's values that is on a part of its mesh, to be copied by `to_mesh`.
 
     Args:
-        coordinates: by axis, a point, which removes the axis, or a slice.
+        coordinates: for each axis an index, which removes the axis, or a slice.
 
     Raises:
-        MeshUsageError: for axes and points that aren't there.
+        MeshUsageError: for axes and indices that don't exist.
 
     Example:
         >>> x.slice_mesh(gpus=0).to_mesh(x.mesh)             # doctest: +SKIP
@@ -242,7 +243,7 @@ def _chosen(name: str, size: int, selector: int | slice) -> Sequence[int]:
 
 
 def to_mesh(tensor: Tensor, mesh: Any, stream: Any = None) -> Tensor:
-    """Bring a tensor's values to another mesh; see `MeshSliceTensor.to_mesh`.
+    """Copy a tensor's values to another mesh; see `MeshSliceTensor.to_mesh`.
 
     Example:
         >>> y = monarch_nb.to_mesh(x, other)                 # doctest: +SKIP
@@ -251,7 +252,7 @@ def to_mesh(tensor: Tensor, mesh: Any, stream: Any = None) -> Tensor:
 
 
 def _brought(tensor: Tensor, sources: tuple[int, ...], grid: Grid) -> Tensor:
-    """Return a tensor of which each rank of a grid has the value of its source."""
+    """Return a tensor in which each rank of a grid has the value of its source rank."""
     engine, meta = tensor.engine, tensor.mesh_meta
     made = intern(meta.size, contiguous(meta.size), meta.dtype, grid, None)
     if grid.engine is not engine:  # other processes: through this program
@@ -270,10 +271,10 @@ def _brought(tensor: Tensor, sources: tuple[int, ...], grid: Grid) -> Tensor:
 
 
 def check_own(tensor: Any, what: str) -> None:
-    """Raise unless each rank has a value of its own of this.
+    """Raise unless each rank has a value of its own of this tensor.
 
     Raises:
-        WrongTensor: saying how to get such.
+        WrongTensor: if there are no such values; the error shows how to create them.
     """
     if not hasattr(tensor, "mesh_meta"):
         raise WrongTensor(

@@ -34,7 +34,7 @@ def execute(mesh: Any, function: Callable[..., Any], args: Sequence[Any], kwargs
 
 
 def _called(grid: Grid, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """Have the ranks of a grid call a function; return the slot of the whole result."""
+    """Make the ranks of a grid call a function; return the slot of the whole result."""
     engine = grid.engine
     tensors: list[Tensor] = []
 
@@ -62,7 +62,7 @@ def _called(grid: Grid, function: Any, args: Sequence[Any], kwargs: Mapping[str,
 
 
 def _result(answers: Sequence[Any], made: Tensor, grid: Grid) -> Any:
-    """Put together what ranks say of a result."""
+    """Return the result of a call, assembled from the ranks' answers."""
     answers = [answers[rank] for rank in grid.ranks]
     leaves, structure = pytree.tree_flatten(answers[0])
     if any(isinstance(leaf, Described) for leaf in leaves):
@@ -114,7 +114,7 @@ class Remote:
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Have the ranks call it."""
+        """Call the function on the ranks; return its results as tensors of the mesh."""
         grid = _grid_for(args, kwargs)
         made = _called(grid, self._function, args, kwargs)
         return _parts(self._described(made, grid, args, kwargs), made, grid)
@@ -122,7 +122,7 @@ class Remote:
     rref = __call__
 
     def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Have the ranks call it; return a future of what the first returned, with plain tensors in it."""
+        """Call the function on the ranks; return a future of the first rank's result, with plain tensors."""
         return call_on_shard_and_fetch(self, *args, **kwargs)
 
     @property
@@ -167,18 +167,18 @@ class Remote:
 
 
 def remote(function: Any = None, *, propagate: Any = None) -> Any:
-    """Make a function one that the ranks call, with tensors of the mesh as arguments and results. Also a
-    decorator.
+    """Make a function remote: calling it runs it on the ranks, with tensors of the mesh as arguments and
+    results. Can be used as a decorator.
 
     Args:
-        function: what is called there, or where it's found: "package.module.name".
-        propagate: how the shapes of its results are found. A function: it's called here, with tensors that
-            have no numbers; "cached", or None: the ranks are asked, once for each kind of arguments;
-            "inspect": they're asked each time.
+        function: the function, or its import path: "package.module.name".
+        propagate: how the shapes of results are determined. A function is called in this process, with fake
+            tensors; "cached" or None: the ranks report the shapes, once for each combination of argument
+            metadata; "inspect": they report them at each call.
 
     Returns:
-        a `Remote`: calling it returns the ranks' results, without waiting where shapes are known. It runs on
-        the active mesh, or on that of its arguments.
+        a `Remote`: calling it returns the ranks' results, without waiting if their shapes are known. It
+        runs on the active mesh, or on that of its arguments.
 
     Example:
         >>> @monarch_nb.remote(propagate=lambda x: x.clone())  # doctest: +SKIP
@@ -201,11 +201,11 @@ def remote(function: Any = None, *, propagate: Any = None) -> Any:
 def call_on_shard_and_fetch(
     remote: Any, *args: Any, shard: Mapping[str, int] | None = None, **kwargs: Any
 ) -> Future[Any]:
-    """Have the ranks call a function; return a future of what one of them returned, with plain tensors in it.
+    """Call a function on the ranks; return a future of one rank's result, with plain tensors.
 
     Args:
-        remote: of `remote`, or any function.
-        shard: coordinates by axis of the mesh; 0 where none is given.
+        remote: a result of `remote`, or any function.
+        shard: the rank's coordinates by axis of the mesh; 0 for axes that aren't given.
     """
     grid = _grid_for(args, kwargs)
     function = remote.function if isinstance(remote, Remote) else remote
@@ -223,7 +223,7 @@ class ByPath:
         self._path = path
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it."""
+        """Import the function, and call it."""
         return pkgutil.resolve_name(self._path)(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -231,7 +231,7 @@ class ByPath:
 
 
 def _grid_for(args: Any, kwargs: Any) -> Grid:
-    """Return where a function is called: on the active mesh, or on that of its arguments."""
+    """Return the grid on which a function is called: that of the active mesh, or of its arguments."""
     if get_active_mesh() is not None:
         return active_grid()
     for leaf in pytree.tree_leaves((args, kwargs)):

@@ -152,32 +152,32 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
 
     @property
     def dropped(self) -> bool:
-        """Whether the tensor's memory was given back."""
+        """Whether the tensor's memory was freed."""
         return isinstance(self.mesh_handle, DroppedHandle)
 
     # --- values fetched to this process
 
     def full(self) -> torch.Tensor:
-        """Return the whole tensor as a plain one on this machine, after all that was done to it.
+        """Return the whole tensor as a plain one on this machine, after all operations on it.
 
         Raises:
-            RemoteException: if something failed on which it depends.
+            RemoteException: if an operation that it depends on has failed.
             WrongTensor: if each rank has a value of its own.
         """
         return self.engine.full(self)
 
     def item(self) -> Any:
-        """Return the only number, after all that was done to it."""
+        """Return the value of a tensor with one element, after all operations on it."""
         if self.numel() != 1:
             return super().item()
         return self.full().item()
 
     def tolist(self) -> Any:
-        """Return all numbers as nested lists."""
+        """Return the values as nested lists."""
         return self.full().tolist()
 
     def cpu(self, *_: Any, **__: Any) -> torch.Tensor:
-        """Return the whole tensor as a plain one, as `full` does."""
+        """Return the whole tensor as a plain one, like `full`."""
         return self.full()
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -242,7 +242,7 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         return f"{kind}({self._numbers()}{about})"
 
     def _repr_html_(self) -> str:
-        """Return the HTML for a notebook: the numbers, if they're few, and the part on each rank."""
+        """Return the HTML for a notebook: the values of a small tensor, and the location of its parts."""
         return html_of(self.mesh_meta, "dropped" if self.dropped else repr(self))
 
     def _numbers(self) -> str:
@@ -256,7 +256,9 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
 
 
 def maker_of(meta: Meta) -> Callable[[], Any]:
-    """Return a factory of tensors of a kind, as `Tensor` is one, without their places."""
+    """Return a factory of tensors with this metadata, like the class `Tensor`, but without recording their
+    places in the source.
+    """
     return functools.partial(
         make_wrapper, Tensor, meta.size, strides=meta.stride, storage_offset=meta.offset, dtype=meta.dtype,
         device=meta.grid.device_mesh.device_type,
@@ -264,7 +266,7 @@ def maker_of(meta: Meta) -> Callable[[], Any]:
 
 
 def engine_in(args: Any, kwargs: Any) -> Engine:
-    """Return the engine of the first tensor of a mesh among arguments."""
+    """Return the engine of the first tensor of a mesh among the arguments."""
     for each in args:
         if isinstance(each, Tensor):
             return each.engine

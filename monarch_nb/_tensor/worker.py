@@ -31,7 +31,7 @@ class TensorWorker(Actor):
 
     @endpoint
     def fetch(self, slot: int, how: FetchFrom, first: int = 0) -> Fetched:
-        """Return a value, after all commands before."""
+        """Return a value, after all commands before the request."""
         return self._executor.fetch(slot, how, first)
 
     @endpoint
@@ -41,12 +41,12 @@ class TensorWorker(Actor):
 
     @endpoint
     def stand(self) -> None:
-        """Report, if this rank was told to stop and has nothing to do."""
+        """Report if this rank was told to stop and is idle."""
         self._executor.stand()
 
     @endpoint
     def reached(self) -> None:
-        """Answer when all commands before are executed."""
+        """Answer when all earlier commands were executed."""
 
 
 class TensorControl(Actor):
@@ -57,19 +57,19 @@ class TensorControl(Actor):
 
     @endpoint
     def open_store(self) -> tuple[str, int]:
-        """Start a store where the ranks meet; return its address and port."""
+        """Start the store for the rendezvous of the ranks; return its address and port."""
         return rendezvous.start(PURPOSE)
 
     @endpoint
     def halt(self) -> bool:
-        """Stop the worker at the next command, and abort the collective that it's in; say whether it had
-        begun at all.
+        """Stop the worker at the next command, and abort its running collective; return whether the worker
+        had started at all.
         """
         return executors[self._name].halt()
 
     @endpoint
     def machine(self) -> tuple[str, str, int]:
-        """Return this rank's host, the device of its values, and how many bytes that has free."""
+        """Return this rank's host, the device of its values, and the free bytes of that device."""
         return machine()
 
     @endpoint

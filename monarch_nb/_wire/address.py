@@ -46,7 +46,7 @@ def new_client_id(host: int = 0) -> int:
 
 
 def is_client(proc: int) -> bool:
-    """Say whether `proc` is a client: a program that uses the mesh and isn't part of it."""
+    """Return whether `proc` is a client: a program that uses the mesh and isn't part of it."""
     return bool(proc & _CLIENT_BIT)
 
 

@@ -109,7 +109,7 @@ def _machine_mark() -> str:
 
 
 def _is_left(path: str) -> bool:
-    """Say whether host processes were here, and all of them are dead."""
+    """Return whether host processes were here, and all of them are dead."""
     hosts = []
     with suppress(OSError):
         hosts = [entry.path for entry in os.scandir(path) if entry.is_dir()]
@@ -117,7 +117,7 @@ def _is_left(path: str) -> bool:
 
 
 def _is_dead(path: str) -> bool:
-    """Say whether a socket is there that nobody has open; one that has just been made may not be listened
+    """Return whether a socket is there that nobody has open; one that has just been made may not be listened
     at yet.
     """
     with suppress(OSError):

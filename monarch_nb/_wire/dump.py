@@ -88,7 +88,7 @@ def read_header(fd: int) -> Header | None:
 
 
 def is_caught(pid: int) -> bool:
-    """Say whether a process catches the signal, and has none of it waiting."""
+    """Return whether a process catches the signal, and has none of it waiting."""
     masks = {}
     with suppress(OSError), open(f"/proc/{pid}/status") as file:
         for line in file:

@@ -69,7 +69,7 @@ class Invitation:
 
     @staticmethod
     def is_token(text: str) -> bool:
-        """Say whether a text is meant to be an invitation in one line."""
+        """Return whether a text is meant to be an invitation in one line."""
         return text.startswith(TOKEN)
 
     @classmethod

@@ -100,7 +100,7 @@ class LocalReceiver:
         self._identity = {fd: _identity(fd) for fd in fds}
 
     def is_whole(self) -> bool:
-        """Say whether nobody else has closed what this receives by."""
+        """Return whether nobody else has closed what this receives by."""
         return all(_identity(fd) == known for fd, known in self._identity.items())
 
     def fileno(self) -> int:

@@ -25,12 +25,12 @@ _HUGE_PAGE: Final = 2 << 20
 
 
 def is_long(value: object) -> bool:
-    """Say whether `value` is bytes that travel beside the message."""
+    """Return whether `value` is bytes that travel beside the message."""
     return type(value) in (bytes, bytearray) and len(value) >= MIN_BYTES  # type: ignore[arg-type]
 
 
 def holds_long_bytes(value: object) -> bool:
-    """Say whether there are long bytes among the first values of nested dicts, lists and tuples."""
+    """Return whether there are long bytes among the first values of nested dicts, lists and tuples."""
     queue = [value]
     for each in queue:  # the list grows meanwhile
         if is_long(each):

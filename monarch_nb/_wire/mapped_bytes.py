@@ -112,7 +112,7 @@ def give_back() -> float | None:
 
 @functools.cache
 def is_layout_known() -> bool:
-    """Say whether this interpreter lays `bytes` out as this module does."""
+    """Return whether this interpreter lays `bytes` out as this module does."""
     if sys.implementation.name != "cpython" or sys.version_info[:2] not in TRIED:
         return False
     if hasattr(sys, "gettotalrefcount"):  # a debug build

@@ -168,7 +168,7 @@ def plain_reply(frame: bytes) -> tuple[int, int, int, int, int] | None:
 
 
 def is_piece(frame: bytes) -> bool:
-    """Say whether this is a part of a message that was too long for one (`local_sockets`).
+    """Return whether this is a part of a message that was too long for one (`local_sockets`).
 
     >>> is_piece(pack(REPLY, src=7, dst=2))
     False

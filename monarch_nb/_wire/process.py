@@ -31,7 +31,7 @@ def start_time(pid: int) -> int | None:
 
 
 def is_running(pid: int, started: int | None) -> bool:
-    """Say whether the process that started then still runs; without a time, whether any process of that
+    """Return whether the process that started then still runs; without a time, whether any process of that
     pid does.
     """
     found = start_time(pid)

@@ -42,10 +42,10 @@ class Arrived:
         self._opened.__exit__(kind, error, trace)
 
     def put(self, entry: Entry, at: int, name: str) -> os.stat_result:
-        """Make a file in an open folder; return its status.
+        """Write an entry's content as a file of an open folder; return the file's status.
 
         Raises:
-            FileNotFoundError: if its content hasn't come.
+            FileNotFoundError: if the content hasn't arrived.
             OSError: if it can't be written.
         """
         self._uses[entry.content] -= 1

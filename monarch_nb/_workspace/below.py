@@ -20,14 +20,14 @@ class Planted(OSError):
 
 @contextmanager
 def folder_below(root: int, parts: Sequence[str], *, make: bool = False) -> Iterator[int]:
-    """Open a folder below `root`.
+    """Open a folder below `root`, and yield its descriptor.
 
     Args:
-        make: make those that aren't there.
+        make: whether missing folders are created.
 
     Raises:
-        Planted: naming the link, or the file, that lies where a folder should be.
-        FileNotFoundError: if there is none.
+        Planted: if a link or a file is in the place of a folder; the error names it.
+        FileNotFoundError: if the folder doesn't exist.
     """
     at = os.dup(root)
     try:
@@ -62,7 +62,7 @@ def _what(at: int, name: str) -> str:
 
 
 def status(at: int, name: str) -> os.stat_result | None:
-    """Return the status of what has a name in a folder, itself if it's a link; None if nothing has."""
+    """Return the status of a name in a folder, without following a link; None if the name doesn't exist."""
     try:
         return os.stat(name, dir_fd=at, follow_symlinks=False)
     except FileNotFoundError:
@@ -70,10 +70,10 @@ def status(at: int, name: str) -> os.stat_result | None:
 
 
 def open_file(at: int, name: str) -> int:
-    """Open a file of a folder for reading; it isn't waited for if it's a pipe."""
+    """Open a file of a folder for reading; a pipe doesn't block."""
     return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=at)
 
 
 def new_file(at: int, name: str, mode: int = 0o600) -> int:
-    """Make a file that isn't there yet, and open it for writing."""
+    """Create a file that doesn't exist yet, and open it for writing."""
     return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=at)

@@ -51,7 +51,7 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def is_link(self) -> bool:
-        """Say whether it's a symbolic link."""
+        """Whether the entry is a symbolic link."""
         return self.kind is Kind.LINK
 
 
@@ -60,7 +60,7 @@ Manifest = Mapping[str, Entry]
 
 
 def check_path(path: str) -> tuple[str, ...]:
-    """Return the components of a path below a folder.
+    """Return the components of a path below the workspace's folder.
 
     Raises:
         BadEntry: if it isn't relative and normal, or a name in it is too long.
@@ -87,13 +87,13 @@ def check_path(path: str) -> tuple[str, ...]:
 
 
 def check_target(path: str, target: str) -> None:
-    """See whether a link stays below the workspace's folder, whatever other links of it lead to.
+    """Check that a link stays below the workspace's folder, whatever the workspace's other links point to.
 
-    `..` may stand only in front, where it means folders that are none but folders; after a name, it could
-    leave through a link.
+    `..` is allowed only at the start of the target, where the folders above are real folders; after a name,
+    it could leave through a link.
 
     Raises:
-        BadEntry: if it may lead out.
+        BadEntry: if the link may lead out of the folder.
     """
     depth = len(check_path(path)) - 1
     parts = target.split("/")
@@ -109,7 +109,7 @@ def check_entry(entry: Entry) -> tuple[str, ...]:
     """Return the components of an entry's path.
 
     Raises:
-        BadEntry: if there can't be such an entry.
+        BadEntry: if the entry is invalid.
     """
     parts = check_path(entry.path)
     if entry.is_link:
@@ -125,8 +125,7 @@ def manifest_of(entries: Iterable[Entry]) -> dict[str, Entry]:
     """Return entries by path, sorted.
 
     Raises:
-        BadEntry: if one can't be, if there are two of one path, or if one lies below another that is no
-            folder.
+        BadEntry: if an entry is invalid, if two have the same path, or if one lies below another.
     """
     found: dict[str, Entry] = {}
     for entry in sorted(entries, key=lambda each: each.path):
@@ -141,7 +140,7 @@ def manifest_of(entries: Iterable[Entry]) -> dict[str, Entry]:
 
 
 def pack(manifest: Manifest) -> bytes:
-    """Return a manifest's canonical bytes: five fields for each entry, sorted by path, each followed by a
+    """Return a manifest as canonical bytes: five fields for each entry, sorted by path, each followed by a
     NUL.
     """
     fields: list[str] = []
@@ -152,10 +151,10 @@ def pack(manifest: Manifest) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, Entry]:
-    """Return the manifest that `pack` has made bytes of.
+    """Return the manifest that `pack` has encoded.
 
     Raises:
-        BadEntry: if it isn't one.
+        BadEntry: if the bytes aren't a manifest.
     """
     fields = data.decode("utf-8", "surrogateescape").split("\0")
     if fields.pop() or len(fields) % _FIELDS:
@@ -174,7 +173,7 @@ def _entry(path: str, kind: str, content: str, size: str, mtime_ns: str) -> Entr
 
 
 def digest(data: bytes) -> str:
-    """Return the name of a content: its sha256."""
+    """Return the sha256 of a content, by which it's named."""
     return hashlib.sha256(data).hexdigest()
 
 

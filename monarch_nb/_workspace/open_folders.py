@@ -33,27 +33,28 @@ class OpenFolders:
         self.leave()
 
     def parent(self, path: str, *, make: bool = False) -> tuple[int, str]:
-        """Return the folder of a path, which stays open until another one is asked for, and the name in it.
+        """Return the descriptor of the folder that contains a path, and the name in it. The folder stays open
+        until the next call for another one.
 
         Args:
-            make: make folders that aren't there.
+            make: whether missing folders are created.
 
         Raises:
             Planted, FileNotFoundError: as `folder_below` does.
-            BadEntry: if it's no path.
+            BadEntry: if the path is invalid.
         """
         *parts, name = check_path(path)
         return self._folder(tuple(parts), make), name
 
     def forget_byte_code(self, name: str) -> None:
-        """Have the byte code of a source go that was just replaced in the open folder, or deleted: Python
-        compares size and seconds only, so it might be taken for that of the new one.
+        """Schedule the removal of the byte code of a source in the open folder that was just replaced or
+        deleted. Python compares only size and seconds, so it could use the old byte code for the new source.
         """
         if name.endswith(".py"):
             self._sources.append(name)
 
     def leave(self) -> None:
-        """Close the folder that is open."""
+        """Close the open folder."""
         if self._sources:
             _forget(self._at, self._sources)
             self._sources = []
@@ -77,7 +78,8 @@ def _forget(at: int, sources: Sequence[str]) -> None:
 
 
 def _starts_of(name: str) -> Iterator[str]:
-    """Yield the name up to each dot: sources have dots, and so have tags of interpreters.
+    """Yield the parts of a name up to each dot, because names of sources and tags of interpreters contain
+    dots.
 
     >>> list(_starts_of("a.b.cpython-311.pyc"))
     ['a', 'a.b', 'a.b.cpython-311']

@@ -44,10 +44,10 @@ class Packs:
     _last: tuple[str, bytes] = field(default=("", b""))
 
     def add(self, at: int, contents: Mapping[str, bytes], part: str) -> None:
-        """Write contents, which are what their names say, as a pack of the folder that is open at `at`.
+        """Write contents as a pack into the folder that is open at `at`; each content matches its name.
 
         Args:
-            part: what the file is called until it's complete.
+            part: the name of the file until it's complete.
         """
         sizes = {content: len(data) for content, data in contents.items()}
         head = json.dumps(sizes).encode() + b"\n"
@@ -60,11 +60,13 @@ class Packs:
         self._known().update(_slices(name, len(head), sizes))
 
     def has(self, content: str) -> bool:
-        """Say whether a content is in a pack."""
+        """Return whether a content is in a pack."""
         return content in self._known()
 
     def read(self, at: int, content: str) -> bytes | None:
-        """Return a content; None if no pack has it as its name says. `at`: the folder, open."""
+        """Return a content; None if no pack has it, or if its bytes don't match its name. `at`: the folder,
+        open.
+        """
         found = self._known().get(content)
         if found is None:
             return None
@@ -76,7 +78,9 @@ class Packs:
         self.slices, self._last = {}, ("", b"")
 
     def _pack(self, at: int, name: str) -> bytes:
-        """Return a whole pack; contents are read in the order in which they have come, so one is kept."""
+        """Return a whole pack. The last one is cached, because contents are read in the order of their
+        arrival.
+        """
         if self._last[0] != name:
             with open(open_file(at, name), "rb") as file:
                 self._last = name, file.read()
@@ -101,7 +105,7 @@ class Packs:
 
 
 def _read_head(path: str) -> dict[str, Slice]:
-    """Return the head of a pack: its list of contents; empty if it's no pack."""
+    """Return the list of contents at the start of a pack; empty if the file isn't a pack."""
     with suppress(OSError, ValueError, AttributeError, TypeError), open(path, "rb") as file:
         head = file.readline()
         return _slices(os.path.basename(path), len(head), json.loads(head))
@@ -109,7 +113,7 @@ def _read_head(path: str) -> dict[str, Slice]:
 
 
 def _slices(pack: str, offset: int, sizes: Mapping[str, int]) -> dict[str, Slice]:
-    """Return where contents lie that follow each other."""
+    """Return the places of contents that are stored one after the other."""
     found = {}
     for content, size in sizes.items():
         found[content] = Slice(pack, offset, size)

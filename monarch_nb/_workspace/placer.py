@@ -37,7 +37,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def store_folder() -> str:
-    """Return the folder in which this host keeps what was synced to it."""
+    """Return the folder in which this host stores synced files."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.environ.get(STORE_VARIABLE) or os.path.join(cache, "monarch_nb", "store")
 
@@ -68,12 +68,12 @@ class Placer:
         self._record = Record(f"{self.folder}.placed")
 
     def manifest(self) -> str:
-        """Return the id of the manifest that the folder has all of; "" if it isn't known to."""
+        """Return the id of the manifest that the folder matches completely; "" if unknown."""
         self._record.refresh()
         return self._record.manifest if os.path.isdir(self.folder) else ""
 
     def free_bytes(self) -> int:
-        """Return how many bytes the file system has room for."""
+        """Return the number of free bytes of the file system."""
         at = self._work
         while not os.path.exists(at):
             at = os.path.dirname(at)
@@ -83,11 +83,11 @@ class Placer:
     # --- comparison
 
     def look(self, manifest: Manifest, *, is_dry: bool = False) -> Lacking:
-        """Compare the folder with a manifest. Nothing is changed, but contents that lie there under another
-        name are copied for use.
+        """Compare the folder with a manifest, and return what is missing. The folder isn't changed, but
+        contents that it has under another name are copied into the staging folder.
 
         Args:
-            is_dry: they aren't, either.
+            is_dry: if true, nothing is copied.
         """
         self._record.refresh()
         self.staging.refresh()
@@ -129,14 +129,16 @@ class Placer:
         others: Sequence[Staging],
         is_dry: bool,
     ) -> bool:
-        """Say whether a content is here: it has arrived, or lies in the folder, maybe under another name."""
+        """Return whether a content is on this host: in the staging folder, or in a file of the workspace,
+        maybe under another name.
+        """
         paths = (entry.path, elsewhere.get(entry.content, entry.path))
         return self._has_arrived(entry, others, is_dry) or any(
             self._reuse(root, path, entry, is_dry) for path in dict.fromkeys(paths)
         )
 
     def _has_arrived(self, entry: Entry, others: Sequence[Staging], is_dry: bool) -> bool:
-        """Say whether a content has arrived, here or elsewhere; if elsewhere, it's copied."""
+        """Return whether a content has arrived in a staging folder; copy it from another one if need be."""
         if self.staging.has(entry.content):
             return True
         for other in others:
@@ -145,12 +147,12 @@ class Placer:
         return False
 
     def _other_stagings(self) -> list[Staging]:
-        """Return where contents arrive for other host processes of this store, some of them killed."""
+        """Return the staging folders of other host processes that share this store, including killed ones."""
         found = glob.glob(f"{glob.escape(self.folder)}.new-*")
         return [Staging(path) for path in found if path != self.staging.path]
 
     def _tidy(self) -> None:
-        """Remove contents that have arrived, here and for processes that have been idle for a day."""
+        """Empty this staging folder, and remove those of processes that have been idle for a day."""
         self.staging.clear()
         for folder in glob.glob(f"{glob.escape(self.folder)}.new-*"):
             with suppress(OSError):
@@ -158,7 +160,7 @@ class Placer:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _has(self, root: OpenFolders, entry: Entry) -> bool:
-        """Say whether a file is in place, as it should be."""
+        """Return whether a file is in place, with the right content."""
         placed = self._record.placed.get(entry.path)
         if placed is None or placed.content != entry.content:
             return False
@@ -170,7 +172,7 @@ class Placer:
         return found.st_mtime_ns == entry.mtime_ns and stat.S_IMODE(found.st_mode) == MODES[entry.kind]
 
     def _reuse(self, root: OpenFolders, path: str, entry: Entry, is_dry: bool) -> bool:
-        """Copy a content that lies in the folder, so that it's there whatever becomes of that file."""
+        """Copy a content from a file of the workspace, because that file may change."""
         found = self._status(root, path)
         if found is None or not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
             return False
@@ -179,7 +181,9 @@ class Placer:
             return hash_file(fd) == entry.content if is_dry else self.staging.copy_in(fd, entry.content)
 
     def _is_theirs(self, root: OpenFolders, path: str, content: str) -> bool:
-        """Return whether a path holds something that is neither what was placed there, nor what is to be."""
+        """Return whether a path holds a file that differs from the placed content and from the one to
+        place.
+        """
         with suppress(FileNotFoundError, Planted):
             return self._is_changed(*root.parent(path), path, content)
         return False
@@ -204,8 +208,8 @@ class Placer:
         """Make the folder equal to a manifest, whose contents have all arrived.
 
         Raises:
-            BadEntry: if it's none.
-            OSError: if there's no room; what is in place by then stays, and the next try goes on from there.
+            BadEntry: if the manifest is invalid.
+            OSError: if the disk is full; files placed so far stay, and the next attempt continues from there.
         """
         entries.manifest_of(manifest.values())
         with self._locked() as root, OpenFolders(root) as folders:
@@ -214,10 +218,11 @@ class Placer:
             return self._change(folders, wanted, gone, entries.manifest_id(manifest), {})
 
     def edit(self, edit: Edit) -> Outcome | None:
-        """Make a few changes; return None, and do nothing, if the folder isn't as they presume.
+        """Make a few changes. Return None without changing anything if the folder isn't at the manifest that
+        they are based on.
 
         Raises:
-            BadEntry: if they can't be.
+            BadEntry: if the changes are invalid.
         """
         entries.manifest_of(edit.wanted)
         for path in edit.gone:
@@ -269,7 +274,7 @@ class Placer:
             self._tried(done, path, partial(self._delete, root, path, done))
 
     def _tried(self, done: _Done, path: str, do: Callable[[], None]) -> None:
-        """Process a file; on an error, continue with the others, unless the disk is full."""
+        """Process one file. After an error continue with the others, unless the disk is full."""
         try:
             do()
         except OSError as error:
@@ -297,7 +302,7 @@ class Placer:
         done.gone.append(path)
 
     def _remove_empty(self, root: int, folders: Sequence[str]) -> None:
-        """Remove folders that nothing is in any more."""
+        """Remove folders that have become empty."""
         for n in range(len(folders), 0, -1):
             with folder_below(root, folders[: n - 1]) as at:
                 _remove_cache(at, folders[n - 1])
@@ -307,7 +312,7 @@ class Placer:
                     return
 
     def _keep_theirs(self, at: int, name: str, path: str, content: str, done: _Done) -> None:
-        """Rename a file that a rank has written where one is to be placed."""
+        """Rename a file that a rank has written at a path where a file is to be placed."""
         if not self._is_changed(at, name, path, content):
             return
         kept = next(n for n in _names_for_theirs(name) if status(at, n) is None)
@@ -318,7 +323,9 @@ class Placer:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Open the folder, which is made if it isn't there; no other process places files in it meanwhile."""
+        """Open the folder, creating it if need be, with a lock that keeps other processes from placing files
+        in it.
+        """
         os.makedirs(self._work, 0o700, exist_ok=True)
         lock = os.open(f"{self.folder}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -347,8 +354,8 @@ class Placer:
             ) from None
 
     def link_to(self, path: str) -> str:
-        """Make a link at the notebook's path to the folder, if nothing is there; return why not, or
-        nothing.
+        """Create a link to the folder at the notebook's path, if that path is free; return why not, or an
+        empty text.
         """
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -364,11 +371,13 @@ class Placer:
 def _check_contents(contents: Mapping[str, bytes]) -> None:
     for content, data in contents.items():
         if entries.digest(data) != content:
-            raise BadEntry(f"what came as {content[:12]} isn't that: it is {entries.digest(data)[:12]}")
+            raise BadEntry(
+                f"the content received as {content[:12]} has another checksum: {entries.digest(data)[:12]}"
+            )
 
 
 def _contents(wanted: Iterable[Entry]) -> tuple[str, ...]:
-    """Return the contents of files, each once."""
+    """Return the distinct contents of files."""
     return tuple(dict.fromkeys(each.content for each in wanted if not each.is_link))
 
 
@@ -382,8 +391,8 @@ def _reading(at: int, name: str) -> Iterator[int]:
 
 
 def _content_of(at: int, name: str, found: os.stat_result) -> str:
-    """Return the content of something: of a file, its sha256; of a link, its target; of anything else,
-    nothing that an entry has.
+    """Return the content of a directory entry: of a file its sha256, of a link its target, otherwise a text
+    that no manifest contains.
     """
     if stat.S_ISLNK(found.st_mode):
         return os.readlink(name, dir_fd=at)
@@ -403,7 +412,7 @@ def _make_link(at: int, name: str, target: str) -> os.stat_result:
 
 
 def _remove_cache(at: int, name: str) -> None:
-    """Remove the byte code of a folder in which nothing else is left."""
+    """Remove the byte code of a folder that contains nothing else."""
     with suppress(OSError), folder_below(at, [name]) as folder:
         if os.listdir(folder) == ["__pycache__"]:
             with folder_below(folder, ["__pycache__"]) as cache:
@@ -413,7 +422,7 @@ def _remove_cache(at: int, name: str) -> None:
 
 
 def _above(path: str) -> list[str]:
-    """Return the folders that a path lies in, below the workspace's."""
+    """Return the folders of the workspace that contain a path."""
     parts = path.split("/")
     return ["/".join(parts[:n]) for n in range(1, len(parts))]
 

@@ -33,7 +33,7 @@ class Placed(msgspec.Struct, frozen=True):
     inode: int
 
     def is_as_placed(self, found: os.stat_result) -> bool:
-        """Say whether nobody has written to it since."""
+        """Return whether the file is unchanged since it was placed."""
         return (found.st_size, found.st_mtime_ns, found.st_ino) == (self.size, self.mtime_ns, self.inode)
 
 
@@ -55,24 +55,24 @@ class Record:
     _num_lines: int = 0
 
     def refresh(self) -> None:
-        """Read the record again if another process has written to it."""
+        """Read the record again if another process has changed it."""
         if self._identity() != self._read:
             self._load()
 
     def is_ours(self, path: str, content: str) -> bool:
-        """Say whether a content of a file is one that was placed there, or was about to be."""
+        """Return whether a file's content was placed by a sync, or was about to be."""
         placed = self.placed.get(path)
         return content in self.pending.get(path, ()) or (placed is not None and content == placed.content)
 
     def will_place(self, contents: Mapping[str, str]) -> None:
-        """Note the contents that are about to be placed, by path."""
+        """Record the contents that are about to be placed, by path."""
         self.manifest = ""
         for path, content in contents.items():
             self.pending.setdefault(path, set()).add(content)
         self._append([{_ID: ""}, *({"path": path, "pending": content} for path, content in contents.items())])
 
     def has_placed(self, placed: Mapping[str, Placed], gone: Iterable[str], manifest: str) -> None:
-        """Note the files that were placed, and those that were removed."""
+        """Record the files that were placed or removed."""
         gone = list(gone)
         self.placed.update(placed)
         for path in gone:
@@ -129,7 +129,7 @@ class Record:
             return file.read() == b"\n"
 
     def _shorten(self) -> None:
-        """Write the record anew, without lines that are outdated."""
+        """Rewrite the record without outdated lines."""
         beside = Record(f"{self.path}.new")
         with suppress(FileNotFoundError):
             os.unlink(beside.path)

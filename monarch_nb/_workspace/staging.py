@@ -32,7 +32,7 @@ class Staging:
 
     @contextmanager
     def open(self) -> Iterator[int]:
-        """Open its folder, which is made if it isn't there."""
+        """Open the staging folder, creating it if need be, and yield its descriptor."""
         os.makedirs(self.path, 0o700, exist_ok=True)
         fd = os.open(self.path, FOLDER)
         try:
@@ -41,27 +41,27 @@ class Staging:
             os.close(fd)
 
     def has(self, content: str) -> bool:
-        """Say whether all of a content is there."""
+        """Return whether a content has arrived completely."""
         return self._packs.has(content) or os.path.isfile(os.path.join(self.path, _checked(content)))
 
     def refresh(self) -> None:
-        """Look at what is there: another process may have cleared it."""
+        """Read the list of contents again, because another process may have removed some."""
         self._packs.refresh()
 
     def take_all(self, contents: Sequence[bytes], sender: str = "") -> None:
-        """Store small contents, each complete, under the digests of their bytes."""
+        """Store small, complete contents under the digests of their bytes."""
         with self.open() as at:
             self._packs.add(at, {digest(data): data for data in contents}, f"pack.{sender}{_PART}")
 
     def packed(self, at: int, content: str) -> bytes | None:
-        """Return a content that has come with others; None if it hasn't. `at`: this folder, open."""
+        """Return a content that is in a pack; None if it isn't. `at`: this folder, open."""
         return self._packs.read(at, content)
 
     def take_piece(self, content: str, offset: int, data: bytes, *, is_last: bool, sender: str = "") -> None:
-        """Take a piece of a content; the pieces of each sender come in order.
+        """Append a piece to a content; the pieces of each sender arrive in order.
 
         Raises:
-            BadEntry: if they don't, or if the whole isn't what its name says.
+            BadEntry: if they don't, or if the whole content doesn't match its name.
         """
         name = f"{_checked(content)}.{sender}{_PART}"
         with self.open() as at:
@@ -85,14 +85,16 @@ class Staging:
             self._begun[name] = 0, hashlib.sha256()
             return new_file(at, name)
         if self._begun.get(name, (-1, None))[0] != offset:
-            raise BadEntry(f"a piece of {name[:12]} came out of turn, at {offset}")
+            raise BadEntry(f"a piece of {name[:12]} arrived out of order, at {offset}")
         return os.open(name, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
 
     def _complete(self, at: int, name: str, content: str) -> None:
         _, hashed = self._begun.pop(name)
         if hashed.hexdigest() != content:
             os.unlink(name, dir_fd=at)
-            raise BadEntry(f"what came as {content[:12]} isn't that: it is {hashed.hexdigest()[:12]}")
+            raise BadEntry(
+                f"the content received as {content[:12]} has another checksum: {hashed.hexdigest()[:12]}"
+            )
         os.rename(name, content, src_dir_fd=at, dst_dir_fd=at)
 
     def _drop(self, at: int, name: str) -> None:
@@ -110,13 +112,15 @@ class Staging:
                 return file.read()
 
     def forget(self, content: str) -> None:
-        """Remove a content; also the folder, if it is empty then."""
+        """Remove a content, and the folder if that becomes empty."""
         with suppress(OSError):
             os.unlink(os.path.join(self.path, _checked(content)))
             os.rmdir(self.path)
 
     def copy_from(self, other: Staging, content: str) -> bool:
-        """Take a content that has arrived in another folder; False if it's gone, or is another one."""
+        """Copy a content that has arrived in another staging folder. Return False if it's gone or its bytes
+        don't match.
+        """
         with suppress(OSError):
             with other.open() as at:
                 data = other.packed(at, content)
@@ -128,7 +132,7 @@ class Staging:
         return False
 
     def copy_in(self, source: int, content: str) -> bool:
-        """Take a content from an open file; False if the file holds something else by now."""
+        """Copy a content from an open file. Return False if the file's bytes don't match any more."""
         offset = 0
         while True:
             data = os.read(source, COPY_BYTES)
@@ -141,7 +145,7 @@ class Staging:
             offset += len(data)
 
     def clear(self) -> None:
-        """Remove what is left."""
+        """Remove all contents and the folder."""
         self._begun.clear()
         self._packs.clear()
         shutil.rmtree(self.path, ignore_errors=True)
@@ -154,7 +158,7 @@ def _checked(content: str) -> str:
 
 
 def hash_file(fd: int) -> str:
-    """Return the sha256 of what an open file holds from here on."""
+    """Return the sha256 of an open file's bytes from the current position on."""
     hashed = hashlib.sha256()
     while data := os.read(fd, COPY_BYTES):
         hashed.update(data)

@@ -17,7 +17,7 @@ __all__ = ["Applied", "Client", "View", "load_ipython_extension", "unload_ipytho
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Register `%px`, `%%px` and `%autopx` in a notebook, besides `%mesh`."""
+    """Register `%px`, `%%px` and `%autopx` in a notebook, in addition to `%mesh`."""
     from monarch_nb.compat.px import PxMagics
 
     shell.extension_manager.load_extension("monarch_nb")

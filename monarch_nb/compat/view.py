@@ -66,11 +66,11 @@ class View:
     apply = apply_async
 
     def apply_sync(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a function on each rank; return what each has returned."""
+        """Call a function on each rank; return the results in rank order."""
         return self.apply_async(function, *args, **kwargs).get()
 
     def map_async(self, function: Callable[..., Any], *items: Iterable[Any]) -> Any:
-        """Call a function for each item, on whichever rank is free; `get()` of the result waits."""
+        """Call a function for each item, on whichever rank is free; `get()` of the result waits for it."""
         if len(items) == 1:
             return self.mesh.map(function, items[0], ranks=self.targets, progress=False)
         return self.mesh.map(
@@ -92,17 +92,17 @@ class View:
         self.mesh.push(variables, self.targets)
 
     def pull(self, names: str | Sequence[str]) -> list[Any]:
-        """Return a variable of each rank; of several names, a list of them for each."""
+        """Return the values of a variable on each rank; for several names, a list of values for each rank."""
         wanted = (names,) if isinstance(names, str) else tuple(names)
         found = self.mesh.pull(*wanted, ranks=self.targets).values()
         return list(found) if isinstance(names, str) else [[each[name] for name in wanted] for each in found]
 
     def scatter(self, name: str, value: Any) -> None:
-        """Give each rank a part of a value."""
+        """Split a value into parts, and assign one to a variable of each rank."""
         self.mesh.scatter(name, value, self.targets)
 
     def gather(self, name: str) -> list[Any]:
-        """Return the parts of a value on the ranks, as one list."""
+        """Return the parts of a variable on all ranks, joined into one list."""
         return [item for part in self.pull(name) for item in part]
 
     def __getitem__(self, name: str) -> list[Any]:
@@ -159,5 +159,5 @@ class Client:
         return self[:]
 
     def load_balanced_view(self) -> View:
-        """Return a view of all ranks: `map` of any view takes whichever rank is free."""
+        """Return a view of all ranks; `map` of any view uses whichever rank is free."""
         return self[:]

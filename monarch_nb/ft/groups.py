@@ -39,7 +39,7 @@ class Lighthouse(Actor):
 
     @endpoint
     def address(self) -> str:
-        """Return the address on which the lighthouse listens."""
+        """Return the address that the lighthouse listens on."""
         return str(self.server.address())
 
     def __cleanup__(self, error: BaseException | None) -> None:
@@ -112,7 +112,7 @@ class ReplicaGroups:
         return part
 
     def set_up(self, group: int) -> None:
-        """Start a group's store, and give its ranks torchft's settings."""
+        """Start a group's store, and set torchft's environment variables on the group's ranks."""
         part = self.part(group)
         first = part.flatten("rank").slice(rank=0)
         address, port = first.execute(_start_store).get(SETUP_S).item()
@@ -139,7 +139,7 @@ class ReplicaGroups:
         the others continue.
 
         Returns:
-            What became of each group, in order.
+            the result of each group, in order.
         """
         results: list[GroupResult | None] = [None] * len(self)
 
@@ -179,15 +179,15 @@ def make_manager(
     timeout_s: float = 30.0,
     **options: Any,
 ) -> torchft.Manager:
-    """Return torchft's manager for this rank, on NCCL with a GPU and on Gloo without one. Call it in the
+    """Return torchft's manager for this rank, with NCCL on a GPU and Gloo otherwise. Call this in the
     function that `run` calls.
 
     Args:
-        state_dict: returns what a group that comes back is to be given.
-        load_state_dict: takes it on.
-        min_replicas: how many groups must take part in a step.
-        timeout_s: of collectives.
-        options: as `torchft.Manager` takes them.
+        state_dict: returns the state to send to a group that comes back.
+        load_state_dict: loads that state on a group that comes back.
+        min_replicas: the minimum number of groups that take part in a step.
+        timeout_s: the time-out of collectives, in seconds.
+        options: further arguments of `torchft.Manager`.
 
     Example:
         >>> manager = make_manager(lambda: model.state_dict(), model.load_state_dict)    # doctest: +SKIP
@@ -217,7 +217,7 @@ def make_manager(
 
 
 def average_gradients(manager: torchft.Manager, parameters: Iterable[torch.Tensor]) -> None:
-    """Average gradients over all replica groups: one all-reduce for each dtype.
+    """Average the gradients over all replica groups, by one all-reduce for each dtype.
 
     torchft 0.2's `DistributedDataParallel` does so, too, but its hook raises AssertionError if another group
     dies while it runs.
@@ -243,5 +243,5 @@ def _require_torchft() -> None:
 
 
 def _start_store() -> tuple[str, int]:
-    """Start the store of this rank's group; the previous one has no users any more."""
+    """Start the store of this rank's group; the previous store has no clients any more."""
     return rendezvous.start("a replica group")

@@ -11,19 +11,19 @@ from monarch_nb.exceptions import MeshUsageError
 
 
 def train_titan(*words: str) -> None:
-    """Train by TorchTitan in this rank's replica group. `ReplicaGroups.run` calls it: a group that dies is
-    healed, takes weights, optimiser and step of another group over, and the others don't stop.
+    """Train by TorchTitan in this rank's replica group; call it by `ReplicaGroups.run`. A group that dies is
+    healed, and takes over weights, optimiser state and step from another group, while the others continue.
 
-    The config is a `FaultTolerantTrainer.Config` of `torchtitan.experiments.torchft`. Only with
-    `checkpoint.enable` does TorchTitan hand its state to a group that comes back. On CPUs use DiLoCo
-    (`fault_tolerance.semi_sync_method`), which keeps groups together every `sync_steps` steps.
+    The config is a `FaultTolerantTrainer.Config` of `torchtitan.experiments.torchft`. TorchTitan sends its
+    state to a returning group only with `checkpoint.enable`. On CPUs use DiLoCo
+    (`fault_tolerance.semi_sync_method`), which synchronises groups every `sync_steps` steps.
 
     Args:
-        words: the arguments of `torchtitan.train`. Which group this is, of how many, needn't be said; nor
-            Gloo, where there is no GPU.
+        words: the arguments of `torchtitan.train`. Those about the number and index of groups are added, and
+            on a machine without GPU that for Gloo.
 
     Raises:
-        MeshUsageError: if no replica group calls it.
+        MeshUsageError: if it isn't called by `ReplicaGroups.run`.
         ModuleNotFoundError: if torchtitan isn't installed.
         SystemExit: if TorchTitan doesn't know an argument.
 

@@ -96,7 +96,7 @@ class Wait:
             )
 
     def _is_enough(self, look: Look, num: int, now: float) -> bool:
-        """Say whether to begin with fewer hosts than the maximum: all granted hosts have joined, or the
+        """Return whether to begin with fewer hosts than the maximum: all granted hosts have joined, or the
         others won't.
         """
         granted = len(look.nodes)
@@ -137,7 +137,7 @@ class Wait:
         """Return the last messages of launchers, and the reasons for refused hosts."""
         refused = self._session.request(Refusals())
         lines = list(dict.fromkeys([*self._engine.logs(self._asked), *(f"refused: {r}" for r in refused)]))
-        return "".join(f"\n  {line}" for line in lines) or " The launchers have said nothing"
+        return "".join(f"\n  {line}" for line in lines) or " The launchers have printed nothing"
 
 
 def _hosts_text(spec: HostSpec) -> str:

@@ -32,7 +32,9 @@ def debugged(name: str | None, *, stopped_only: bool = True) -> list[Mesh]:
         raise MeshNotFound("no mesh is running, and no program has a rank that stands at a breakpoint")
     found = {c.name: meshes for c in connections if (meshes := _meshes(c, stopped_only=stopped_only))}
     if len(found) > 1:
-        raise MeshNotFound(f"which one? {', '.join(found)}: monarch-nb debug NAME")
+        raise MeshNotFound(
+            f"several have ranks at a breakpoint: {', '.join(found)}. Name one: monarch-nb debug NAME"
+        )
     return next(iter(found.values()), [])
 
 

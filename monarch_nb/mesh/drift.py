@@ -158,4 +158,4 @@ def _word(name: str, here: PackageDigest, there: PackageDigest | None) -> str:
 def _of_workspace(session: Session, hosts: Sequence[int]) -> dict[int, str]:
     """Return the hosts whose copy of the workspace is outdated."""
     folder, behind = copies_behind(session, os.getcwd(), hosts)
-    return dict.fromkeys(behind, f"its copy of {folder} isn't what is here: %mesh sync")
+    return dict.fromkeys(behind, f"its copy of {folder} differs from the notebook's: %mesh sync")

@@ -153,7 +153,7 @@ def _script_cell(mesh: Mesh, entry: Entry) -> str:
     if entry.status != CellStatus.OK:
         return f"{head}\n{_commented(source)}\n"
     if not _still_there(mesh, entry):
-        return f"{head}: the mesh has them no more\n{_commented(source)}\n"
+        return f"{head}: the mesh no longer has these ranks\n{_commented(source)}\n"
     try:
         compile(source, f"#{entry.n}", "exec")
     except SyntaxError:
@@ -215,9 +215,8 @@ def _notebook_cell(mesh: Mesh, entry: Entry) -> dict[str, Any]:
 def _with_magic(mesh: Mesh, entry: Entry, source: str) -> str:
     there = _still_there(mesh, entry)
     if not there:
-        return (
-            f"# ran on {name_ranks(entry.ran_on)}, which the mesh has no more\n{_commented(source.rstrip())}"
-        )
+        ranks = name_ranks(entry.ran_on)
+        return f"# ran on {ranks}, which the mesh no longer has\n{_commented(source.rstrip())}"
     ranks = "" if len(there) == len(mesh) else f" --ranks {format_ranks(there)}"
     if entry.record.script:
         return source.replace("%mesh run", f"%mesh run{ranks}", 1)

@@ -94,8 +94,8 @@ def _dimension(mesh: Mesh, dim: str) -> str:
 def _refuse_hosts(mesh: Mesh, machines: Sequence[str], *, as_spares: bool) -> None:
     if machines or as_spares:
         raise MeshUsageError(
-            f"mesh {mesh.name!r} has no hosts of an engine, which could be asked for "
-            f"{'spares' if as_spares else machines[0]}; start one that has: %mesh start NAME --on PROFILE"
+            f"mesh {mesh.name!r} wasn't started on an engine that could provide "
+            f"{'spares' if as_spares else machines[0]}; start one that was: %mesh start NAME --on PROFILE"
         )
 
 

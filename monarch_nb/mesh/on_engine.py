@@ -101,7 +101,9 @@ def wait_on(
     """
     asked = records.read_record(name)
     if asked is None or asked.is_up:
-        raise MeshNotFound(f"nothing waits for hosts of a mesh {name!r}; what does: %mesh queue")
+        raise MeshNotFound(
+            f"no request for hosts of a mesh {name!r} is waiting; see all requests: %mesh queue"
+        )
     session = Session.connect(launch.find_connection(name), "")
     return _finish(session, engine_of(asked.spec), asked, wait_s, on_wait, keeps_queued=keeps_queued)
 
@@ -211,8 +213,8 @@ def _given_up(error: BaseException, asked: Allocation, wait_s: float | None) -> 
     if isinstance(error, KeyboardInterrupt):
         return error
     return MeshStartError(
-        f"{asked.described()}{_why(error, wait_s)}; the request was cancelled. Let it wait longer: "
-        "--wait, or in the queue: --keep-queued"
+        f"{asked.described()}{_why(error, wait_s)}; the request was cancelled. Wait longer: --wait; "
+        "or leave the request in the queue: --keep-queued"
     )
 
 
@@ -288,8 +290,8 @@ def cancel(name: str) -> Allocation:
     if asked is None:
         known = ", ".join(a.mesh for a in records.list_records()) or "none"
         raise MeshNotFound(
-            f"no hosts were asked for by a mesh {name!r}; with hosts of an engine: {known}. End "
-            f"another: %mesh stop {name}"
+            f"no hosts of an engine were requested for a mesh {name!r}; meshes that have some: "
+            f"{known}. End another mesh: %mesh stop {name}"
         )
     with suppress(MeshNotFound):
         session = Session.connect(launch.find_connection(name), "", observes=True)
@@ -308,7 +310,7 @@ def extend(name: str, seconds: float) -> list[str]:
     """
     asked = records.read_record(name)
     if asked is None:
-        raise MeshUsageError(f"mesh {name!r} is on no hosts of an engine, so its time isn't limited")
+        raise MeshUsageError(f"mesh {name!r} doesn't run on hosts of an engine, so its time isn't limited")
     for each in asked.requests:
         engine_of(asked.spec).extend(each, seconds)
     with suppress(MeshNotFound):

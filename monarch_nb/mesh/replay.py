@@ -86,7 +86,7 @@ def replay(mesh: Mesh, ranks: Sequence[int]) -> list[str]:
 def _cannot(source: str) -> str:
     """Return why a cell can't run on new ranks alone; empty if it can, as far as its source shows."""
     if _GROUP in source:
-        return "it makes the process group, which is there already"
+        return "it creates the process group, which exists already"
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except SyntaxError:

@@ -52,7 +52,7 @@ def refuse_other(mesh: Mesh, asked: Asked) -> None:
     ):
         if is_given:
             raise MeshUsageError(
-                f"start: mesh {mesh.name!r} runs already, and {what} is settled when a mesh starts. "
+                f"start: mesh {mesh.name!r} runs already, and {what} is fixed when a mesh starts. "
                 f"For that, {otherwise}"
             )
     _refuse_owner(mesh, asked.with_program, otherwise)

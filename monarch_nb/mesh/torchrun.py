@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("name", nargs="?", default="torchrun", help="name of the mesh (default: %(default)s)")
     parser.add_argument(
-        "--idle-timeout", default="8h", metavar="TIME", help="without a notebook it ends after that"
+        "--idle-timeout", default="8h", metavar="TIME", help="the mesh ends after so long without a notebook"
     )
     arguments = parser.parse_args(argv)
     try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def collect(mesh: Mesh, result: CellResult, request: ProfileRequest) -> Profile:
-    """Fetch the profile of a cell that is over, whichever way it ended, and write its files."""
+    """Fetch the profile of a cell that has ended, successfully or not, and write its files."""
     living = set(mesh.living_ranks())
     lost = tuple(r for r in request.ranks if r not in living)
     stuck = tuple(r for r in request.ranks if r in result.unfinished)
@@ -53,8 +53,8 @@ def collect(mesh: Mesh, result: CellResult, request: ProfileRequest) -> Profile:
     )
 
 
-_LOST = "the process has died, and what it had recorded with it"
-_STUCK = "it still hangs in the cell"
+_LOST = "the process has died, and its recording is lost"
+_STUCK = "it hasn't ended the cell"
 _WITHOUT = "the cell didn't begin there, or another cell with a profile has followed"
 
 
@@ -68,7 +68,7 @@ def _write(
         write_trace(path, traced, base_ns=request.base_ns, about=f"cell #{n}")
     except OSError as error:
         problems.append(
-            f"the trace could not be written to {path}: {error.strerror}. Give another place: --profile=FILE"
+            f"the trace could not be written to {path}: {error.strerror}. Name another file: --profile=FILE"
         )
         return None
     return path

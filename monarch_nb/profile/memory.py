@@ -25,8 +25,8 @@ LINE_COLUMNS = ("held by", "ranks", "size", "objects")
 
 
 def size_rows(reports: Mapping[int, MemoryReport]) -> list[tuple[str, ...]]:
-    """Return how much each kind of memory has changed over the cell, and its peak above what it was
-    before.
+    """Return the rows of the table of memory: the change of each kind of memory over the cell, and its peak
+    above the level before.
     """
     rows = []
     for name, key in SIZES.items():
@@ -39,8 +39,8 @@ def size_rows(reports: Mapping[int, MemoryReport]) -> list[tuple[str, ...]]:
 
 
 def line_rows(reports: Mapping[int, MemoryReport], num_top: int) -> list[tuple[str, ...]]:
-    """Return which lines hold the most of what the cell has allocated in Python; one row per line, with the
-    mean over its ranks.
+    """Return the rows of the table of lines: the lines that hold the most memory allocated in Python by the
+    cell, each with the mean over its ranks.
 
     >>> report = MemoryReport(0, 0, None, 0, 0, lines=(("In [3] line 1", 2_000_000, 5),))
     >>> line_rows({0: report, 1: report}, 10)
@@ -68,7 +68,7 @@ def _mean(figures: Sequence[int]) -> float:
 
 
 def change_text(num_bytes: float) -> str:
-    """Return a change of size with its sign.
+    """Return a change of size, in bytes, as text with a sign.
 
     >>> change_text(-2 << 20), change_text(0), change_text(1024)
     ('-2 MiB', '0 bytes', '+1 KiB')

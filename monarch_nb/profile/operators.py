@@ -36,7 +36,7 @@ class Operator:
 
 
 def fold_operators(rows: Mapping[int, Sequence[Row]]) -> list[Operator]:
-    """Return the operators of all ranks, those that take the most time first.
+    """Return the operators of all ranks, sorted by time, the longest first.
 
     >>> mm, = fold_operators({0: [("aten::mm", 2, 10.0, 0.0)], 1: [("aten::mm", 4, 30.0, 0.0)]})
     >>> mm.name, mm.calls.mean, mm.cpu_s.rank
@@ -62,7 +62,7 @@ def _operator(name: str, by_rank: Mapping[int, Row], ranks: Sequence[int]) -> Op
 
 
 def spread(figures: Mapping[int, float]) -> Spread:
-    """Return the least, mean and most of a figure per rank."""
+    """Return the minimum, mean and maximum of a figure per rank."""
     rank = max(figures, key=lambda r: (figures[r], -r))
     return Spread(min(figures.values()), sum(figures.values()) / len(figures), figures[rank], rank)
 
@@ -70,7 +70,7 @@ def spread(figures: Mapping[int, float]) -> Spread:
 def operator_cells(
     operators: Sequence[Operator], num_ranks: int
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return head and rows of the table; without columns that would say nothing."""
+    """Return the header and the rows of the table of operators; columns without information are left out."""
     has_gpu = any(o.gpu_s.most for o in operators)
     several = num_ranks > 1
     head = ("operator", "calls", *_columns("CPU", several), *(_columns("GPU", several) if has_gpu else ()))

@@ -55,7 +55,7 @@ class Profile:
     num_top: int = 20
 
     def tables(self) -> Iterator[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
-        """Yield title, head and rows of each table."""
+        """Yield the title, header and rows of each table."""
         if self.operators:
             head, rows = operator_cells(self.operators[: self.num_top], len(self.ranks))
             left = len(self.operators) - self.num_top
@@ -79,7 +79,9 @@ class Profile:
                 yield "lines that hold what was allocated in Python (no tensors)", LINE_COLUMNS, lines
 
     def notes(self) -> Iterator[str]:
-        """Yield notes below the profile: where files are, which parts are missing."""
+        """Yield notes for display below the tables: the locations of files, and the parts that are
+        missing.
+        """
         if self.file is not None:
             yield f"trace of [{format_ranks(self.ranks)}]: {self.file}"
             yield f"to open it: {HOW_TO_OPEN}"
@@ -89,7 +91,7 @@ class Profile:
         yield from self.problems
 
     def text(self) -> str:
-        """Return tables and notes as text."""
+        """Return the tables and notes as text."""
         parts = [
             f"{title}\n{text_table(head, rows, right=_right(head))}\n" for title, head, rows in self.tables()
         ]  # fmt: skip

@@ -40,11 +40,11 @@ class ProfileRequest:
 
     @property
     def options(self) -> ProfileOptions:
-        """The options that ranks get."""
+        """The options that are sent to the ranks."""
         return ProfileOptions(self.ranks, self.trace, self.memory, self.shapes, self.stacks, self.base_ns)
 
     def path(self, n: int, kind: str = "profile", suffix: str = ".json.gz") -> Path:
-        """Return where a file about cell `n` goes."""
+        """Return the path of a file about cell `n`."""
         if self.file and kind == "profile":
             return Path(self.file).expanduser().absolute()
         date = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.base_ns / 1e9))
@@ -52,10 +52,10 @@ class ProfileRequest:
 
 
 def check_request(request: ProfileRequest, cell_ranks: Sequence[int]) -> ProfileRequest:
-    """Return a request that can be fulfilled.
+    """Validate a request for a profile, and return it.
 
     Raises:
-        MeshUsageError: saying what is wrong; nothing has been sent.
+        MeshUsageError: if the request can't be fulfilled; nothing has been sent.
     """
     others = sorted(set(request.ranks) - set(cell_ranks))
     if others:

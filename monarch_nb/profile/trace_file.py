@@ -18,8 +18,8 @@ _LEVEL = 5
 
 
 def write_trace(path: Path, reports: Mapping[int, ProfileReport], *, base_ns: int, about: str) -> None:
-    """Write the traces of ranks into one file; compressed, if its name ends in .gz. Not there before it's
-    whole.
+    """Write the traces of ranks into one file, compressed if its name ends in .gz. The file appears only when
+    it's complete.
     """
     draft = path.with_name(f".{path.name}.draft")
     try:
@@ -38,7 +38,7 @@ def _opened(path: Path, *, is_compressed: bool) -> IO[bytes]:
 
 
 def pieces(reports: Mapping[int, ProfileReport], base_ns: int, about: str) -> Iterator[bytes]:
-    """Yield the file's content.
+    """Yield the content of the trace file in pieces.
 
     >>> part = zlib.compress(b'{"ph":"X","name":"aten::mm"}')
     >>> text = b"".join(pieces({rank: ProfileReport("h", 7 + rank, part) for rank in (0, 1)}, 5, "cell #1"))

@@ -37,17 +37,21 @@ class RDMAAction:
         return self
 
     def write_remote(self, buffer: RDMABuffer, src: Local) -> Self:
-        """Add a write of local memory into `buffer`."""
+        """Add a write of local memory into `buffer`.
+
+        Raises:
+            MeshUsageError: as of `RDMABuffer.write_from`.
+        """
         self._jobs.append(make_job(WRITE, buffer, src, None))
         return self
 
     def submit(self, timeout: float | None = DEFAULT_TIMEOUT_S, *, path: str | None = None) -> Transfer:
-        """Begin. An action can be submitted again: it then does the same once more. One without transfers is
-        done at once.
+        """Start all transfers of this action. An action can be submitted again, and then repeats them; one
+        without transfers is complete at once.
 
         Args:
-            timeout: seconds that all of it may take; None: as long as it takes.
-            path: take this way and no other.
+            timeout: seconds that all transfers together may take; None: no limit.
+            path: use this path and no other (`shm`, `cuda_ipc`, `verbs`, `tcp`).
         """
         if not self._jobs:
             return _nothing()
@@ -61,7 +65,7 @@ class RDMAAction:
 
 
 def _nothing() -> Transfer:
-    """Return the transfer of nothing: it's done."""
+    """Return a transfer of no bytes that is already complete."""
     transfer = Transfer([])
     transfer.finish(Receipt(READ, "local", 0, 0.0))
     return transfer

@@ -9,15 +9,15 @@ _BACKENDS = {"verbs": "ibverbs", "tcp": "tcp"}
 
 
 def is_ibverbs_available() -> bool:
-    """Say whether this process can use RDMA: a device with an active port, and pyverbs. `%mesh doctor`
-    tells why not.
+    """Return whether this process can use RDMA, which needs a device with an active port, and pyverbs. `%mesh
+    doctor` shows the reason if it can't.
     """
     return not unavailable_reason()
 
 
 def get_rdma_backend() -> str:
-    """Return the backend of transfers between machines: `ibverbs`, `tcp`, or `none` if the path that is
-    forced doesn't lead to others.
+    """Return the backend of transfers between machines: `ibverbs`, `tcp`, or `none` if a path is forced that
+    doesn't reach other machines.
     """
     forced = chosen()
     if forced is None:

@@ -37,7 +37,7 @@ class Batch:
         self._failures: list[BaseException] = []
 
     def run(self) -> list[Receipt]:
-        """Run all transfers; when one fails, the others are called off, and its error is raised."""
+        """Run all transfers. If one fails, cancel the others and raise its error."""
         if len(self._jobs) == 1:
             return [self._plane.run(self._jobs[0], self._forced)]
         units = self._units()
@@ -69,7 +69,9 @@ class Batch:
                     job.cancelled.set()
 
     def _units(self) -> list[Unit]:
-        """Put jobs together whose path does them in one go."""
+        """Group the jobs into units of work: jobs of a path that can fuse them are one unit, each other job
+        is its own.
+        """
         fused: dict[tuple[str, Op], list[Job]] = {}
         single: list[Unit] = []
         for job in self._jobs:
@@ -96,7 +98,7 @@ class Batch:
 
 
 def together(receipts: Sequence[Receipt], seconds: float) -> Receipt:
-    """Return one receipt for several transfers that took so long in all."""
+    """Return one receipt for several transfers that took `seconds` in total."""
     if len(receipts) == 1:
         return receipts[0]
     why_not: dict[str, str] = {}

@@ -18,11 +18,11 @@ class Box:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there's no element in it."""
+        """Whether the box has no elements."""
         return 0 in self.shape
 
     def overlap(self, other: Box) -> Box:
-        """Return the elements that are in both."""
+        """Return the intersection of this box and another."""
         start = tuple(map(max, self.start, other.start))
         ends = (
             min(a + n, b + m)
@@ -31,7 +31,7 @@ class Box:
         return Box(start, tuple(max(0, end - begin) for begin, end in zip(start, ends, strict=True)))
 
     def without(self, part: Box) -> list[Box]:
-        """Return boxes that make up what is not in `part`, which lies within.
+        """Return boxes that together cover this box except `part`, which lies within it.
 
         >>> Box((0,), (10,)).without(Box((2,), (3,)))
         [Box(start=(0,), shape=(2,)), Box(start=(5,), shape=(5,))]
@@ -52,7 +52,7 @@ class Box:
         return left
 
     def within(self, outer: Box) -> tuple[slice, ...]:
-        """Return the index of this box in an array that is `outer`."""
+        """Return the index that selects this box in an array that holds exactly `outer`."""
         return tuple(
             slice(a - b, a - b + n) for a, n, b in zip(self.start, self.shape, outer.start, strict=True)
         )

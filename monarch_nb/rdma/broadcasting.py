@@ -25,7 +25,7 @@ class BroadcastToBuffers(Protocol):
     def begin_spread(
         self, source: RDMABuffer, targets: Iterable[RDMABuffer], timeout: float | None = ..., /
     ) -> LocalFuture[BroadcastReceipt]:
-        """Copy a buffer into others."""
+        """Start to copy a buffer into other buffers."""
 
     def fill(self, plane: DataPlane, question: Fill, /) -> Receipt:
         """Read another process' buffer into one of this process, on request."""
@@ -37,28 +37,28 @@ class BroadcastToMesh(Protocol):
     def begin_broadcast(
         self, source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None, /
     ) -> Future[BroadcastReceipt]:
-        """Make a buffer a variable of a mesh's cells."""
+        """Start to assign a buffer's array to a variable of a mesh's cells."""
 
     def lead_asked(self, question: Lead, /) -> Answer:
-        """Bring a buffer to all ranks of this machine, as somebody asks."""
+        """Copy a buffer to all ranks of this machine, at the request of another process."""
 
 
 _load: Callable[[], tuple[BroadcastToBuffers, BroadcastToMesh]] | None = None
 
 
 def provide(load: Callable[[], tuple[BroadcastToBuffers, BroadcastToMesh]]) -> None:
-    """Set the functions that load the implementations."""
+    """Set the function that loads the implementations."""
     global _load
     _load = load
 
 
 def to_buffers() -> BroadcastToBuffers:
-    """Return the function that copies a buffer into others."""
+    """Return the implementation of broadcasts to buffers."""
     assert _load is not None, "monarch_nb/rdma/__init__ puts it in place"
     return _load()[0]
 
 
 def to_mesh() -> BroadcastToMesh:
-    """Return the function that brings a buffer to all ranks of a mesh."""
+    """Return the implementation of broadcasts to all ranks of a mesh."""
     assert _load is not None, "monarch_nb/rdma/__init__ puts it in place"
     return _load()[1]

@@ -77,13 +77,13 @@ class RDMABuffer:
     def read_into(
         self, dst: Local, timeout: float | None = DEFAULT_TIMEOUT_S, *, path: str | None = None
     ) -> Transfer:
-        """Copy the buffer into local memory. It begins at once; `.get()` or `await` the result.
+        """Copy the buffer into local memory. The transfer starts at once; `.get()` or `await` the result.
 
         Args:
-            dst: as many bytes, on CPU or GPU; shape and dtype don't matter, the order of elements is that of
-                the array.
-            timeout: seconds that it may take; None: as long as it takes.
-            path: take this way and no other (`shm`, `cuda_ipc`, `verbs`, `tcp`).
+            dst: memory of the same number of bytes, on CPU or GPU. Its shape and dtype don't matter; elements
+                are copied in the array's order.
+            timeout: seconds that the transfer may take; None: no limit.
+            path: use this path and no other (`shm`, `cuda_ipc`, `verbs`, `tcp`).
 
         Raises:
             MeshUsageError: if `dst` has another size, or can't be written.
@@ -100,7 +100,7 @@ class RDMABuffer:
         return data_plane().submit([make_job(op, self, local, timeout)], path)
 
     def read(self, timeout: float | None = DEFAULT_TIMEOUT_S) -> Any:
-        """Return a copy: a tensor, an array or a bytearray, as what the buffer was made of."""
+        """Return a copy of the buffer, of the type it was made from: a tensor, an array or a bytearray."""
         __tracebackhide__ = True
         fresh = self._fresh()
         self.read_into(fresh, timeout).get()
@@ -127,8 +127,8 @@ class RDMABuffer:
         and shows what the owner writes.
 
         Args:
-            shared: what is written here is seen by the owner and everybody else. Otherwise a page that is
-                written to becomes one's own.
+            shared: writes to the result are seen by the owner and all other processes. Otherwise the mapping
+                is copy-on-write: a page that is written to becomes private.
 
         Raises:
             MeshUsageError: if the memory was not allocated by `rdma.empty`, or is another machine's.
@@ -159,16 +159,15 @@ class RDMABuffer:
     def broadcast_into(
         self, to: Any, name: str | None = None, timeout: float | None = DEFAULT_TIMEOUT_S
     ) -> Future[BroadcastReceipt]:
-        """Copy the buffer to many: those who have it pass it on, so that N machines have it after about log N
-        steps.
+        """Copy the buffer to many processes. Receivers pass the bytes on, so that N machines have them after
+        about log N steps.
 
         Args:
             to: buffers of the same size (a list, or the ValueMesh of a call), which are written; or a mesh of
                 processes.
-            name: with a mesh: the variable under which its cells find the array, and whatever else its main
-                threads do next. Ranks of a machine share its memory, copy-on-write. A rank that is busy has
-                it when it's done.
-            timeout: seconds for all of it.
+            name: with a mesh: the variable of its cells that the array is assigned to. Ranks of one machine
+                share the memory, copy-on-write. A busy rank has the variable once its cell is done.
+            timeout: seconds that the whole broadcast may take; None: no limit.
 
         Raises:
             MeshUsageError: if a size differs, or a destination can't be written.
@@ -195,10 +194,11 @@ class RDMABuffer:
     # --- the registration
 
     def drop(self) -> LocalFuture[None]:
-        """End the registration: from then on reads and writes raise `BufferGone`, and the memory may be
-        freed. Any holder may do it.
+        """End the registration: later reads and writes raise `BufferGone`, and the memory may be freed. Any
+        process that has the handle may call this.
 
-        The owner has done it when this returns; others `.get()` or `await` the result, if it matters when.
+        On the owner the registration has ended when this returns; elsewhere, `.get()` or `await` the result
+        to be sure.
         """
         plane = data_plane()
         if self._handle.is_ours:
@@ -207,7 +207,8 @@ class RDMABuffer:
         return LocalFuture.of(lambda: plane.drop(self._handle))
 
     def __getitem__(self, index: Any) -> RDMABuffer:
-        """Return a part, indexed as the array is: integers and slices. It shares the registration.
+        """Return a handle of a part of the buffer, indexed like the array, by integers and slices. The part
+        shares the registration.
 
         >>> RDMABuffer(bytearray(10))[2:8].size()        # doctest: +SKIP
         6
@@ -217,38 +218,38 @@ class RDMABuffer:
     # --- description
 
     def size(self) -> int:
-        """Return its bytes."""
+        """Return the size of the buffer in bytes."""
         return self._handle.nbytes
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Elements along each dimension."""
+        """The number of elements along each dimension."""
         return self._handle.layout.shape
 
     @property
     def dtype(self) -> str:
-        """Name of the element type: `float32`."""
+        """The name of the element type, such as `float32`."""
         return self._handle.dtype
 
     @property
     def device(self) -> str:
-        """Where it is, as its owner counts: `cpu`, `cuda:0`."""
+        """The device of the memory, as numbered by its owner: `cpu`, `cuda:0`."""
         return self._handle.device
 
     @property
     def owner(self) -> str:
-        """Whose memory it is: rank, pid and host."""
+        """The process that owns the memory: rank, pid and host."""
         return str(self._handle.owner)
 
     @property
     def backend(self) -> str:
-        """The way by which a transfer between here and there would go: `shm`, `cuda_ipc`, `verbs` or
-        `tcp`.
+        """The path that a transfer between the owner and this process would take: `shm`, `cuda_ipc`, `verbs`
+        or `tcp`.
         """
         return self.why()[0]
 
     def why(self) -> tuple[str, dict[str, str]]:
-        """Return the path of a transfer, and for each better one why it isn't taken."""
+        """Return the path that a transfer would take, and the reason why each better path can't be used."""
         here = memory_of(bytearray(1))
         why_not: dict[str, str] = {}
         return next(data_plane().ways(self._handle, here, chosen(), why_not)).name, why_not
@@ -263,15 +264,15 @@ class RDMABuffer:
 
 
 def handle_of(buffer: RDMABuffer) -> Handle:
-    """Return what a buffer is to the data plane: where its memory is, how big, whose."""
+    """Return the buffer's handle for the data plane: owner, location and size of the memory."""
     return buffer._handle
 
 
 def make_job(op: Op, buffer: RDMABuffer, local: Local, timeout: float | None) -> Job:
-    """Check what was asked for.
+    """Validate the arguments of a transfer, and return its job.
 
     Raises:
-        MeshUsageError: naming what can't be.
+        MeshUsageError: if sizes differ, or the destination is read-only.
     """
     handle = buffer._handle
     memory = memory_of(local, "dst" if op == READ else "src")
@@ -288,10 +289,10 @@ def make_job(op: Op, buffer: RDMABuffer, local: Local, timeout: float | None) ->
 
 
 def deadline_of(timeout: float | None) -> float | None:
-    """Return when `timeout` seconds will be over (`time.monotonic`); None: never.
+    """Return the deadline `timeout` seconds from now, as a value of `time.monotonic`; None for no deadline.
 
     Raises:
-        MeshUsageError: if it's no time.
+        MeshUsageError: if `timeout` isn't a positive number.
     """
     if timeout is None:
         return None

@@ -79,7 +79,7 @@ class DataPlane:
 
     @property
     def owner(self) -> Owner:
-        """This process, as handles name it."""
+        """The description of this process in handles."""
         if self._owner.addresses != self.link.addresses:
             self._owner = replace(self._owner, addresses=self.link.addresses)
         return self._owner
@@ -87,7 +87,7 @@ class DataPlane:
     # --- registering
 
     def register(self, memory: Memory) -> Handle:
-        """Register memory; nothing is copied. It's kept alive until it is dropped."""
+        """Register memory without copying it. The memory is kept alive until the registration is dropped."""
         staging.hold(memory)
         region = self.regions.add(memory, segments.find(memory))
         return Handle(
@@ -106,7 +106,7 @@ class DataPlane:
         )
 
     def drop(self, handle: Handle) -> None:
-        """End a registration, here or at its owner. The second time does nothing."""
+        """End a registration, here or at its owner. To drop it again has no effect."""
         if not handle.is_ours:
             self.ask(Drop(handle))
             return
@@ -129,7 +129,7 @@ class DataPlane:
         return broadcasting.to_mesh().lead_asked(question)
 
     def region_of(self, handle: Handle) -> Region:
-        """Return the region that a handle of this process names.
+        """Return the region that a handle of this process refers to.
 
         Raises:
             BufferGone: if it was dropped, or is a handle of another run of this program.
@@ -148,7 +148,7 @@ class DataPlane:
 
     @property
     def paths(self) -> dict[str, Path]:
-        """All ways this process knows, the best first."""
+        """All paths of this process by name, the best first."""
         if self._paths is None:
             with self._lock:
                 if self._paths is None:
@@ -158,12 +158,12 @@ class DataPlane:
     def ways(
         self, handle: Handle, local: Memory, forced: str | None, why_not: dict[str, str]
     ) -> Iterator[Path]:
-        """Yield the ways that can be tried, the best first; why not the others that come before is put into
-        `why_not`.
+        """Yield the paths that can be tried, the best first; add to `why_not` the reason for each path that
+        can't.
 
         Raises:
-            MeshUsageError: if a way is forced that there isn't.
-            RDMAError: when there's no further one.
+            MeshUsageError: if the forced path doesn't exist.
+            RDMAError: when no path is left.
         """
         if forced is not None and forced not in self.paths:
             raise MeshUsageError(f"no path is called {forced!r}; there are {', '.join(self.paths)}")
@@ -176,17 +176,17 @@ class DataPlane:
             elif forced or path.concerns(handle, local):
                 why_not[name] = reason
         reasons = "; ".join(f"{name}: {why}" for name, why in why_not.items())
-        raise PathFailed(f"no way between {self.owner} and {handle}: {reasons}")
+        raise PathFailed(f"no path moves bytes between {self.owner} and {handle}: {reasons}")
 
     @staticmethod
     def _forbidden(path: Path, handle: Handle) -> str:
-        """Return why a path may not be taken, whether it could or not."""
+        """Return why the settings forbid a path, whether or not it would work; empty if they allow it."""
         if path.encrypts or handle.is_near or not only_encrypted():
             return ""
         return f"it isn't encrypted, and {ENCRYPTED} is set"
 
     def submit(self, jobs: Sequence[Job], path: str | None = None) -> Transfer:
-        """Begin transfers that are one for whoever waits."""
+        """Start several jobs, as one transfer for the caller."""
         path = path or chosen()  # in this thread: another thread has another context
         transfer = Transfer(list(jobs))
         with self._lock:
@@ -203,8 +203,8 @@ class DataPlane:
         return transfer
 
     def _is_quick(self, job: Job, forced: str | None) -> bool:
-        """Say whether the first path to be tried needs no answer from another process. What is wrong with the
-        choice is told by the transfer.
+        """Return whether the first path to try needs no answer from another process. Errors in the choice of
+        a path are reported by the transfer.
         """
         try:
             return next(self.ways(job.handle, job.local, forced, {})).is_quick(job.handle)
@@ -227,7 +227,7 @@ class DataPlane:
             self._active.discard(transfer)
 
     def run(self, job: Job, forced: str | None = None) -> Receipt:
-        """Do a transfer in this thread."""
+        """Run a transfer in this thread."""
         start = time.perf_counter()
         job.check()
         why_not: dict[str, str] = {}
@@ -245,8 +245,8 @@ class DataPlane:
     # --- requests
 
     def ask(self, question: Question[T], timeout_s: float = 30.0) -> T:
-        """Ask the owner of a buffer, about it: the path there that the question names answers
-        (`Path.answer`).
+        """Send a question about a buffer to its owner, and return the answer (of `Path.answer`, by the
+        owner's path that the question names).
 
         Raises:
             BufferGone: if the owner or the buffer is gone.
@@ -255,15 +255,15 @@ class DataPlane:
         return self.link.ask(question, timeout_s)
 
     def answer(self, question: Question[object]) -> object:
-        """Answer another process."""
+        """Return the answer to another process' question."""
         service = self.services.get(question.to)
         if service is not None:
             return service(question)
         return self.paths[question.to].answer(question, self.region_of(question.handle))
 
     def in_background(self, function: Callable[[], None]) -> bool:
-        """Run a function in a thread that answers others; False if this process is leaving its mesh: then
-        nobody waits for answers any more.
+        """Run a function in a thread that answers other processes. Return False if this process is leaving
+        its mesh, when no process waits for answers any more.
         """
         try:
             self._answers.submit(function)
@@ -278,7 +278,7 @@ class DataPlane:
             raise RDMAError(LEFT)
 
     def close(self) -> None:
-        """End all threads; what is on its way is called off."""
+        """End all threads, and cancel running transfers."""
         with self._lock:
             self.closed = True
         for transfer in list(self._active):
@@ -326,7 +326,7 @@ def _num_meshes() -> int:
 
 
 def _joined() -> DataPlane:
-    """Make this process' data plane if there's none, and join the meshes that it isn't in yet."""
+    """Create this process' data plane if it has none, and join the meshes that it hasn't joined yet."""
     global _data_plane, _num_joined
     if _data_plane is not None and not _data_plane.closed and not isinstance(_data_plane.link, MeshLink):
         return _data_plane
@@ -370,6 +370,6 @@ class _Leaving:
 
 
 def use(new: DataPlane) -> None:
-    """Make `new` this process' data plane: for one without a mesh."""
+    """Set `new` as this process' data plane, for a process without a mesh."""
     global _data_plane
     _data_plane = new

@@ -34,8 +34,8 @@ os.register_at_fork(after_in_child=_drawn_anew)
 
 @functools.cache
 def this_machine() -> str:
-    """Return an id that two processes share that can see each other's memory: of one kernel, one pid
-    namespace, one user.
+    """Return an id that two processes have in common if they can access each other's memory: same kernel,
+    same pid namespace, same user.
     """
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
@@ -70,7 +70,7 @@ class Owner:
 
     @property
     def proc(self) -> int:
-        """Its proc id in the first of its meshes."""
+        """The owner's proc id in the first of its meshes."""
         return self.addresses[0][1]
 
     def __str__(self) -> str:
@@ -121,25 +121,25 @@ class Handle:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
+        """The number of bytes of all elements."""
         return self.layout.nbytes
 
     @property
     def is_near(self) -> bool:
-        """Whether the owner runs on this machine, in sight of this process."""
+        """Whether the owner runs on this machine, and this process can access its memory."""
         return self.owner.machine == this_machine()
 
     @property
     def is_ours(self) -> bool:
-        """Whether this very process owns it."""
+        """Whether this process is the owner."""
         return self.owner.process == PROCESS
 
     def at(self, layout: Layout) -> Handle:
-        """Return the handle of other elements of the same region."""
+        """Return a handle of the same region with another layout."""
         return replace(self, layout=layout)
 
     def part(self, index: Any) -> Handle:
-        """Return the handle of a part, indexed as an array is."""
+        """Return the handle of a part, indexed like an array."""
         return replace(self, layout=self.layout[index])
 
     def __str__(self) -> str:

@@ -62,17 +62,17 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements, without what lies between them."""
+        """The number of bytes of all elements, without gaps between them."""
         return math.prod(self.shape) * self.itemsize
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie one behind the other, in order."""
+        """Whether the elements lie without gaps, in order."""
         return self.nbytes == 0 or self._folded()[1] == self.nbytes
 
     @property
     def span(self) -> tuple[int, int]:
-        """The bytes, from and to, between which all elements lie."""
+        """The start and end offset in bytes of the range that holds all elements."""
         if not self.nbytes:
             return self.offset, self.offset
         ends = [(n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True)]
@@ -80,11 +80,11 @@ class Layout:
         return self.offset + low, self.offset + sum(e for e in ends if e > 0) + self.itemsize
 
     def moved(self, by: int) -> Layout:
-        """Return the same layout, `by` bytes further on."""
+        """Return the same layout, shifted by `by` bytes."""
         return Layout(self.shape, self.strides, self.itemsize, self.offset + by)
 
     def __getitem__(self, index: Any) -> Layout:
-        """Return the layout of a part: integers and slices, as of an array.
+        """Return the layout of a part, selected by integers and slices like a part of an array.
 
         Raises:
             MeshUsageError: if it's none of these, or out of range.
@@ -102,7 +102,9 @@ class Layout:
         return Layout(tuple(shape), tuple(strides), self.itemsize, offset)
 
     def _folded(self) -> tuple[list[tuple[int, int]], int]:
-        """Return the outer dimensions (size, stride) that are left, and the length of a run."""
+        """Merge contiguous inner dimensions. Return the remaining outer dimensions (size, stride), and the
+        length of a contiguous run in bytes.
+        """
         run = self.itemsize
         outer = [(n, s) for n, s in zip(self.shape, self.strides, strict=True) if n != 1]
         while outer and outer[-1][1] == run:
@@ -110,7 +112,7 @@ class Layout:
         return outer, run
 
     def runs(self) -> Runs:
-        """Return the contiguous stretches, in the order of the elements."""
+        """Return the contiguous runs, in the order of the elements."""
         if not self.nbytes:
             return Runs([], 0)
         outer, run = self._folded()
@@ -125,7 +127,7 @@ class Layout:
 
 
 def _expanded(index: tuple[Any, ...], num_dims: int) -> tuple[Any, ...]:
-    """Write `...` and what is left out as full slices."""
+    """Replace `...` and omitted dimensions by full slices."""
     if index.count(...) > 1:
         raise MeshUsageError(f"[{_text(index)}]: `...` may be used once")
     given = len(index) - index.count(...)
@@ -169,8 +171,8 @@ def _text(index: tuple[Any, ...]) -> str:
 
 
 def pieces(there: Layout, here: Layout) -> Iterator[Piece]:
-    """Yield the pieces that lie contiguously on both sides, in the order of the elements. Both have the same
-    number of bytes.
+    """Yield the pieces that are contiguous on both sides, in the order of the elements. Both layouts have the
+    same number of bytes.
 
     >>> list(pieces(Layout.contiguous((4,), 2), Layout((2, 2), (8, 2), 2)))
     [Piece(there=0, here=0, nbytes=4), Piece(there=4, here=8, nbytes=4)]
@@ -190,7 +192,7 @@ def pieces(there: Layout, here: Layout) -> Iterator[Piece]:
 
 
 def batches(parts: Iterable[Piece], max_bytes: int, max_pieces: int = 1 << 30) -> list[list[Piece]]:
-    """Return pieces in lists of at most `max_bytes` and `max_pieces` each; what is larger is cut.
+    """Return pieces in lists of at most `max_bytes` and `max_pieces` each; longer pieces are split.
 
     >>> batches([Piece(0, 0, 5), Piece(8, 5, 2)], 4)
     [[Piece(there=0, here=0, nbytes=4)], [Piece(there=4, here=4, nbytes=1), Piece(there=8, here=5, nbytes=2)]]

@@ -50,32 +50,33 @@ class Link(Protocol):
 
     @property
     def addresses(self) -> Addresses:
-        """The meshes that this process is in, and its proc id in each."""
+        """The meshes that this process belongs to, and its proc id in each."""
 
     @property
     def label(self) -> str:
-        """The name of this process for people."""
+        """The name of this process for users."""
 
     def ask(self, question: Question[T], timeout_s: float) -> T:
-        """Ask the owner of the question's buffer and wait for what its `Answerer` returns.
+        """Send a question to the owner of its buffer, and return the answer of the owner's `Answerer`.
 
         Raises:
-            BufferGone: if the owner has ended, or says so.
+            BufferGone: if the owner has ended, or has dropped the buffer.
             RDMAError: if it raised.
             TransferTimeout: if it didn't answer in time.
         """
 
     def serve(self, answerer: Answerer, submit: Callable[[Callable[[], None]], object]) -> None:
-        """From now on, answer those who ask: `submit` runs a function in another thread."""
+        """Answer questions from now on; `submit` runs a function in another thread."""
 
 
 def ask_process(
     transport: Transport, proc: int, question: Question[T], timeout_s: float, who: str
 ) -> T | None:
-    """Ask the data plane of a process, and wait; None if that has ended.
+    """Send a question to the data plane of a process, and wait for the answer. Return None if the process has
+    ended.
 
     Raises:
-        MeshError: as it was raised there, or an RDMAError that says what was.
+        MeshError: the error raised there, or an RDMAError that describes it.
         TransferTimeout: if it didn't answer in time.
     """
     reply = OneReply(transport, (proc,))
@@ -121,7 +122,7 @@ def ask_later(
     who: str,
     finish: Callable[[Any, float], T],
 ) -> Future[T]:
-    """Ask the data plane of a process as `ask_process` does, and don't wait.
+    """Send a question like `ask_process`, and return a future of the answer.
 
     Args:
         finish: makes the future's value of the answer (None if the process has ended) and the seconds that it
@@ -145,9 +146,9 @@ def _send(reply: OneReply, question: Question[Any] | Lead) -> None:
 
 
 def _plain(value: object) -> codec.Encoded:
-    """Encode what data planes say to each other: basic types and our own classes, nothing for cloudpickle.
-    Its bytes stay in the payload: beside it, long ones would be fetched by another question to the same
-    process, whose answer would be as long (`remote_arguments`).
+    """Encode a message between data planes by plain pickle: it consists of basic types and classes of this
+    package. All bytes stay in the payload: long ones outside it would be fetched by another question to the
+    same process, whose answer would be as long (`remote_arguments`).
     """
     return codec.Encoded(pickle.dumps(value, 5))
 
@@ -192,17 +193,17 @@ class MeshLink:
         return tuple((mesh, transport.me) for mesh, transport in self._transports.items())
 
     def join(self, transport: Transport) -> None:
-        """Talk by this transport, too."""
+        """Use this transport, too."""
         self._transports[transport.mesh_id] = transport
         self._serve(transport)
 
     def leave(self, transport: Transport) -> bool:
-        """Forget a transport that is about to close; say whether any is left."""
+        """Remove a transport that is about to close; return whether another one is left."""
         self._transports.pop(transport.mesh_id, None)
         return bool(self._transports)
 
     def knows(self, transport: Transport) -> bool:
-        """Say whether the link uses this transport."""
+        """Return whether the link uses this transport."""
         return self._transports.get(transport.mesh_id) is transport
 
     def _way_to(self, handle: Handle) -> tuple[Transport, int]:

@@ -38,7 +38,7 @@ class LocalFuture(Future[T]):
         self._what = ""
 
     def finish(self, value: T | None, error: BaseException | None = None) -> None:
-        """End this future with a value or an error. Call it once, in whatever thread."""
+        """Complete this future with a value or an error. Call this once; any thread may."""
         with self._lock:
             self._value, self._error, self._done = value, error, True
             callbacks, self._callbacks = self._callbacks, []
@@ -64,7 +64,7 @@ class LocalFuture(Future[T]):
 
     @classmethod
     def done_with(cls, value: T) -> LocalFuture[T]:
-        """Return a future that has its value already."""
+        """Return a future that is complete, with a value."""
         future: LocalFuture[T] = cls()
         future.finish(value)
         return future
@@ -73,11 +73,11 @@ class LocalFuture(Future[T]):
         """Wait for the value.
 
         Args:
-            timeout: seconds; None waits as long as it takes. It goes on if this runs out.
+            timeout: seconds; None: no limit. The work continues after a time-out.
 
         Raises:
             RankTimeout: if `timeout` passed.
-            Exception: what went wrong.
+            Exception: the error of the work.
         """
         __tracebackhide__ = True
         if not self._done and not self._wait(timeout):
@@ -98,17 +98,19 @@ class LocalFuture(Future[T]):
         return ended.wait(timeout)
 
     def done(self) -> bool:
-        """Say whether `get` would return at once."""
+        """Return whether `get` would return at once."""
         return self._done
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait, and return the error instead of raising it; None if all went well."""
+        """Wait for the end, and return the error instead of raising it; None if there is none."""
         if not self._done and not self._wait(timeout):
             raise RankTimeout(f"{self._what}: not over within {timeout:g} s")
         return self._error
 
     def add_done_callback(self, callback: Callable[[Future[T]], Any]) -> None:
-        """Call `callback(self)` once over: at once if it is, else in the thread that ends it."""
+        """Call `callback(self)` when the future is complete: at once if it is already, otherwise in the
+        thread that completes it.
+        """
         self._when_done(lambda: callback(self))
 
     def _when_done(self, callback: Callable[[], object]) -> None:
@@ -119,7 +121,9 @@ class LocalFuture(Future[T]):
         callback()
 
     def then(self, function: Callable[[T], U]) -> Future[U]:
-        """Return a future of `function` of the value; it's called in the thread that ends this."""
+        """Return a future of `function(value)`; the function is called in the thread that completes this
+        future.
+        """
         other: LocalFuture[U] = LocalFuture()
 
         def pass_on() -> None:
@@ -138,7 +142,7 @@ class LocalFuture(Future[T]):
         return self.get()
 
     def cancel(self) -> None:
-        """Do nothing: the work of the base class just goes on when nobody waits any more."""
+        """Do nothing: the work of a local future continues when no caller waits for it."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {'done' if self._done else 'pending'}>"

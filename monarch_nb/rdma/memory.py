@@ -44,38 +44,40 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
+        """The number of bytes of all elements."""
         return self.layout.nbytes
 
     @property
     def is_cpu(self) -> bool:
-        """Whether a processor can address it."""
+        """Whether the memory is on the host, where a CPU can address it."""
         return self.device == "cpu"
 
     def bytes_at(self, offset: int, nbytes: int) -> memoryview:
-        """Return bytes from `address + offset` on, to be read or written in place. CPU only."""
+        """Return `nbytes` bytes from `address + offset` on, to be read or written in place. Host memory
+        only.
+        """
         array = (ctypes.c_ubyte * nbytes).from_address(self.address + offset)
         array.keepalive = self.keepalive  # type: ignore[attr-defined]
         return memoryview(array).cast("B")
 
     def at(self, layout: Layout) -> Memory:
-        """Return other elements of the same stretch."""
+        """Return the same memory with another layout."""
         return replace(self, layout=layout)
 
     def part(self, index: Any) -> Memory:
-        """Return a part, indexed as an array is."""
+        """Return a part of the memory, indexed like an array."""
         return self.at(self.layout[index])
 
 
 def memory_of(local: Local, what: str = "memory") -> Memory:
-    """Look at `local`; nothing is copied.
+    """Return a description of the memory of `local`, without copying it.
 
     Args:
         local: a tensor, an array, or an object with the buffer protocol.
-        what: what it's called in an error.
+        what: its name in an error.
 
     Raises:
-        MeshUsageError: if it has no memory of its own that could be read in place.
+        MeshUsageError: if its memory can't be accessed in place.
     """
     if isinstance(local, Memory):
         return local
@@ -112,13 +114,15 @@ def _of_tensor(torch: Any, tensor: Any, what: str) -> Memory:
 
 
 def dtype_name(tensor: Any) -> str:
-    """Return a tensor's element type as torch and numpy know it: `float32`."""
+    """Return a tensor's element type by the name that torch and numpy share, such as `float32`."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def _of_array(array: Any, what: str) -> Memory:
     if array.dtype.hasobject:
-        raise MeshUsageError(f"{what} is an array of Python objects; its memory means nothing elsewhere")
+        raise MeshUsageError(
+            f"{what} is an array of Python objects; its memory holds pointers of this process"
+        )
     address, read_only = array.__array_interface__["data"]
     layout = Layout(tuple(array.shape), tuple(array.strides), array.itemsize)
     return _placed(address, layout, array.dtype.name, "array", "cpu", "", read_only, array)

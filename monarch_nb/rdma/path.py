@@ -60,24 +60,24 @@ class Job:
 
     @property
     def nbytes(self) -> int:
-        """Bytes to move."""
+        """The number of bytes to move."""
         return self.handle.nbytes
 
     def pieces(self) -> list[Piece]:
-        """Return the pieces that are contiguous on both sides: offsets from `handle.address` and from
+        """Return the pieces that are contiguous on both sides, with offsets from `handle.address` and
         `local.address`.
         """
         return list(pieces(self.handle.layout, self.local.layout))
 
     def moved(self, nbytes: int) -> None:
-        """Note that so many bytes more are there, and `check`."""
+        """Record that `nbytes` more bytes were moved, and `check`."""
         self.done_bytes += nbytes
         if self.on_progress is not None:
             self.on_progress()
         self.check()
 
     def remaining_s(self, at_most: float) -> float:
-        """Return how long one may wait now, `at_most` so long.
+        """Return the time that is left to wait, at most `at_most`, in seconds.
 
         Raises:
             TransferTimeout: if the time is up.
@@ -90,14 +90,14 @@ class Job:
         return min(left, at_most)
 
     def check(self) -> None:
-        """Raise if the time is up, or nobody waits any more. Paths call it between chunks."""
+        """Raise if the deadline has passed, or the transfer was cancelled. Paths call this between chunks."""
         if self.cancelled.is_set():
             raise RDMAError(f"the {self.op} was cancelled after {self.done_bytes:,} of {self.nbytes:,} bytes")
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise self.late()
 
     def late(self) -> TransferTimeout:
-        """Return the error for a time-out."""
+        """Return the error for a transfer that exceeded its time-out."""
         return TransferTimeout(
             f"the {self.op} of {self.handle} was not over in time: {self.done_bytes:,} of "
             f"{self.nbytes:,} bytes were moved; give it a longer timeout=, or look at the path: %mesh "
@@ -105,12 +105,14 @@ class Job:
         )
 
     def gone(self, why: str = "") -> BufferGone:
-        """Return the error for a buffer that isn't there any more."""
+        """Return the error for a buffer that no longer exists."""
         return gone(self.handle, why)
 
 
 def gone(handle: Handle, why: str = "") -> BufferGone:
-    """Return the error for a buffer that isn't there any more; without a reason, it was dropped."""
+    """Return the error for a buffer that no longer exists; the default reason is that its owner dropped
+    it.
+    """
     reason = why or "its owner has dropped it"
     return BufferGone(f"the buffer {handle} is gone: {reason}. Ask for a new handle")
 
@@ -144,50 +146,54 @@ class Path(ABC):
         self.plane = plane
 
     def is_quick(self, handle: Handle) -> bool:
-        """Say whether a small transfer takes microseconds, because no other process has to be asked first.
-        It's then done in the thread of whoever asks.
+        """Return whether a small transfer takes microseconds, because no other process has to be asked first.
+        Such a transfer runs in the caller's thread.
         """
         return False
 
     def concerns(self, handle: Handle, local: Memory) -> bool:
-        """Say whether this path is meant for such memory: if not, nobody is told why it isn't taken."""
+        """Return whether this path is meant for such memory; if not, receipts don't explain why it wasn't
+        used.
+        """
         return True
 
     @abstractmethod
     def refusal(self, handle: Handle, local: Memory) -> str:
-        """Say why this path can't be taken between these two, in a few words; empty if it can. Costs no
+        """Return why this path can't move bytes between these two, in a few words; empty if it can. Sends no
         message.
         """
 
     @abstractmethod
     def transfer(self, job: Job) -> None:
-        """Move the bytes; return when all are there and the buffer was there all the time.
+        """Move the bytes. Return when all were moved, and the buffer existed throughout.
 
         Raises:
-            PathUnavailable: it can't be, as was found out only now. Nothing has been moved, another path may
-                try.
+            PathUnavailable: if the path turns out not to work. Nothing has been moved; another path may be
+                tried.
             BufferGone: see `Job.gone`.
             TransferTimeout: see `Job.remaining_s`.
-            PathFailed: anything else.
+            PathFailed: for any other error.
         """
 
     def transfer_together(self, jobs: Sequence[Job]) -> None:
-        """Do several transfers that need no staging in one go; called if `fuses`. Errors as of `transfer`."""
+        """Run several transfers that need no staging as one operation; called if `fuses` is set. Raises the
+        same errors as `transfer`.
+        """
         for job in jobs:
             self.transfer(job)
 
     def answer(self, question: Question[object], region: Region) -> object:
-        """Answer what the same path in another process asks by `DataPlane.ask`; `region` is the buffer it
-        asks about.
+        """Return the answer to a question that the same path in another process has sent by `DataPlane.ask`;
+        `region` is the buffer in question.
         """
         raise NotImplementedError(f"{self.name} asks nothing")
 
     def forget(self, region: Region) -> None:
-        """Undo what was made for a region that its owner is about to drop. When this returns nobody may reach
-        the memory by this path.
+        """Release what this path has created for a region that its owner is about to drop. When this returns,
+        no process can access the memory by this path.
         """
         return
 
     def close(self) -> None:
-        """End threads and close what is open, because the process leaves its mesh."""
+        """End threads and close open resources, because the process leaves its mesh."""
         return

@@ -62,7 +62,7 @@ class Published:
 
     @classmethod
     def join(cls, parts: Iterable[Published]) -> Published:
-        """Put together what several ranks have published of one model.
+        """Return one handle of all parts of a model that several ranks have published.
 
         Raises:
             MeshUsageError: if they disagree on a tensor's shape or dtype.
@@ -85,16 +85,16 @@ class Published:
 
     def updating(self, version: int | None = None) -> AbstractContextManager[int]:
         """Return a context in which the tensors are changed, on each rank that has published them. Readers
-        get all of the old version or all of the new one; who reads meanwhile waits. The block begins later,
-        by 10 s at most, if a reader that has found no time to read asks for it.
+        get all of the old version or all of the new one; a reader that comes meanwhile waits. The block
+        starts later, by at most 10 s, if a reader that couldn't finish between two versions asks for time.
 
-        If the block raises, the tensors are no version: readers wait until the next block is done.
+        If the block raises, the tensors are no valid version: readers wait until the next block is complete.
 
         Args:
-            version: the number of the new one; by default the next.
+            version: the number of the new version; by default the last one plus 1.
 
         Raises:
-            MeshUsageError: if this process hasn't published it, or not with a version.
+            MeshUsageError: if this process hasn't published the model, or has published it without a version.
 
         Example:
             >>> with published.updating() as version:            # doctest: +SKIP
@@ -122,7 +122,7 @@ class Published:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all shards; what several ranks have counts as often."""
+        """The number of bytes of all shards; a shard that several ranks hold counts once for each."""
         return sum(shard.buffer.size() for tensor in self.tensors.values() for shard in tensor.shards)
 
     def drop(self) -> None:
@@ -142,18 +142,19 @@ class Published:
 
 
 def publish(state_dict: Mapping[str, Any], *, version: int | None = None) -> Published:
-    """Let others read a model: registers its tensors, copies nothing. On each rank that has a part of it.
+    """Publish a model for other processes to read, on each rank that has a part of it. Registers the tensors,
+    and copies nothing.
 
-    What is trained further in place can be read again without publishing anew.
+    Tensors that are trained further in place needn't be published again.
 
     Args:
         state_dict: names to tensors, DTensors (each rank publishes its shard), or further dicts and lists of
-            such.
-        version: its number. Tensors are then changed within `updating()` only, and readers never get a mix
-            of two versions; without it, what they read may be half a step.
+            these.
+        version: the version's number. Tensors may then be changed within `updating()` only, and readers never
+            get a mix of two versions; without it, they may read the result of half a step.
 
     Raises:
-        MeshUsageError: naming the tensor that can't be published.
+        MeshUsageError: if a tensor can't be published; it names the tensor.
 
     Example:
         >>> published = publish(model.state_dict(), version=0)   # doctest: +SKIP
@@ -177,25 +178,27 @@ def load_into(
     state_dict: Mapping[str, Any], source: Published | Iterable[Published],
     timeout: float | None = DEFAULT_TIMEOUT_S, *, strict: bool = True, min_version: int | None = None,
 ) -> Receipt:  # fmt: skip
-    """Read a published model into the tensors of `state_dict`, in place: of each just what this rank has.
+    """Read a published model into the tensors of `state_dict`, in place; each rank reads only the parts that
+    it holds.
 
     Args:
-        state_dict: of a model of the same names and whole shapes, sharded in any way. Other dtypes are
-            converted; what isn't a tensor is set.
-        source: what was published: of one rank, or those of all (a list, or the ValueMesh of a call).
-        timeout: seconds for all of it.
-        strict: whether a tensor that wasn't published is an error; otherwise it's left as it is.
+        state_dict: of a model with the same names and full shapes, sharded in any way. Dtypes are converted;
+            values that aren't tensors are assigned.
+        source: the result of `publish` on one rank, or those of several (a list, or the ValueMesh of a call).
+        timeout: seconds that the whole read may take; None: no limit.
+        strict: whether a tensor that wasn't published is an error; otherwise it's left unchanged.
         min_version: wait for this version or a newer one.
 
     Returns:
-        a receipt for all that was moved, and its version. With versions, all of it is of one: what is
-        changed meanwhile is read again. (Nobody else should use these tensors until then.)
+        a receipt for the bytes that were moved, with their version. With versions, all tensors are
+        of the same one: those that change meanwhile are read again. (Nothing else should use these tensors
+        until then.)
 
     Raises:
-        MeshUsageError: naming the tensor that wasn't published, has another shape, or of which a part is
-            missing; or if `min_version` is given, and there are no versions.
-        BufferGone, TransferTimeout, RDMAError: as of `RDMABuffer.read_into`; tensors then have old parts and
-            new ones.
+        MeshUsageError: if a tensor wasn't published, has another shape, or misses a part (it's named);
+            or if `min_version` is given for a model that was published without versions.
+        BufferGone, TransferTimeout, RDMAError: as of `RDMABuffer.read_into`; the tensors then contain
+            a mix of old and new parts.
 
     Example:
         >>> load_into(model.state_dict(), published)             # doctest: +SKIP
@@ -223,7 +226,9 @@ def load_into(
 def _plan(
     state_dict: Mapping[str, Any], source: Published, deadline: float | None, *, strict: bool
 ) -> tuple[list[Job], list[tuple[Any, Any]]]:
-    """Return the reads, and the conversions afterwards: targets and the arrays that were read for them."""
+    """Return the reads to run, and the conversions after them: pairs of a target and the array that was read
+    for it.
+    """
     jobs: list[Job] = []
     conversions: list[tuple[Any, Any]] = []
     for name, value in _leaves(state_dict):
@@ -283,7 +288,7 @@ def _jobs_for(
 
 
 def _cover(name: str, box: Box, source: Tensor) -> Iterator[tuple[Shard, Box]]:
-    """Yield shards, and what of each, that make up `box`."""
+    """Yield shards that together cover `box`, each with the part of it to read."""
     missing = [box]
     for shard in sorted(source.shards, key=_distance):
         if not missing:
@@ -300,12 +305,14 @@ def _cover(name: str, box: Box, source: Tensor) -> Iterator[tuple[Shard, Box]]:
     if missing:
         raise MeshUsageError(
             f"{name}: the part from {missing[0].start}, {_shape(missing[0].shape)}, was published by "
-            "no rank: give load_into what all ranks have published"
+            "no rank: give load_into the results of publish() on all ranks"
         )
 
 
 def _distance(shard: Shard) -> tuple[int, int]:
-    """Return a key that sorts near shards first; of equally near ones, each reader prefers another."""
+    """Return a sort key that puts near shards first; among equally near ones, each reader prefers a different
+    one.
+    """
     handle = handle_of(shard.buffer)
     ours = data_plane().owner
     far = 0 if handle.is_ours else 1 if handle.is_near else 2
@@ -328,7 +335,7 @@ def _leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _set(node: Any, name: str, value: Any, path: str = "") -> None:
-    """Set what isn't a tensor; what can't be set (in a tuple) stays."""
+    """Set a value that isn't a tensor; a value in a tuple can't be set, and stays."""
     items: Iterable[tuple[Any, Any]] = (
         list(node.items()) if isinstance(node, Mapping) else list(enumerate(node))
     )
@@ -348,7 +355,9 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _placed(value: Any, name: str) -> tuple[Any, Box, tuple[int, ...]]:
-    """Return a tensor's local part, which part of the whole that is, and the whole's shape."""
+    """Return a tensor's local part, the box of that part in the whole tensor, and the whole tensor's
+    shape.
+    """
     shape = tuple(value.shape)
     if not hasattr(value, "placements"):
         return value, Box((0,) * len(shape), shape), shape

@@ -40,7 +40,7 @@ class Regions:
         self._lock = threading.Lock()
 
     def add(self, memory: Memory, shared: Shared | None) -> Region:
-        """Register memory."""
+        """Register memory, and return its region."""
         slot, key = self.table.add()
         region = Region(memory, slot, key, shared)
         with self._lock:
@@ -48,12 +48,12 @@ class Regions:
         return region
 
     def find(self, key: int) -> Region | None:
-        """Return the registration of that key, if it still holds."""
+        """Return the region with this key; None if there is none."""
         return self._by_key.get(key)
 
     def remove(self, key: int) -> Region | None:
-        """Take a registration out and clear its line, so that whoever looks from now on knows; None if
-        there's none.
+        """Remove a registration and clear its line in the table, so that later lookups fail. Return None if
+        there is no such registration.
 
         When this returns, no process of this machine writes to the memory any more.
         """
@@ -67,12 +67,12 @@ class Regions:
         return region
 
     def holds(self, handle: Handle) -> bool:
-        """Say whether a handle of this process is still good."""
+        """Return whether a handle of this process is still valid."""
         return self.table.holds(handle.slot, handle.key)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that are registered; what is registered twice counts twice."""
+        """The number of registered bytes; memory that is registered twice counts twice."""
         return sum(r.memory.nbytes for r in list(self._by_key.values()))
 
     def __len__(self) -> int:

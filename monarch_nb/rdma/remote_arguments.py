@@ -46,7 +46,7 @@ class RemoteArguments:
         plane.services[Fetched.to] = self.fetched
 
     def add(self, transport: Transport, buffer: RDMABuffer, receivers: Sequence[int]) -> None:
-        """Keep a buffer until all receivers have it, or have ended."""
+        """Keep a buffer until every receiver has fetched it or has ended."""
         mesh = transport.mesh_id
         with self._lock:
             self._left[handle_of(buffer).key] = (buffer, {(mesh, proc) for proc in receivers})
@@ -59,12 +59,12 @@ class RemoteArguments:
             )
 
     def fetched(self, question: Fetched) -> Done:
-        """Take note that a receiver has fetched."""
+        """Record that a receiver has fetched the buffer."""
         self._settle(question.handle.key, set(question.by))
         return Done()
 
     def ended(self, gone: set[Receiver]) -> None:
-        """Drop receivers that have ended, and won't fetch any more. Called in the reading thread."""
+        """Remove receivers that have ended. Called in the reading thread."""
         for key in list(self._left):
             self._settle(key, gone)
 
@@ -89,7 +89,7 @@ _lock = threading.Lock()
 
 
 def remote_arguments() -> RemoteArguments:
-    """Return the buffers that this process offers to others."""
+    """Return this process' `RemoteArguments`."""
     global _remote_arguments
     plane = data_plane()
     with _lock:
@@ -120,7 +120,9 @@ class RemoteBody:
 
 
 def offer(transport: Transport, body: Encoded, receivers: Sequence[int]) -> Encoded:
-    """Return a small body for `body`, whose buffers the receivers fetch; `body` itself if it's small."""
+    """Return a small body that stands for `body`, whose buffers the receivers fetch; `body` itself if it's
+    small.
+    """
     sizes = [b.nbytes for b in body.buffers]
     if sum(sizes) < MIN_BYTES or only_encrypted():
         return body
@@ -135,12 +137,12 @@ def offer(transport: Transport, body: Encoded, receivers: Sequence[int]) -> Enco
 
 
 def join() -> None:
-    """Let this process answer others about its memory, in all of its meshes."""
+    """Make this process answer questions about its memory, in all of its meshes."""
     data_plane()
 
 
 def fetch(payload: bytes, buffer: RDMABuffer, sizes: Sequence[int]) -> Any:
-    """Fetch the buffers of a body, and decode it. Runs where the message is opened."""
+    """Fetch the buffers of a body, and return the decoded value. Runs where the message is decoded."""
     plane = data_plane()
     room = memoryview(allocate(sum(sizes)))
     try:

@@ -41,7 +41,7 @@ _lock = threading.RLock()  # __del__ may run at any time, in the same thread
 
 
 def allocate(nbytes: int) -> Segment:
-    """Return shared memory of a size, zeroed; it's given back with the last array in it."""
+    """Return `nbytes` bytes of zeroed shared memory, which are freed with the last array in them."""
     fd = os.memfd_create("monarch_nb-buffer", os.MFD_CLOEXEC)
     try:
         reserve(fd, max(nbytes, 1))
@@ -67,7 +67,7 @@ def _forget(address: int) -> None:
 
 
 def find(memory: Memory) -> Shared | None:
-    """Return where others can map `memory`, if it was allocated by `empty`."""
+    """Return the location at which others can map `memory`; None if it wasn't allocated by `empty`."""
     with _lock:
         at = bisect.bisect_right(_starts, memory.address) - 1
         if at < 0 or not memory.is_cpu:
@@ -90,14 +90,14 @@ def empty(
     A buffer of it is read without a copy (`RDMABuffer.map`), and copied at the speed of memory.
 
     Args:
-        size: its shape, as of `torch.empty`.
-        dtype: a torch dtype, or what numpy takes for one (`"float32"`); torch's default otherwise.
-        kind: `tensor` or `array`; by default what `dtype` belongs to.
+        size: the shape, given as to `torch.empty`.
+        dtype: a torch dtype, or a dtype of numpy (`"float32"`); by default torch's default dtype.
+        kind: `tensor` or `array`; by default the one that `dtype` belongs to.
         populate: touch all pages now, so that the first write is as fast as the next.
 
     Raises:
-        MeshUsageError: if the shape or dtype can't be.
-        MemoryError: if there isn't that much.
+        MeshUsageError: if the shape or dtype is invalid.
+        MemoryError: if not enough memory is left.
 
     Example:
         >>> weights = empty(1024, 1024, dtype="float32")
@@ -130,7 +130,7 @@ def _itemsize(dtype: Any, as_tensor: bool) -> int:
 
         found = torch.get_default_dtype() if dtype is None else dtype
         if not isinstance(found, torch.dtype):
-            raise MeshUsageError(f"dtype={dtype!r}: a tensor wants a torch.dtype, such as torch.float32")
+            raise MeshUsageError(f"dtype={dtype!r}: a tensor needs a torch.dtype, such as torch.float32")
         return int(found.itemsize)
     import numpy
 

@@ -21,7 +21,7 @@ HOST_CHUNK_BYTES = 64 << 20
 
 
 def hold(memory: Memory) -> None:
-    """See to it that memory which is to be registered can't be freed while somebody keeps its tensor."""
+    """Make sure that registered memory isn't freed while its tensor is alive."""
     if memory.kind == "tensor" and memory.is_cpu and memory.nbytes:
         import torch
 
@@ -30,7 +30,7 @@ def hold(memory: Memory) -> None:
 
 
 def queued_work(memory: Memory) -> Any:
-    """Return an event that passes when what is queued now on the current stream of a GPU is done; None for
+    """Return an event that completes after the work that is now queued on the GPU's current stream; None for
     host memory.
     """
     if memory.is_cpu:
@@ -43,18 +43,20 @@ def queued_work(memory: Memory) -> Any:
 
 
 def run(path: Path, job: Job) -> None:
-    """Run a job by a path, through memory of ours where the path can't take it as it is."""
+    """Run a job by a path, through intermediate memory if the path can't access the job's memory directly."""
     if job.nbytes:
         (_detour(path, job) or _straight)(path, job)
 
 
 def is_plain(path: Path, job: Job) -> bool:
-    """Say whether a path takes a job as it is."""
+    """Return whether a path can run a job without intermediate memory."""
     return bool(job.nbytes) and _detour(path, job) is None
 
 
 def _detour(path: Path, job: Job) -> Callable[[Path, Job], None] | None:
-    """Return the detour of a job through memory of ours; None if the path takes the job as it is."""
+    """Return the function that runs a job through intermediate memory; None if the path can run the job
+    directly.
+    """
     if not job.local.is_cpu and not path.reaches_gpus:
         return _through_host
     if path.takes_strides:
@@ -73,7 +75,7 @@ def _is_thin(layout: Layout) -> bool:
 
 
 def _run_part(path: Path, job: Job, handle: Handle, local: Memory) -> None:
-    """Run a part of a job: time, cancellation and progress are the whole's."""
+    """Run a part of a job; it shares the job's deadline, cancellation and progress."""
     part = Job(job.op, handle, local, job.deadline, job.cancelled)
 
     def progress() -> None:
@@ -97,7 +99,7 @@ def _host_bytes(nbytes: int, *, pinned: bool = False) -> Any:
 
 
 def _through_host(path: Path, job: Job) -> None:
-    """Pass on a job whose local side is on a GPU through host memory: in pieces, if both sides are
+    """Run a job whose local memory is on a GPU through host memory; chunk by chunk if both sides are
     contiguous.
     """
     if job.after is not None:
@@ -124,7 +126,9 @@ def _piece_through_host(path: Path, job: Job, handle: Handle, local: Memory) -> 
 
 
 def device_bytes(memory: Memory) -> Any:
-    """Return GPU memory as a tensor of bytes: its shape, and a last dimension for the bytes of an element."""
+    """Return GPU memory as a tensor of bytes: its shape, plus a last dimension for the bytes of an
+    element.
+    """
     import torch
 
     layout = memory.layout
@@ -135,7 +139,7 @@ def device_bytes(memory: Memory) -> Any:
 
 
 def tensor_of_bytes(memory: Memory) -> Any:
-    """Return memory of any device as a tensor of bytes, as `device_bytes` does."""
+    """Return memory on any device as a tensor of bytes, in the shape of `device_bytes`."""
     if not memory.is_cpu:
         return device_bytes(memory)
     import torch
@@ -146,14 +150,14 @@ def tensor_of_bytes(memory: Memory) -> Any:
 
 
 def load(memory: Memory) -> bytes:
-    """Return contiguous memory of any device as bytes."""
+    """Return contiguous memory on any device as bytes."""
     if memory.is_cpu:
         return bytes(memory.bytes_at(memory.layout.offset, memory.nbytes))
     return bytes(device_bytes(memory).cpu().numpy())
 
 
 def store(data: bytes | memoryview, memory: Memory) -> None:
-    """Write bytes into contiguous memory of any device."""
+    """Write bytes into contiguous memory on any device."""
     if memory.is_cpu:
         memory.bytes_at(memory.layout.offset, memory.nbytes)[:] = data
         return
@@ -164,7 +168,7 @@ def store(data: bytes | memoryview, memory: Memory) -> None:
 
 
 def strided(memory: Memory) -> Any:
-    """Return host memory as a numpy array of its shape, whose elements are `itemsize` raw bytes."""
+    """Return host memory as a numpy array of the same shape, whose elements are `itemsize` raw bytes."""
     import numpy
 
     layout = memory.layout
@@ -173,7 +177,7 @@ def strided(memory: Memory) -> Any:
 
 
 def _with_contiguous(path: Path, job: Job) -> None:
-    """Pass on a job whose local side is strewn in one contiguous piece of host memory."""
+    """Run a job whose local elements are scattered, through one contiguous block of host memory."""
     whole = _host_bytes(job.nbytes)
     elements = whole.view(f"V{job.local.layout.itemsize}").reshape(job.local.layout.shape)
     if job.op == WRITE:
@@ -184,7 +188,9 @@ def _with_contiguous(path: Path, job: Job) -> None:
 
 
 def _read_span(path: Path, job: Job) -> None:
-    """Read a buffer whose elements are strewn, with what lies between them, too, if it's not too much."""
+    """Read a buffer whose elements are scattered together with the gaps between them, unless the gaps are too
+    large.
+    """
     low, high = job.handle.layout.span
     if high - low > MAX_SPAN_RATIO * job.nbytes:
         path.transfer(job)
@@ -207,7 +213,9 @@ def _read_span(path: Path, job: Job) -> None:
 
 
 def put(elements: Any, local: Memory) -> None:
-    """Copy raw elements into host memory, in order; shapes may differ, the number of bytes doesn't."""
+    """Copy raw elements into host memory, in order; both have the same number of bytes, but shapes may
+    differ.
+    """
     layout = local.layout
     if elements.shape != layout.shape or elements.itemsize != layout.itemsize:
         import numpy

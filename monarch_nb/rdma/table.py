@@ -48,7 +48,7 @@ class Table:
         self._num_used = 0
 
     def add(self) -> tuple[int, int]:
-        """Return a line and the new key in it."""
+        """Return a free line, and a new key that was written to it."""
         with self._lock:
             if self._free:
                 slot = self._free.pop(0) if len(self._free) > 64 else self._free.pop()
@@ -57,27 +57,27 @@ class Table:
                 self._num_used += 1
             else:
                 raise TableFull(
-                    f"{NUM_SLOTS} buffers are registered in this process: drop() those that are done with"
+                    f"{NUM_SLOTS} buffers are registered in this process: drop() those no longer needed"
                 )
             key = secrets.randbits(63) | 1
             self._keys[slot] = key
             return slot, key
 
     def clear(self, slot: int) -> None:
-        """Clear a line: whoever looks from now on knows."""
+        """Clear a line, so that later lookups fail."""
         self._keys[slot] = 0
 
     def free(self, slot: int) -> None:
-        """Let a line that was cleared be used again."""
+        """Make a cleared line available again."""
         with self._lock:
             self._free.append(slot)
 
     def holds(self, slot: int, key: int) -> bool:
-        """Say whether a line still has that key."""
+        """Return whether a line has this key."""
         return self._keys[slot] == key
 
     def wait_for_writers(self, slot: int) -> None:
-        """Wait until nobody writes any more by a line that was cleared."""
+        """Wait until no process writes to the memory of a cleared line any more."""
         deadline = time.monotonic() + WRITERS_S
         while not _lock(self.fd, slot, fcntl.F_WRLCK) and time.monotonic() < deadline:
             time.sleep(_TICK_S)
@@ -85,7 +85,7 @@ class Table:
 
 
 def _lock(fd: int, slot: int, kind: int) -> bool:
-    """Lock or unlock the byte of a line, for this open file; say whether it's done."""
+    """Lock or unlock the byte of a line for this open file; return whether that succeeded."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi", kind, os.SEEK_SET, slot, 1, 0))
     except BlockingIOError:
@@ -111,13 +111,13 @@ class TableView:
         self._lock = threading.Lock()
 
     def holds(self, slot: int, key: int) -> bool:
-        """Say whether a line still has that key."""
+        """Return whether a line has this key."""
         return bool(self._keys[slot] == key)
 
     @contextmanager
     def writing(self, slot: int) -> Iterator[None]:
-        """Let the owner wait for us before it lets the memory of a line go. Look at the key inside: it may
-        have been cleared before.
+        """Make the owner wait for this process before it releases the memory of a line. Check the key within
+        the block, because the line may have been cleared before.
         """
         with self._lock:  # the lock belongs to the open file: several threads of this process share it
             self._writers[slot] = self._writers.get(slot, 0) + 1

@@ -27,7 +27,7 @@ class Totals:
         self._lock = threading.Lock()
 
     def add(self, receipt: Receipt) -> None:
-        """Take a transfer into account."""
+        """Add a transfer to the totals."""
         path = receipt.path
         read = receipt.num_bytes if receipt.op == "read" else 0
         with self._lock:
@@ -41,6 +41,6 @@ class Totals:
                 self._page.put_total(list(self._by_path).index(path), new)
 
     def by_path(self) -> Mapping[str, Total]:
-        """Return the totals so far."""
+        """Return the current totals by path."""
         with self._lock:
             return dict(self._by_path)

@@ -43,7 +43,7 @@ class Receipt:
 
     @property
     def gb_per_s(self) -> float:
-        """Bytes per nanosecond: 10^9 bytes per second."""
+        """The speed in GB/s (10^9 bytes per second)."""
         return self.num_bytes / self.seconds / 1e9 if self.seconds > 0 else 0.0
 
     def __str__(self) -> str:
@@ -74,16 +74,16 @@ class Transfer(LocalFuture[Receipt]):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes to move."""
+        """The number of bytes to move."""
         return sum(job.nbytes for job in self.jobs)
 
     @property
     def done_bytes(self) -> int:
-        """Bytes that are there."""
+        """The number of bytes moved so far."""
         return sum(job.done_bytes for job in self.jobs)
 
     def cancel(self) -> None:
-        """Give up: the bytes that come next aren't moved any more."""
+        """Cancel the transfer; no further bytes are moved."""
         for job in self.jobs:
             job.cancelled.set()
 

@@ -42,10 +42,10 @@ _lock = threading.Lock()
 
 
 def new_counter(version: int) -> RDMABuffer:
-    """Register counters that begin with a version.
+    """Register version counters that start at `version`.
 
     Raises:
-        MeshUsageError: if that's no version.
+        MeshUsageError: if `version` isn't a whole number of at least 0.
     """
     if not isinstance(version, int) or isinstance(version, bool) or version < 0:
         raise MeshUsageError(f"publish: a version is a whole number of at least 0, not {version!r}")
@@ -59,7 +59,7 @@ def new_counter(version: int) -> RDMABuffer:
 
 
 def forget(counters: Sequence[RDMABuffer]) -> None:
-    """Forget counters that were dropped."""
+    """Discard counters that were dropped."""
     with _lock:
         for counter in counters:
             if handle_of(counter).is_ours:
@@ -68,10 +68,11 @@ def forget(counters: Sequence[RDMABuffer]) -> None:
 
 @contextmanager
 def writing(counters: Sequence[RDMABuffer], version: int | None) -> Iterator[int]:
-    """Write a new version, in the process that publishes; whoever reads meanwhile reads again.
+    """Mark the block as writing a new version, in the process that publishes; a reader that reads meanwhile
+    reads again.
 
     Raises:
-        MeshUsageError: if this process hasn't published it, or the version isn't newer.
+        MeshUsageError: if this process hasn't published the model, or the version isn't newer.
     """
     memory = _own(counters)
     before = int(memory[_DONE])
@@ -86,7 +87,9 @@ def writing(counters: Sequence[RDMABuffer], version: int | None) -> Iterator[int
 
 
 def _hold_still(memory: Any) -> None:
-    """Wait as long as readers have asked for. They may ask again meanwhile: for another time, each time."""
+    """Wait as long as readers have asked for. A reader may ask again meanwhile, for another duration each
+    time.
+    """
     limit = time.monotonic() + _LONGEST_ASK_S
     while (asked := int(memory[_ASKED])) and time.monotonic() < limit:
         until = min(limit, time.monotonic() + asked / 1e6)
@@ -106,13 +109,16 @@ def _own(counters: Sequence[RDMABuffer]) -> Any:
         )
     if found is None:
         raise MeshUsageError(
-            "updating: this process hasn't published this model, or has dropped it: whoever publishes writes"
+            "updating: this process hasn't published this model, or has dropped it: only a process that "
+            "publishes a model can update it"
         )
     return found
 
 
 def _finish_on_devices() -> None:
-    """Wait until what was queued on this process' GPU is done: others read it from now on."""
+    """Wait until the work queued on this process' GPU is complete, because others read the results from now
+    on.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
@@ -145,8 +151,8 @@ class Turn:
         it.
 
         Raises:
-            TransferTimeout: if that takes too long; it says how far publishers are.
-            BufferGone: if one has dropped it, or has ended.
+            TransferTimeout: if that takes too long; it shows the publishers' versions.
+            BufferGone: if a publisher has dropped the model, or has ended.
         """
         pause_s = _FIRST_PAUSE_S
         first: list[int] | None = None
@@ -166,7 +172,9 @@ class Turn:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _look(self, before: Sequence[tuple[int, int]], at_least: int | None) -> list[tuple[int, int]]:
-        """Return how far publishers are. If there's no time left for it, what was seen before is told."""
+        """Return the publishers' counters. If no time is left to read them, the time-out's error describes
+        those read before.
+        """
         try:
             return _read(self._counters, self._deadline)
         except TransferTimeout:
@@ -175,8 +183,8 @@ class Turn:
             raise TransferTimeout(_late(before, at_least)) from None
 
     def still(self, version: int) -> bool:
-        """Say whether no publisher has begun another version; if one has, writers are asked to hold still for
-        the next try.
+        """Return whether all publishers still hold this version; if not, ask them to pause for the next
+        attempt.
         """
         is_still = set(_read(self._counters, self._deadline)) == {(version, version)}
         if not is_still:
@@ -184,13 +192,13 @@ class Turn:
         return is_still
 
     def end_turn(self) -> None:
-        """Have writers go on, if they were asked to hold still."""
+        """Let writers continue, if they were asked to pause."""
         if self._num_asked:
             with suppress(RDMAError):  # a publisher has ended: no writer pauses there
                 self._tell(0)
 
     def _ask(self) -> None:
-        """Ask for twice as long as the last try has taken, and each time for longer."""
+        """Ask writers to pause for twice the duration of the last attempt, and longer each time."""
         self._num_asked += 1
         wanted_s = max(_FIRST_ASK_S, 2 * (time.monotonic() - self._began)) * 2 ** min(self._num_asked - 1, 6)
         self._tell(int(min(wanted_s, _LONGEST_ASK_S) * 1e6) + self._num_asked)
@@ -230,7 +238,7 @@ def _late(states: Sequence[tuple[int, int]], at_least: int | None) -> str:
     wanted = "one version that all publishers hold" if at_least is None else f"version {at_least}"
     writing_now = sum(begun != done for begun, done in states)
     more = f"; {writing_now} of {len(states)} publishers are writing" if writing_now else ""
-    return f"{wanted} wasn't there in time: publishers hold {', '.join(map(str, done))}{more}"
+    return f"{wanted} wasn't published in time: publishers hold {', '.join(map(str, done))}{more}"
 
 
 def _read(counters: Sequence[RDMABuffer], deadline: float | None) -> list[tuple[int, int]]:

@@ -40,9 +40,9 @@ class ReplayBuffer(Actor):
         check_count("ReplayBuffer", "capacity", capacity)
         check_count("ReplayBuffer", "min_size", min_size)
         if min_size > capacity:
-            raise MeshUsageError(f"ReplayBuffer: min_size is {min_size}, and it holds {capacity}")
+            raise MeshUsageError(f"ReplayBuffer: min_size is {min_size}, above the capacity of {capacity}")
         if samples_per_add is not None and not samples_per_add > 0:
-            raise MeshUsageError(f"ReplayBuffer: samples_per_add is above 0, not {samples_per_add!r}")
+            raise MeshUsageError(f"ReplayBuffer: samples_per_add must be above 0, not {samples_per_add!r}")
         self._min_size, self._samples_per_add = min_size, samples_per_add
         self._held: deque[Rollout] = deque(maxlen=capacity)
         self._random = random.Random(seed)
@@ -51,7 +51,9 @@ class ReplayBuffer(Actor):
 
     @concurrent_endpoint
     async def add(self, value: Any, version: int = 0) -> int:
-        """Add a rollout, once consumers have followed; return how many it holds."""
+        """Add a rollout, waiting until consumers have caught up; return the number of rollouts in the
+        buffer.
+        """
         async with self._changed:
             self._num_held_back += 1
             try:
@@ -70,15 +72,15 @@ class ReplayBuffer(Actor):
 
     @concurrent_endpoint
     async def sample(self, num: int) -> list[Rollout]:
-        """Return random rollouts, once it holds enough.
+        """Return random rollouts, waiting until the buffer holds enough.
 
         Raises:
-            MeshUsageError: if it can never hold so many.
+            MeshUsageError: if `num` exceeds the capacity.
         """
         check_count("sample", "num", num)
         if num > (self._held.maxlen or num):
             raise MeshUsageError(
-                f"sample: {num} rollouts were asked for; the buffer holds {self._held.maxlen}"
+                f"sample: {num} rollouts were asked for; the buffer holds at most {self._held.maxlen}"
             )
         async with self._changed:
             self._num_waiting += 1
@@ -92,7 +94,7 @@ class ReplayBuffer(Actor):
 
     @endpoint
     def state(self) -> QueueState:
-        """Return how it is."""
+        """Return the state of the buffer: numbers of rollouts and of waiting calls."""
         return QueueState(
             len(self._held), self._num_added, self._num_sampled, 0, self._num_held_back, self._num_waiting,
             is_closed=False,

@@ -78,10 +78,11 @@ class RolloutQueue(Actor):
 
     @concurrent_endpoint
     async def put(self, value: Any, version: int = 0) -> int:
-        """Put a rollout, once there's room; return how many it holds then.
+        """Put a rollout into the queue, waiting until there is room; return the number of rollouts in the
+        queue.
 
         Raises:
-            QueueClosed: if it is closed, also while this waits.
+            QueueClosed: if the queue is closed, even while this waits.
         """
         async with self._changed:
             self._num_held_back += 1
@@ -98,19 +99,23 @@ class RolloutQueue(Actor):
 
     @concurrent_endpoint
     async def get(self, num: int = 1, version: int | None = None) -> list[Rollout]:
-        """Take rollouts, the oldest first, once there are `num` of them; what is left of a closed queue may
-        be fewer.
+        """Take `num` rollouts, the oldest first, waiting until the queue holds as many; of a closed queue,
+        return the rest, which may be fewer.
 
         Args:
-            version: of the consumer's weights: drops what is older by more than `max_lag`.
+            num: the number of rollouts.
+            version: the version of the consumer's weights; rollouts that are older by more than `max_lag`
+                versions are dropped.
 
         Raises:
-            QueueClosed: if it is closed and empty.
-            MeshUsageError: if it can never hold so many.
+            QueueClosed: if the queue is closed and empty.
+            MeshUsageError: if `num` exceeds the capacity.
         """
         check_count("get", "num", num)
         if num > self._capacity:
-            raise MeshUsageError(f"get: {num} rollouts were asked for, and the queue holds {self._capacity}")
+            raise MeshUsageError(
+                f"get: {num} rollouts were asked for, and the queue holds at most {self._capacity}"
+            )
         async with self._changed:
             self._num_waiting += 1
             try:
@@ -126,7 +131,7 @@ class RolloutQueue(Actor):
             return taken
 
     def _num_fresh(self, version: int | None) -> int:
-        """Drop what is too old; return how many are left."""
+        """Drop rollouts that are too old; return the number of those left."""
         if version is not None and self._max_lag is not None:
             fresh = [each for each in self._held if each.version >= version - self._max_lag]
             self._num_stale += len(self._held) - len(fresh)
@@ -137,14 +142,14 @@ class RolloutQueue(Actor):
 
     @concurrent_endpoint
     async def close(self) -> None:
-        """Let nothing more be put; who waits is told."""
+        """Close the queue: no more rollouts can be put, and waiting calls are woken."""
         async with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
     @endpoint
     def state(self) -> QueueState:
-        """Return how it is."""
+        """Return the state of the queue: numbers of rollouts and of waiting calls."""
         return QueueState(
             len(self._held), self._num_put, self._num_taken, self._num_stale, self._num_held_back,
             self._num_waiting, self._is_closed,
@@ -152,10 +157,10 @@ class RolloutQueue(Actor):
 
 
 def check_count(who: str, name: str, value: object, *, least: int = 1) -> None:
-    """Refuse what is no number of things.
+    """Raise an error if `value` isn't a whole number of at least `least`.
 
     Raises:
-        MeshUsageError: naming it.
+        MeshUsageError: if it isn't; the error names the argument.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise MeshUsageError(f"{who}: {name} is a whole number of at least {least}, not {value!r}")

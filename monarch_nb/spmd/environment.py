@@ -28,19 +28,20 @@ _FAMILIES = {
 
 
 def elastic_environment(proc_mesh: ProcMesh, master_addr: str, master_port: int) -> list[dict[str, str]]:
-    """Return RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR ... for each process of a mesh, in rank order.
+    """Return the variables RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so on for each process of a mesh, in
+    rank order.
 
-    What is on one host is one group; its place among those there gives LOCAL_RANK.
+    The processes of one host form one group; LOCAL_RANK is the index of a process in its group.
     """
     procs = placement_of(proc_mesh).procs
     return [elastic_variables(procs, rank, master_addr, master_port) for rank in range(len(procs))]
 
 
 def host_and_port(kind: AddrType | None) -> tuple[str, int]:
-    """Return an address of this host at which others find it, and a tcp port that's free just now.
+    """Return an address of this host that other hosts can connect to, and a free tcp port.
 
     Raises:
-        ValueError: for what is no AddrType.
+        ValueError: if `kind` isn't an AddrType.
         RuntimeError: if this host has no address of that kind.
     """
     found, port = rendezvous.free_address()
@@ -65,12 +66,12 @@ async def setup_torch_elastic_env_async(
     master_port: int | None = None,
     use_ipaddr: AddrType | None = None,
 ) -> None:
-    """Set the environment that torchrun sets, on every process. The rendezvous is on rank 0's host, at a free
-    port.
+    """Set the environment variables that torchrun sets, on every process. The rendezvous is on rank 0's host,
+    at a free port.
 
     Args:
-        master_addr, master_port: what is given holds; what isn't is chosen.
-        use_ipaddr: which address of that host; by default the one that its name stands for.
+        master_addr, master_port: the address and port of the rendezvous; by default chosen on rank 0's host.
+        use_ipaddr: the kind of address; by default the one that the host's name resolves to.
     """
     first = proc_mesh.flatten("rank").slice(rank=slice(0, 1))
     if master_addr is None or master_port is None:
@@ -85,7 +86,7 @@ def setup_torch_elastic_env(
     master_port: int | None = None,
     use_ipaddr: AddrType | None = None,
 ) -> None:
-    """Set the environment that torchrun sets, on every process; waits until it's done.
+    """Set the environment variables that torchrun sets, on every process; returns when they are set.
 
     Example:
         >>> procs = this_host().spawn_procs({"gpus": 4})  # doctest: +SKIP

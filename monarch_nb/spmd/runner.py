@@ -36,24 +36,25 @@ class SPMDActor(Actor):
 
     @endpoint
     def get_host_port(self, use_ipaddr: AddrType | None = None) -> tuple[str, int]:
-        """Return an address of this process' host, and a tcp port that's free there just now."""
+        """Return an address of this process' host, and a tcp port that is free there."""
         return host_and_port(use_ipaddr)
 
     @endpoint
     def setup_env(self, master_addr: str, master_port: int) -> None:
-        """Set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR ... in this process, and for whoever takes its
-        place.
+        """Set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so on in this process, and in the process that
+        replaces it after a heal.
         """
         self._set_up(master_addr, master_port)
 
     @endpoint
     def main(self, master_addr: str, master_port: int, script_args: Sequence[str]) -> bool:
-        """Set the environment up and run `script_args` as `python` would: a script with its arguments, or `-m
-        MODULE` with them.
+        """Set the environment variables, and run `script_args` like `python` would: a script with its
+        arguments, or `-m MODULE` with its arguments.
 
         Raises:
-            ValueError: if there's nothing to run.
-            ScriptExit: if it has left with another code than 0; the actor lives on, and may run it again.
+            ValueError: if `script_args` is empty.
+            ScriptExit: if the script exits with a code other than 0; the actor stays alive, and may run it
+                again.
         """
         is_module = bool(script_args) and script_args[0] == "-m"
         target, *rest = script_args[1:] if is_module else script_args or ("",)
@@ -73,7 +74,7 @@ class SPMDActor(Actor):
 
     @endpoint
     def run_command(self, entrypoint: str, args: Sequence[str], env: Mapping[str, str]) -> bool:
-        """Run a program, such as torchrun itself, with `env` besides this process' environment.
+        """Run a program, such as torchrun itself, with `env` added to this process' environment.
 
         Raises:
             subprocess.CalledProcessError: if it fails.

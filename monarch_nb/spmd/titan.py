@@ -38,7 +38,7 @@ class CpuDevice(ModuleType):
         return getattr(torch.cpu, name)
 
     def current_device(self) -> int:
-        """Return the number of the device: there's one."""
+        """Return the index of the device; there is one."""
         return 0
 
     def get_device_name(self, device: object = None) -> str:
@@ -46,19 +46,19 @@ class CpuDevice(ModuleType):
         return "CPU"
 
     def get_device_properties(self, device: object = None) -> Properties:
-        """Return how much memory this machine has."""
+        """Return the device's properties: the size of this machine's memory."""
         return Properties(psutil.virtual_memory().total)
 
     def memory_stats(self, device: object = None) -> dict[str, int]:
-        """Return the most memory that this process has had in use so far, under the names that CUDA has."""
+        """Return the peak memory of this process, under the names that CUDA uses."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
         return dict.fromkeys(_PEAKS, peak) | {"num_alloc_retries": 0, "num_ooms": 0}
 
     def reset_peak_memory_stats(self, device: object = None) -> None:
-        """Do nothing: the operating system's figure can't be reset."""
+        """Do nothing: the operating system's peak can't be reset."""
 
     def empty_cache(self) -> None:
-        """Do nothing: there's no cache."""
+        """Do nothing: there is no cache."""
 
 
 class Properties:
@@ -84,14 +84,16 @@ class _WithoutTriton(ModuleType):
 
 
 def adapt_to_torch() -> None:
-    """Give torch what TorchTitan takes of a newer one than 2.13: `torch.distributed.set_timeout`."""
+    """Add the function of newer versions than torch 2.13 that TorchTitan needs:
+    `torch.distributed.set_timeout`.
+    """
     distributed: Any = torch.distributed
     if not hasattr(distributed, "set_timeout"):
         distributed.set_timeout = distributed.distributed_c10d._set_pg_timeout
 
 
 def adapt_to_cpu() -> None:
-    """Have TorchTitan work on this process' CPU; do nothing where torch sees a GPU.
+    """Adapt TorchTitan to this process' CPU; do nothing if torch finds a GPU.
 
     Raises:
         ModuleNotFoundError: if torchtitan isn't installed.
@@ -134,14 +136,15 @@ def dense_attention(
     return_aux: Any,
     kernel_options: object,
 ) -> tuple[torch.Tensor, None]:
-    """Compute `flex_attention` for a mask, on a CPU and with a backward pass.
+    """Compute `flex_attention` with a mask, on a CPU and with a backward pass.
 
     Args:
         q, k, v: batch x heads x length x width; k and v may have fewer heads.
-        block_mask: which keys each query sees; it's made dense: batch x 1 x length x length.
+        block_mask: the keys that each query attends to; expanded to a dense mask of batch x 1 x length x
+            length.
 
     Raises:
-        NotImplementedError: for scores that are changed, and for the sums of exponentials.
+        NotImplementedError: if `score_mod` is given, or the sums of exponentials are requested.
     """
     from torch.nn.attention.flex_attention import create_mask
 

@@ -57,12 +57,12 @@ class Fault:
 
     @property
     def is_lethal(self) -> bool:
-        """Whether the rank dies of it."""
+        """Whether the fault kills the rank."""
         return self.kind in LETHAL
 
 
 def inject(mesh: ProcMesh, kind: str, rank: int) -> Fault:
-    """Do one thing to one rank; what is stopped goes on by `release`.
+    """Inject a fault into a rank; a stopped rank continues after `release`.
 
     Raises:
         ValueError: for an unknown kind, or a rank that isn't there.
@@ -83,7 +83,7 @@ def inject(mesh: ProcMesh, kind: str, rank: int) -> Fault:
 
 
 def release(mesh: ProcMesh, fault: Fault) -> None:
-    """Let a stopped rank go on."""
+    """Let a stopped rank continue."""
     if fault.kind == "stop":
         with suppress(MeshError):
             session_of(mesh).request(Signal([placement_of(mesh).procs[fault.rank]], int(signal.SIGCONT)))
@@ -105,18 +105,18 @@ class Chaos:
         self.faults: list[Fault] = []
 
     def draw(self) -> tuple[str, int]:
-        """Return the next fault's kind and rank; nothing is done."""
+        """Return the kind and the rank of the next random fault, without injecting it."""
         return self.random.choice(self.kinds), self.random.randrange(len(self.mesh))
 
     def next(self) -> Fault:
-        """Do the next fault."""
+        """Inject the next random fault, and return it."""
         fault = inject(self.mesh, *self.draw())
         self.faults.append(fault)
         return fault
 
     @contextmanager
     def strike(self) -> Iterator[Fault]:
-        """Do the next fault; what is stopped goes on at the end of the block."""
+        """Inject the next random fault; a stopped rank continues at the end of the block."""
         fault = self.next()
         try:
             yield fault
@@ -126,7 +126,7 @@ class Chaos:
 
 @contextmanager
 def partition(*links: str) -> Iterator[None]:
-    """Cut network links of this machine, by name, for the length of a block. Needs root and `ip`.
+    """Disconnect network links of this machine, by name, for the duration of a block. Needs root and `ip`.
 
     Example:
         >>> with partition("veth1"):                         # doctest: +SKIP
@@ -158,7 +158,7 @@ def _burn() -> None:
 
 
 def _starve() -> None:
-    """Ask for more memory than there may be."""
+    """Allocate more memory than a limit permits, so that the allocation fails."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm") as file:
         used_bytes = int(file.read().split()[0]) * resource.getpagesize()

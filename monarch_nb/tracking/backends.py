@@ -42,7 +42,7 @@ class RunSpec:
 
     @property
     def all_config(self) -> dict[str, str | int | float | bool]:
-        """The user's and the mesh's, whose names begin with `mesh/`."""
+        """The user's settings, and the mesh's facts under names that begin with `mesh/`."""
         return {**self.config, **{f"mesh/{name}": value for name, value in self.facts.items()}}
 
 
@@ -53,10 +53,10 @@ class Backend(Protocol):
     """Where users find the run."""
 
     def write(self, values: Mapping[str, float], step: int) -> None:
-        """Record values of a step."""
+        """Record the values of a step."""
 
     def finish(self, *, failed: bool) -> None:
-        """End the run, as one that has failed or not."""
+        """End the run, as failed or as successful."""
 
 
 class TensorBoard:
@@ -144,10 +144,10 @@ BACKENDS: dict[str, Callable[[RunSpec], Backend]] = {
 
 
 def _check_answers(address: str, to: str) -> None:
-    """Ask a server once whether it's there: trackers themselves ask again and again, for minutes.
+    """Check that a server answers, by one request: the trackers themselves would retry for minutes.
 
     Raises:
-        ConnectionError: if nobody answers.
+        ConnectionError: if the server doesn't answer.
     """
     if not address.startswith(("http://", "https://")):
         return
@@ -157,11 +157,13 @@ def _check_answers(address: str, to: str) -> None:
     except requests.exceptions.SSLError:
         return  # somebody is there, and the tracker has settings of its own for that
     except requests.exceptions.RequestException as error:
-        raise ConnectionError(f"nobody answers at {address} ({_innermost(error)})") from None
+        raise ConnectionError(f"no server answers at {address} ({_innermost(error)})") from None
 
 
 def _innermost(error: BaseException) -> str:
-    """Return what a chain of errors began with: the others repeat it, with addresses of objects."""
+    """Return the message of the first error in a chain; the later ones repeat it, with addresses of
+    objects.
+    """
     while (before := error.__cause__ or error.__context__) is not None:
         error = before
     return str(error) or type(error).__name__

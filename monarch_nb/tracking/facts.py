@@ -13,8 +13,8 @@ _GIT_S = 5.0
 
 
 def facts_of(mesh: Mesh) -> dict[str, str | int]:
-    """Return a mesh's name, sizes, hosts, its environment's id, the commit of the working directory, and
-    versions.
+    """Return facts about a mesh: name, sizes, hosts, the id of its environment, the commit of the working
+    directory, and versions.
     """
     found: dict[str, str | int] = {
         "name": mesh.name,
@@ -32,8 +32,8 @@ def facts_of(mesh: Mesh) -> dict[str, str | int]:
 
 
 def _commit() -> str:
-    """Return the commit that the working directory is at, with `+changes` if files differ from it; empty
-    without git.
+    """Return the commit of the working directory, with `+changes` if files differ from it; empty without
+    git.
     """
     commit = _git("rev-parse", "HEAD")
     return f"{commit}+changes" if commit and _git("status", "--porcelain", "-uno") else commit

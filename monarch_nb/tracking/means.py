@@ -27,7 +27,7 @@ class Means:
         """Values by name, step and rank."""
 
     def add(self, name: str, rank: int, step: int, value: float) -> list[tuple[int, float]]:
-        """Take a rank's value; return steps that are complete with their means, in order."""
+        """Add a rank's value; return the steps that are now complete with their means, in order."""
         steps = self._open.setdefault(name, {})
         steps.setdefault(step, {})[rank] = value
         over = {each for each in steps if len(steps[each]) >= self.num_ranks}
@@ -36,7 +36,7 @@ class Means:
         return [(each, _mean(steps.pop(each))) for each in sorted(over)]
 
     def rest(self) -> list[tuple[str, int, float]]:
-        """Return the means that are left at the end: names, steps, means."""
+        """Return the remaining means at the end of the run: name, step, mean."""
         left, self._open = self._open, {}
         return [
             (name, step, _mean(found))

@@ -55,12 +55,14 @@ class RunActor(Actor):
 
     @endpoint
     def where(self) -> str:
-        """Return where people find the run."""
+        """Return the location of the run for users, such as a URL or a folder."""
         return self._open_backend().where
 
     @endpoint
     def log(self, values: dict[str, float], step: int, rank: int | None) -> None:
-        """Record values of a rank, and means that are complete by them; without a rank, as they are."""
+        """Record the values of a rank, and the means that they complete. Without a rank, record the values
+        under their own names.
+        """
         backend = self._open_backend()
         if rank is None:
             backend.write(values, step)
@@ -73,7 +75,7 @@ class RunActor(Actor):
 
     @endpoint
     def finish(self, failed: bool) -> None:
-        """Record what is left, and end the run."""
+        """Record the remaining means, and end the run."""
         if self._is_finished:
             return
         backend = self._open_backend()
@@ -109,15 +111,15 @@ class TrackedRun:
         self.where = where
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
-        """Record scalars of a step. On a rank, `loss` is recorded as `loss/rank3` at once; and as `loss`, the
-        mean over ranks, when all have reported that step, or at the end (MLflow has `loss.rank3`). In a
-        notebook or a program: as it is.
+        """Record scalars of a step. On a rank, `loss` is recorded at once as `loss/rank3` (in MLflow
+        `loss.rank3`); the mean over ranks is recorded as `loss` when all ranks have reported that step, or at
+        the end of the run. In a notebook or a program, values are recorded under their own names.
 
         Args:
             values: numbers, or tensors and arrays of one element.
 
         Raises:
-            MeshUsageError: naming what is no number, or if the run is finished.
+            MeshUsageError: if a value isn't a number (the error names it), or the run is finished.
         """
         __tracebackhide__ = True
         if not isinstance(step, int) or isinstance(step, bool):
@@ -127,10 +129,10 @@ class TrackedRun:
         self._actor.log.call_one(numbers, step, rank).get(LOG_S)
 
     def finish(self, *, failed: bool = False) -> None:
-        """End the run: what is recorded is complete when this returns. May be called again.
+        """End the run. When this returns, all values are recorded. May be called again.
 
         Args:
-            failed: the tracker shows it as failed (MLflow: FAILED; W&B: exit code 1).
+            failed: whether the tracker shows the run as failed (MLflow: FAILED; W&B: exit code 1).
         """
         self._actor.finish.call_one(failed).get(LOG_S)
 
@@ -163,24 +165,24 @@ def track(
     folder: str | os.PathLike[str] = "",
     config: Config | None = None,
 ) -> TrackedRun:
-    """Begin a run that takes scalars of all ranks of a mesh. Its size, hosts, environment and git commit are
-    recorded by themselves.
+    """Start a run of a tracker that records scalars of all ranks of a mesh. The mesh's size, hosts,
+    environment and git commit are recorded automatically.
 
     Ranks record by `run.log(...)` of the handle, or by `monarch_nb.tracking.log(...)`, which scripts of
     `%mesh run` can import, too, and which works on ranks that were healed or added since.
 
     Args:
-        mesh: by default the current one.
+        mesh: the mesh; by default the current one.
         to: `tensorboard`, `wandb` (one run, in a group that is called like the mesh; offline with
             WANDB_MODE=offline in the ranks' environment), or `mlflow`.
-        project: by default the mesh's name; MLflow's experiment.
-        name: of the run; by default the mesh's name and the time.
-        folder: where it's kept on the first rank's machine; of MLflow: the address of its store.
-        config: numbers and words that are recorded once.
+        project: the project, in MLflow the experiment; by default the mesh's name.
+        name: the name of the run; by default the mesh's name and the time.
+        folder: the folder of the run on the first rank's machine; for MLflow the address of its store.
+        config: numbers and texts that are recorded once, such as hyperparameters.
 
     Raises:
-        MeshUsageError: if there's no such tracker, or it isn't installed where the ranks run.
-        MeshError: if it refuses the run, or its server doesn't answer.
+        MeshUsageError: if the tracker is unknown, or isn't installed in the ranks' environment.
+        MeshError: if the tracker refuses the run, or its server doesn't answer.
 
     Example:
         >>> run = monarch_nb.track(to="tensorboard", config={"lr": 0.1})    # doctest: +SKIP
@@ -206,7 +208,7 @@ def track(
 
 
 def _begun(actor: Any, to: str) -> str:
-    """Have the actor begin its run; return where people find it."""
+    """Start the actor's run; return the run's location for users."""
     __tracebackhide__ = True
     try:
         return str(actor.where.call_one().get(LOG_S))
@@ -222,10 +224,10 @@ def _begun(actor: Any, to: str) -> str:
 
 
 def log(values: Mapping[str, Any], step: int) -> None:
-    """Record scalars of this rank in the run that `monarch_nb.track` has begun last.
+    """Record scalars of this rank in the run that `monarch_nb.track` started last.
 
     Raises:
-        MeshUsageError: as `TrackedRun.log`; or if there's no run.
+        MeshUsageError: as of `TrackedRun.log`; or if no run was started.
     """
     __tracebackhide__ = True
     run = _current or _begun_before()
@@ -235,7 +237,7 @@ def log(values: Mapping[str, Any], step: int) -> None:
 
 
 def _adopt(run: TrackedRun) -> None:
-    """Take a run as this rank's. The first rank has the mesh keep it, too."""
+    """Set a run as this rank's current run. The first rank stores it in the mesh, too."""
     global _current
     _current = run
     if process_context.this_rank().rank == 0:
@@ -244,7 +246,7 @@ def _adopt(run: TrackedRun) -> None:
 
 
 def _begun_before() -> TrackedRun | None:
-    """Make the run that began before this rank was started this rank's run; return it, or None."""
+    """Set the run that was started before this rank as its current run; return it, or None."""
     global _current
     kept = sessions.current().request(GetName(_NAME)) if process_context.rank is not None else None
     _current = codec.from_bytes(bytes.fromhex(kept)) if kept else None

@@ -128,5 +128,5 @@ def test_a_notebook_waits_in_the_queue_and_another_goes_on(notebook: object, clu
         cluster.command("scancel", number)
     assert "(hosts=3, procs=1: ranks 0-2)" in text("%mesh start big")
     assert "of mesh 'big' was cancelled" in text("%mesh cancel big")
-    assert "no hosts were asked for by a mesh 'big'" in text("%mesh cancel big")
+    assert "no hosts of an engine were requested for a mesh 'big'" in text("%mesh cancel big")
     wait_until(lambda: cluster.idle_nodes() == 3, "idle nodes")

@@ -91,7 +91,7 @@ def test_a_mesh_is_a_job_whose_pods_end_with_it(server: Kube) -> None:
         look = engine_of(asked.spec).look(asked)
         assert look.state == State.GRANTED and len(set(look.nodes)) == 2, "a node for each host"
         assert look.ends_at is not None and 0 < look.ends_at - asked.submitted_at <= 3700
-        with pytest.raises(EngineError, match="nobody lengthen the time of a pod that runs"):
+        with pytest.raises(EngineError, match="can't extend the time of a running pod"):
             on_engine.extend("My_mesh", 60.0)
         pids = [host.pid for host in mesh.status().hosts if host.index]
         secret = server.ask("GET", f"/api/v1/namespaces/default/secrets/{asked.id}")
@@ -163,7 +163,7 @@ def test_what_cannot_be_had_is_said_before_it_is_asked_for(profile: str, message
             "missing",
             r"would wait for ever \(ErrImagePull: manifest for nowhere/missing:1 not found\): image =",
         ),
-        ("space", r"would wait for ever \(.*exceeded quota: none.*\): Kubernetes makes no pods"),
+        ("space", r"would wait for ever \(.*exceeded quota: none.*\): Kubernetes creates no pods"),
     ],
 )
 def test_hosts_that_do_not_come_are_said(

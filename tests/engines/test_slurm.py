@@ -84,7 +84,7 @@ def test_a_job_gets_more_time(cluster: Cluster) -> None:
         wait_until(lambda: engine_of(asked.spec).look(asked).state == State.GRANTED, "a job that runs")
         (line,) = on_engine.extend("more", 3600.0)
         assert ": granted, " in line and cluster.command("squeue", "-h", "-o", "%l") == "1:10:00"
-        with pytest.raises(MeshUsageError, match="is on no hosts of an engine"):
+        with pytest.raises(MeshUsageError, match="doesn't run on hosts of an engine"):
             on_engine.extend("none", 60.0)
     finally:
         on_engine.cancel("more")
@@ -146,7 +146,7 @@ def test_a_request_waits_in_the_queue_and_goes_on_there(cluster: Cluster, full: 
 @pytest.mark.usefixtures("lab")
 def test_a_wait_that_is_over_cancels_the_request(cluster: Cluster, full: Callable[[], None]) -> None:
     with pytest.raises(
-        MeshStartError, match=r"no hosts within 1 s; the request was cancelled\. Let it wait longer: --wait"
+        MeshStartError, match=r"no hosts within 1 s; the request was cancelled\. Wait longer: --wait"
     ):
         start("soon", "all", wait_s=1.0, keeps_queued=False)
     assert "monarch-nb-soon" not in cluster.command("squeue", "-h", "-o", "%j")

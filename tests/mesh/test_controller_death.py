@@ -33,8 +33,8 @@ from monarch_nb.mesh import Mesh
 T = 60
 PATIENCE_S = 30.0
 SENTENCE = (
-    r"^mesh 'doomed' has ended: its controller process \(pid \d+ on \S+\) was killed by SIGKILL, and with "
-    r"it went its 2 ranks and what they held; "
+    r"^mesh 'doomed' has ended: its controller process \(pid \d+ on \S+\) was killed by SIGKILL, and "
+    r"its 2 ranks and what they held are lost; "
     r"start it anew: %mesh start doomed; what ran on it: monarch-nb history doomed$"
 )
 

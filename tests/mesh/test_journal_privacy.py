@@ -150,7 +150,7 @@ def test_the_journal_can_be_turned_off_and_on(mesh: Mesh, capsys: pytest.Capture
     on_disk(mesh)
     before = kept(mesh)
     change(mesh, "off")
-    assert "nothing is kept from now on" in capsys.readouterr().out
+    assert "sources and output of cells are not kept from now on" in capsys.readouterr().out
     assert run(mesh, "print('unheard')") == "unheard\n"
     run(mesh, "1 / 0")
     assert kept(mesh) == before

@@ -194,7 +194,7 @@ def test_a_copy_of_the_workspace_that_is_behind_is_found(synced: Mesh, project: 
     assert not any("its copy" in text for text in differences(synced._session, [1, 2]).values())
     edit(project / "src" / "modelled.py", "v1", "v2")
     found = differences(synced._session, [1, 2])
-    text = f"its copy of {project} isn't what is here: %mesh sync"
+    text = f"its copy of {project} differs from the notebook's: %mesh sync"
     assert [found[host].rpartition("; ")[2] for host in (1, 2)] == [text] * 2
 
 

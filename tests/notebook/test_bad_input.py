@@ -136,7 +136,7 @@ CASES = {
         r"CannotPickle: execute\(double\), argument `x`, item 0: cannot pickle '_thread\.lock'"
     ),
     "run = mesh.map(double, range(9)); run.cancel(); run.get()": (
-        r"^ERROR CancelledError: the map of double was given up\ncalled from:\n  Cell"
+        r"^ERROR CancelledError: the map of double was cancelled\ncalled from:\n  Cell"
     ),
     "%mesh push lock": (
         r"^ERROR CannotPickle: %mesh push lock: push of lock, key 'lock': cannot pickle '_thread\.lock' "

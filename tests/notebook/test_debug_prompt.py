@@ -168,7 +168,7 @@ def test_without_a_keyboard_a_breakpoint_is_an_error() -> None:
     notebook = Notebook()
     notebook.run("%load_ext monarch_nb\n%mesh start mute --gpus 2")
     text = notebook.text("%%mesh\nbreakpoint()\nafter = rank")
-    assert "stopped at a breakpoint (In [" in text and "nobody can type here: they run on" in text
+    assert "stopped at a breakpoint (In [" in text and "this notebook takes no input: they go on" in text
     assert "%mesh set breakpoints skip" in text
     notebook.run("%mesh set breakpoints skip")
     assert notebook.text("%%mesh\nbreakpoint()\n'through'") == "[0-1] 'through'"

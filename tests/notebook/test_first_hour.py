@@ -28,7 +28,7 @@ def notebook() -> Iterator[Notebook]:
 
 def test_help(notebook: Notebook) -> None:
     shown = notebook.text("%mesh help")
-    assert re.search(r"^    heal +Put back what is lost", shown, re.MULTILINE)
+    assert re.search(r"^    heal +Restore what was lost", shown, re.MULTILINE)
     assert "%mesh help VERB explains one" in shown and "%%mesh [-h] [--ranks RANKS]" in shown
     assert notebook.text("%mesh help heal") == notebook.text("%mesh heal --help")
     assert "Did you mean %mesh heal?" in notebook.text("%mesh help haeal")

@@ -79,7 +79,7 @@ def test_the_question_of_a_rank_that_does_not_wait_any_more_is_taken_back(
                 + content.get("data", {}).get("text/plain", "")
             )
             state = content.get("execution_state", state)
-    assert overs == 1 and "rank 1 doesn't ask any more" in shown
+    assert overs == 1 and "rank 1 no longer waits for input" in shown
     if number == signal.SIGKILL:
         assert "killed by SIGKILL" in shown and "rank 1 started anew" in typist.run("%mesh heal")[1]
     assert "[0-1] 5" in typist.run("%%mesh\n5")[1]
@@ -99,8 +99,8 @@ def test_a_notebook_without_a_keyboard_says_what_to_do() -> None:
     notebook.run("%load_ext monarch_nb\n%mesh start mute --procs 1")
     text = notebook.text("%%mesh\ninput('who? ')")
     assert (
-        "StdinNotImplementedError: input() on rank 0 needs somebody who types, and nobody can type "
-        "where this notebook runs"
+        "StdinNotImplementedError: input() on rank 0 needs somebody who types, and no input can be "
+        "typed where this notebook runs"
     ) in text
     assert "%mesh push NAME" in text and notebook.text("%%mesh\n5") == "5"
     notebook.run("%mesh stop mute")

@@ -14,7 +14,7 @@ from processes import wait_for_exit
 
 SENTENCE = (
     r"MeshEnded: mesh 'felled' has ended: its controller process \(pid \d+ on \S+\) was killed by SIGKILL, "
-    r"and with it went its 2 ranks and what they held; "
+    r"and its 2 ranks and what they held are lost; "
     r"start it anew: %mesh start felled; what ran on it: monarch-nb history felled"
 )
 CHILDREN = (

@@ -130,9 +130,9 @@ def test_the_journal_is_good_after_ranks_have_left(kernel: RawKernel, tmp_path: 
     kernel.run(f"%mesh export {tmp_path}/out.py\n%mesh export {tmp_path}/out.ipynb")
     script = (tmp_path / "out.py").read_text()
     assert "\nlr = 0.1\n" in script
-    assert "ranks 1, ok: the mesh has them no more\n# print('begun')" in script
+    assert "ranks 1, ok: the mesh no longer has these ranks\n# print('begun')" in script
     compile(script, "out.py", "exec")
-    assert "# ran on rank 1, which the mesh has no more" in (tmp_path / "out.ipynb").read_text()
+    assert "# ran on rank 1, which the mesh no longer has" in (tmp_path / "out.ipynb").read_text()
     kernel.run("%%mesh\nimport os; os._exit(3)")
     assert "replayed on rank 0: cell #" in kernel.run_text("%mesh heal --replay")
     assert kernel.run_text("%%mesh\nlr").strip() == "0.1"

@@ -64,8 +64,8 @@ def test_what_an_actor_prints_comes_once(notebook: Notebook) -> None:
         ("--env COLOUR=red", "was started with COLOUR=blue, not COLOUR=red. For new values end it first"),
         ("--env SIZE=1", "was started with no SIZE, not SIZE=1"),
         ("--hosts 2 --job process", "runs already with procs=2, not hosts=2. For that, end it first"),
-        ("--spares 1", "--spares (num_spares=) is settled when a mesh starts"),
-        ("--spawn", "--spawn (method='spawn') is settled when a mesh starts"),
+        ("--spares 1", "--spares (num_spares=) is fixed when a mesh starts"),
+        ("--spawn", "--spawn (method='spawn') is fixed when a mesh starts"),
     ],
 )
 def test_what_differs_is_refused(notebook: Notebook, flags: str, message: str) -> None:
@@ -125,7 +125,7 @@ def test_what_can_be_changed_is_taken_on(notebook: Notebook, tmp_path: Path) -> 
     )
     text = notebook.text("%mesh start again --init-process-group --group-timeout 5m")
     assert (
-        "(gloo), as it was, and so is its time-out: --group-timeout is settled when the group is made" in text
+        "(gloo), as it was, and so is its time-out: --group-timeout is fixed when the group is made" in text
     )
     text = notebook.text("%mesh start again --init-process-group nccl")
     assert "has process groups already (ranks 0-1: gloo), and can't get another one" in text

@@ -122,8 +122,8 @@ def test_a_stopped_rank_is_given_up_and_named(notebook: Notebook, fifo: str) -> 
     assert "rank 2 still hangs in cell #" in text
     assert "leave it out: --ranks 0-1;" in text
     os.kill(pid, signal.SIGCONT)
-    assert "does it without asking: %mesh restart -f --ranks 2" in notebook.text("%mesh restart --ranks 2")
-    assert "rank 2 of mesh 'stoppable' runs again, with nothing in it" in notebook.text(
+    assert "without a question: %mesh restart -f --ranks 2" in notebook.text("%mesh restart --ranks 2")
+    assert "rank 2 of mesh 'stoppable' was restarted, without variables" in notebook.text(
         "%mesh restart -f --ranks 2"
     )
     next_cell_runs(notebook)
@@ -142,7 +142,7 @@ def test_a_busy_rank_is_named_with_its_line(notebook: Notebook, fifo: str) -> No
     assert "in stubborn: " in text
     assert "time.sleep(600)" in text
     assert "stubborn" in notebook.text("%mesh stacks --ranks 1")
-    assert "rank 1 of mesh 'stoppable' runs again" in notebook.text("%mesh restart -f --ranks 1")
+    assert "rank 1 of mesh 'stoppable' was restarted" in notebook.text("%mesh restart -f --ranks 1")
     next_cell_runs(notebook)
 
 

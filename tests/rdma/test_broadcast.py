@@ -146,7 +146,7 @@ def test_a_rank_that_stays_busy_is_named(tmp_path: Path) -> None:
     busy = mesh.slice(gpus=1).execute((tmp_path / "gate").read_bytes)
     with open(tmp_path / "gate", "wb") as gate:  # now it reads
         with pytest.raises(
-            TransferTimeout, match=r"rank 1 did not take it within 0.5 s: .* there 'weights' is as it was"
+            TransferTimeout, match=r"rank 1 did not receive it within 0.5 s; .* on rank 1, 'weights' is unch"
         ):
             RDMABuffer(torch.ones(1000)).broadcast_into(mesh, "weights", timeout=0.5).get(60)
         gate.write(b"now")

@@ -196,7 +196,9 @@ def test_bad_input_is_one_clear_error(pair: tuple[Holder, Holder]) -> None:
         buffer[0, 0, 0]
     with pytest.raises(MeshUsageError, match="no path is called 'pigeon'; there are local, cuda_ipc, shm"):
         buffer.read_into(torch.zeros(10, 4), path="pigeon").get()
-    with pytest.raises(RDMAError, match=r"no way between .*cuda_ipc: the buffer is in host memory"):
+    with pytest.raises(
+        RDMAError, match=r"no path moves bytes between .*cuda_ipc: the buffer is in host memory"
+    ):
         buffer.read_into(torch.zeros(10, 4), path="cuda_ipc").get()
     assert RDMAAction().submit().get().num_bytes == 0
     with pytest.raises(MeshUsageError, match="whole numbers"):

@@ -114,7 +114,7 @@ def test_a_busy_rank_is_left_out(mesh: Mesh, tmp_path: Path, monkeypatch: pytest
         run.wait()
     assert list(report.probes) == [0]
     assert report.silent[1].startswith("it's busy")
-    assert "rank 1 was not looked at: it's busy" in report.text()
+    assert "rank 1 was not probed: it's busy" in report.text()
     assert {(m.source, m.reader) for m in report.measurements} == {(0, 0)}
 
 
@@ -256,9 +256,9 @@ def test_nothing_is_wrong() -> None:
             "--device=/dev/infiniband",
         ),
         (
-            {"rdma": {"why_not": "MONARCH_NB_RDMA_DEVICES=x leaves none"}},
+            {"rdma": {"why_not": "MONARCH_NB_RDMA_DEVICES=x permits none"}},
             CHANGE,
-            "leaves none",
+            "permits none",
             "unset MONARCH_NB_RDMA_DEVICES",
         ),
         ({"rdma": {"ports": [PORT, {**DOWN, "name": "mlx5_1"}]}}, NOTE, "mlx5_1:1 is DOWN", ""),
@@ -270,7 +270,7 @@ def test_nothing_is_wrong() -> None:
             "modprobe nvidia-peermem",
         ),
         ({"gpus": {**BUSY_GPUS, "is_in_use": False}}, NOTE, "GPU memory was not measured", "torch.zeros"),
-        ({"shared_memory": {"total_bytes": 64 << 20}}, CHANGE, "64 MiB, as docker gives it", "--shm-size"),
+        ({"shared_memory": {"total_bytes": 64 << 20}}, CHANGE, "64 MiB, the default of docker", "--shm-size"),
         ({"shared_memory": {"free_bytes": 0}}, CHANGE, "/dev/shm is nearly full", "rm what is left over"),
         ({"shared_memory": None}, CHANGE, "there's no /dev/shm", "mount -t tmpfs"),
         ({"huge_pages": "never"}, CHANGE, "transparent huge pages are off", "echo madvise >"),
@@ -479,7 +479,7 @@ def test_text_when_nothing_is_to_be_changed() -> None:
     text = Report("dev", {0: 0}, probes, (), tuple(advise(probes, [])), {}, 0).text()
     assert "\n\nnothing to change\nfine: rank 0: RDMA by mlx5_0:1" in text
     assert str(Report("dev", {0: 0}, {}, (), (), {0: "it has died"}, 0)) == (
-        "mesh 'dev': no rank has answered\n\nnothing to change\nrank 0 was not looked at: it has died"
+        "mesh 'dev': no rank has answered\n\nnothing to change\nrank 0 was not probed: it has died"
     )
 
 

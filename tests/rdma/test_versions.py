@@ -141,7 +141,7 @@ def test_it_waits_for_the_next_version(pair: Any) -> None:
     assert not waiting.done()
     assert trainer.step.call_one().get(60) == 7
     assert waiting.get(60) == (7, {7.0})
-    with pytest.raises(ActorError, match="version 9 wasn't there in time: publishers hold 7"):
+    with pytest.raises(ActorError, match="version 9 wasn't published in time: publishers hold 7"):
         reader.load.call_one(source, 9, 3.0).get(60)
     with pytest.raises(TransferTimeout, match="publishers hold 7"):
         source.wait(8, timeout=1.0)
@@ -163,7 +163,7 @@ def test_several_publishers_are_at_one_version(pair: Any) -> None:
     trainers = procs.spawn("trainers", Trainer)
     source = Published.join(trainers.publish.call(0).get(60).values())
     trainers.slice(ranks=0).step.call_one().get(60)
-    with pytest.raises(TransferTimeout, match="one version that all publishers hold wasn't there in time: "
+    with pytest.raises(TransferTimeout, match="version that all publishers hold wasn't published in time: "
                        "publishers hold 0, 1"):  # fmt: skip
         source.wait(timeout=1.0)  # on a busy machine the first look alone takes a while
     for rank in range(1, procs.sizes["ranks"]):
@@ -186,7 +186,7 @@ def test_a_look_that_gets_no_time_says_what_the_one_before_it_saw(
         return read(counters, deadline)
 
     monkeypatch.setattr(versions, "_read", read_late)
-    with pytest.raises(TransferTimeout, match=r"^version 4 wasn't there in time: publishers hold 3$"):
+    with pytest.raises(TransferTimeout, match=r"^version 4 wasn't published in time: publishers hold 3$"):
         source.wait(4, timeout=60.0)
     assert looks == [2]
 

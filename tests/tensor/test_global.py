@@ -239,7 +239,7 @@ BAD = {
     "a tensor without numbers": (lambda m, t: monarch_nb.distribute(t.to("meta"), m), "not a meta one"),
     "no mesh": (
         lambda m, t: monarch_nb.distribute(t, "mesh"),
-        "a mesh is wanted here, not str: monarch_nb.distributed.Mesh(shape=(2,)",
+        "expected a mesh, not str: monarch_nb.distributed.Mesh(shape=(2,)",
     ),
     "a plain tensor that would be changed": (
         lambda m, t: t.add_(monarch_nb.distribute(t, m)),

@@ -206,7 +206,7 @@ def test_what_is_chosen_and_why(mesh: Mesh) -> None:
     small = monarch_nb.parallelize(GPT(width=64), mesh, sample=x, memory=gib + 1_900_000)
     message = monarch_nb.explain(small)
     assert message.taken.strategy == "fsdp" and message.groups == ("blocks.0", "blocks.1")
-    assert "DDP  " in str(message) and "doesn't fit: wants 1." in str(message)
+    assert "DDP  " in str(message) and "doesn't fit: needs 1." in str(message)
     assert "<table>" in message._repr_html_()
     hybrid = monarch_nb.parallelize(GPT(), mesh, "hsdp")
     assert "asked  HSDP" in str(monarch_nb.explain(hybrid))
@@ -238,7 +238,7 @@ def test_what_is_typed_wrongly(mesh: Mesh) -> None:
     ):
         with pytest.raises(MeshUsageError, match=message):
             monarch_nb.parallelize(plain, mesh, **words)
-    with pytest.raises(MeshUsageError, match=r"a module of monarch_nb\.parallelize"):
+    with pytest.raises(MeshUsageError, match=r"a module that monarch_nb\.parallelize"):
         monarch_nb.explain(plain)
     with pytest.raises(MeshUsageError, match="weight is on a mesh already"):
         monarch_nb.parallelize(monarch_nb.parallelize(plain, mesh), mesh)

@@ -69,7 +69,7 @@ def test_items_are_taken_as_ranks_get_free(mesh: Mesh) -> None:
     assert [next(run) for _ in range(5)] == [0, 1, 4, 9, 16]
     run.cancel()
     assert repr(run).endswith(", given up>")
-    with pytest.raises(CancelledError, match="the map of square was given up"):
+    with pytest.raises(CancelledError, match="the map of square was cancelled"):
         list(run)
     num = len(taken)
     assert {*mesh.map(whose, range(30), ranks="1-2").get()} <= {
@@ -135,7 +135,7 @@ def test_what_a_dead_rank_had_is_done_by_another(tmp_path: Path) -> None:
         assert len(mortal.living_ranks()) == 3
         mortal.heal()
         with pytest.raises(
-            SupervisionError, match="killer, item 2: the rank that was at it has died, 2 times in all"
+            SupervisionError, match="killer, item 2: the rank that ran it has died, 2 times in total"
         ):
             mortal.map(killer, range(10), retries=1).get()
         with pytest.raises(SupervisionError, match=r"no rank is left|has died"):

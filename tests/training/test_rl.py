@@ -129,8 +129,8 @@ def test_a_buffer_samples_and_holds_producers_back(trainer: Mesh) -> None:
     [
         (lambda m: m.spawn("a", RolloutQueue, 0), "capacity is a whole number of at least 1, not 0"),
         (lambda m: m.spawn("b", RolloutQueue, 2, max_lag=-1), "max_lag is a whole number"),
-        (lambda m: m.spawn("c", ReplayBuffer, 2, min_size=3), "min_size is 3, and it holds 2"),
-        (lambda m: m.spawn("d", ReplayBuffer, 2, samples_per_add=0), "samples_per_add is above 0"),
+        (lambda m: m.spawn("c", ReplayBuffer, 2, min_size=3), "min_size is 3, above the capacity of 2"),
+        (lambda m: m.spawn("d", ReplayBuffer, 2, samples_per_add=0), "samples_per_add must be above 0"),
     ],
 )
 def test_what_cant_be_is_said(trainer: Mesh, make: Any, message: str) -> None:
@@ -140,5 +140,5 @@ def test_what_cant_be_is_said(trainer: Mesh, make: Any, message: str) -> None:
 
 def test_more_than_it_holds_is_refused(trainer: Mesh) -> None:
     queue = trainer.spawn("small", RolloutQueue, 2)
-    with pytest.raises(ActorError, match="3 rollouts were asked for, and the queue holds 2"):
+    with pytest.raises(ActorError, match="3 rollouts were asked for, and the queue holds at most 2"):
         queue.get.call_one(3).get(T)

@@ -275,9 +275,9 @@ def test_a_few_changes_in_one_message(placed: PlacedWorkspace) -> None:
 
 def test_contents_are_what_their_names_say(placed: PlacedWorkspace) -> None:
     content = entries.digest(b"right")
-    with pytest.raises(BadEntry, match="isn't that"):
+    with pytest.raises(BadEntry, match="has another checksum"):
         placed.placer.staging.take_piece(content, 0, b"wrong", is_last=True)
-    with pytest.raises(BadEntry, match="out of turn"):
+    with pytest.raises(BadEntry, match="out of order"):
         placed.placer.staging.take_piece(content, 7, b"right", is_last=True)
     assert not placed.placer.staging.has(content)
     done = placed.placer.place({"f": Entry("f", Kind.FILE, content, 5, 1)})

@@ -68,4 +68,4 @@ def test_a_path_by_entry_point(tmp_path: Path) -> None:
     assert order == "['local', 'cuda_ipc', 'shm', 'pigeon', 'verbs', 'tcp', 'message']"
     assert warned == "the RDMA path 'broken' (pigeon:Broken) can't be used: no feathers"
     assert moved == "pigeon hello"
-    assert refused.startswith("PathFailed no way between") or "too heavy for a pigeon" in refused
+    assert refused.startswith("PathFailed no path moves bytes between") or "too heavy for a pigeon" in refused

@@ -77,7 +77,7 @@ def test_the_next_path_is_tried_and_the_receipt_says_why(plane: DataPlane) -> No
         {"barred": "a tree lies across it"},
     )
     assert str(receipt).endswith("(not by barred: a tree lies across it)")
-    with pytest.raises(PathFailed, match=r"no way between .*barred: a tree lies across it"):
+    with pytest.raises(PathFailed, match=r"no path moves bytes between .*barred: a tree lies across it"):
         RDMABuffer(b"hello").read_into(room, path="barred").get()
 
 

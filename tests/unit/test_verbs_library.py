@@ -318,7 +318,7 @@ def test_why_no_device_can_be_used(machine: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(verbs_device.VARIABLE, "mlx5_2:1")
     assert why() == ""
     monkeypatch.setenv(verbs_device.VARIABLE, "mlx4_0")
-    assert why().startswith("MONARCH_NB_RDMA_DEVICES=mlx4_0 leaves none of")
+    assert why().startswith("MONARCH_NB_RDMA_DEVICES=mlx4_0 permits none of")
     monkeypatch.delenv(verbs_device.VARIABLE)
     (verbs_device.NODES / "uverbs0").unlink()
     assert "--device=/dev/infiniband" in why()

@@ -25,7 +25,7 @@ def engine_of(spec: HostSpec) -> Engine:
     """Return the engine that a spec names.
 
     Raises:
-        MeshUsageError: if there's none of that name, or if its table has what it doesn't know.
+        MeshUsageError: if the engine doesn't exist, or its table in the profile has an unknown setting.
     """
     if spec.engine not in ENGINES:
         raise MeshUsageError(

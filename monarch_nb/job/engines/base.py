@@ -87,11 +87,13 @@ class Engine(ABC):
 
     @abstractmethod
     def usable(self, spec: HostSpec) -> Usable:
-        """Say whether this engine is installed and reachable. Takes less than 2 s."""
+        """Return whether this engine is installed and reachable. Takes less than 2 s."""
 
     @abstractmethod
     def check(self, spec: HostSpec) -> list[str]:
-        """Return the errors that are known before a request: 9 nodes of 3, a limit of the partition."""
+        """Return the errors of a request that are known before it's submitted, such as 9 nodes of 3, or a
+        limit of the partition.
+        """
 
     def completed(self, spec: HostSpec) -> HostSpec:
         """Return a request whose unset fields are filled in from the available resources."""
@@ -99,7 +101,7 @@ class Engine(ABC):
 
     @abstractmethod
     def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
-        """Request the hosts, without waiting; return the allocation with the engine's own name for it."""
+        """Request the hosts, without waiting; return the allocation with the engine's id of the request."""
 
     @abstractmethod
     def look(self, allocation: Allocation) -> Look:
@@ -107,20 +109,21 @@ class Engine(ABC):
 
     @abstractmethod
     def end_allocation(self, allocation: Allocation) -> None:
-        """Release all hosts. An allocation that has ended already is no error."""
+        """Release all hosts. Does nothing if the allocation has already ended."""
 
     def further(self, asked: Sequence[Allocation], num: int) -> HostSpec:
-        """Return the specification of a request that gives a mesh `num` hosts besides those of `asked`.
+        """Return the specification of a request for `num` more hosts for a mesh, in addition to those of
+        `asked`.
 
         Raises:
-            EngineError: if it's known that there are no more, with what to type.
+            EngineError: if it's known that there are no more hosts; the error shows what to type.
         """
         return replace(asked[0].spec, hosts=HostRange(num, num))
 
     def release(self, allocation: Allocation, nodes: Sequence[str]) -> Allocation:
-        """Ensure that hosts which have left their mesh are released; return the rest of the allocation.
+        """Release hosts that have left their mesh; return the rest of the allocation.
 
-        Hosts of most engines are had one by one, and are given back when their launcher has ended.
+        Most engines grant hosts one by one, and a host is released when its launcher ends.
         """
         return allocation
 

@@ -104,7 +104,7 @@ class Command(Engine):
         return replace(allocation, id=found[1] if found.groups() else found[0])
 
     def _write(self, allocation: Allocation, invitation: Invitation) -> Allocation:
-        """Write the invitation for people, who start hosts by hand."""
+        """Write the invitation to a file, for users who start hosts by hand."""
         path = os.path.join(records_directory(), f"{allocation.mesh}.join")
         with suppress(FileNotFoundError):
             os.unlink(path)
@@ -151,7 +151,7 @@ class Command(Engine):
             State.ENDED,
             done.words
             if done.out.strip() or done.err.strip()
-            else "the batch system knows nothing of it any more",
+            else "the batch system no longer knows this job",
         )
 
     def end_allocation(self, allocation: Allocation) -> None:
@@ -192,8 +192,8 @@ class _Each(NamedHosts):
         return self._with(spec.own_value("start"), machine, f"sh -c {shlex.quote(script)}")
 
     def _with(self, template: str, machine: str, script: str) -> list[str]:
-        """Fill a template's words: {host}, and {script}, a shell's one line; it's the last word if the
-        template doesn't say where.
+        """Return the words of a template with {host} and {script}, a shell command line, filled in. If the
+        template doesn't contain {script}, it's appended.
         """
         words = shlex.split(template)
         found = [word.replace("{host}", machine).replace("{script}", script) for word in words]
@@ -201,17 +201,19 @@ class _Each(NamedHosts):
 
 
 def _value(spec: HostSpec, key: str) -> str:
-    """Return a setting: the profile's, or its template's."""
+    """Return a setting of the profile, or of the profile's template."""
     return spec.own_value(key) or TEMPLATES.get(spec.own_value("template"), {}).get(key, "")
 
 
 def _on_first(spec: HostSpec) -> list[str]:
-    """Return lines that run the launcher where the job's script runs."""
+    """Return shell lines that run the launcher on the node where the job's script runs."""
     return [*spec.setup, f"exec {shell.launcher_command(spec)} <<'END'", _INVITATION, "END"]
 
 
 def _on_each(spec: HostSpec) -> list[str]:
-    """Return lines that run the launcher on every node: it reads a file in the home that they share."""
+    """Return shell lines that run the launcher on every node; it reads the invitation from a file in the
+    shared home.
+    """
     script = shell.host_script(spec)
     return [
         'file="$(mktemp "$HOME/.monarch_nb.XXXXXXXX")" || exit 1',

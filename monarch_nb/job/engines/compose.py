@@ -79,14 +79,16 @@ class Compose(Engine):
         return replace(allocation, parts=tuple(p for p in allocation.parts if p not in nodes))
 
     def look(self, allocation: Allocation) -> Look:
-        """Return which hosts are still there. Hosts of this kind are had at once, or not at all; one that has
-        ended is of no mesh any more.
+        """Return the hosts that are still present. This engine grants hosts at once or not at all; a host
+        that has ended doesn't belong to a mesh any more.
         """
         there = tuple(h for h in allocation.parts if pool.is_here(allocation.directory, h))
         return Look(State.GRANTED, nodes=there) if there else Look(State.ENDED, "its hosts have ended")
 
     def end_allocation(self, allocation: Allocation) -> None:
-        """Release hosts that haven't joined, so that they wait again. Others do when their mesh ends."""
+        """Release hosts that haven't joined, so that they wait for a mesh again. Hosts that have joined do so
+        when their mesh ends.
+        """
         for host in allocation.parts:
             pool.release(allocation.directory, host)
             pool.forget_refusal(allocation.directory, host)
@@ -106,5 +108,5 @@ def _directory(spec: HostSpec) -> str:
 
 
 def _chosen(spec: HostSpec, there: list[str]) -> list[str]:
-    """Return the hosts that may be taken: those that are named, or all."""
+    """Return the hosts that may be used: the named ones, or all."""
     return [host for host in there if not spec.machines or host in spec.machines]

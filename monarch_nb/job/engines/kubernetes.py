@@ -27,14 +27,14 @@ _NEEDED = (
     ("list", "", "pods"),
 )
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kKMGTPE]i?)?")
-_STUCK_IMAGE = "image = in [.kubernetes] names what can't be had; for a private registry: pull_secret ="
+_STUCK_IMAGE = "image = in [.kubernetes] can't be pulled; for a private registry: pull_secret ="
 _STUCK = {
     "ErrImagePull": _STUCK_IMAGE,
     "ImagePullBackOff": _STUCK_IMAGE,
     "InvalidImageName": _STUCK_IMAGE,
     "ErrImageNeverPull": _STUCK_IMAGE,
-    "CreateContainerConfigError": "the node can't make the container from what the profile says",
-    "CreateContainerError": "the node can't make the container from what the profile says",
+    "CreateContainerConfigError": "the node can't create the container with the profile's settings",
+    "CreateContainerError": "the node can't create the container with the profile's settings",
     "RunContainerError": "the image needs a shell, /bin/sh",
 }
 """Reasons why a container can never run, with the remedy."""
@@ -150,8 +150,8 @@ class Kubernetes(Engine):
         return Look(State.QUEUED, f"{reason}: {message}" if message else reason, _STUCK[reason], nodes=nodes)
 
     def _queued(self, api: Api, job: Job, pods: list[Pod]) -> Look:
-        """Explain why pods have no nodes: in the scheduler's words, or in those of the controller that may
-        not create them.
+        """Return the state of pods without nodes, with the reason that the scheduler gives, or the controller
+        that isn't allowed to create them.
         """
         messages = [
             c.message or c.reason or ""
@@ -163,7 +163,7 @@ class Kubernetes(Engine):
             return Look(State.QUEUED, messages[0].strip())
         refused = self._refusals(api, job) if len(pods) < job.spec.parallelism else []
         if refused:
-            return Look(State.QUEUED, refused[-1], "Kubernetes makes no pods for it, for that reason")
+            return Look(State.QUEUED, refused[-1], "Kubernetes creates no pods for it, for this reason")
         return Look(State.QUEUED, "its pods are about to be placed")
 
     def end_allocation(self, allocation: Allocation) -> None:
@@ -174,7 +174,7 @@ class Kubernetes(Engine):
 
     def extend(self, allocation: Allocation, seconds: float) -> None:
         raise EngineError(
-            f"{allocation.described()}: Kubernetes lets nobody lengthen the time of a pod that runs. Start "
+            f"{allocation.described()}: Kubernetes can't extend the time of a running pod. Start "
             "another mesh with a longer --time, or with none"
         )
 
@@ -235,7 +235,9 @@ def _wrong_values(spec: HostSpec) -> list[str]:
 
 
 def _too_few(spec: HostSpec, nodes: list[Node]) -> list[str]:
-    """Explain that waiting is useless: the cluster has too few nodes of the kind, even when all are free."""
+    """Return the error if the cluster has too few matching nodes even when all are free, so that waiting is
+    useless.
+    """
     if not nodes or spec.own_value("autoscale") == "true" or spec.own_value("same_node") == "true":
         return []
     fitting = [node for node in nodes if _fits(spec, node)]
@@ -265,7 +267,9 @@ def _waiting(pod: Pod) -> list[tuple[str, str]]:
 
 
 def _last_words(pod: Pod) -> list[str]:
-    """Return the last output of a pod's launcher, if it has failed; and why Kubernetes has ended it."""
+    """Return the last output of a pod's launcher if it failed, and the reason why Kubernetes ended the
+    pod.
+    """
     name = pod.spec.node_name or pod.metadata.name
     if pod.status.phase == "Failed" and pod.status.reason:
         return [f"node {name}: {pod.status.reason}: {pod.status.message or ''}".rstrip(": ")]

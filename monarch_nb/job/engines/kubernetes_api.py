@@ -46,15 +46,15 @@ class Api:
 
     @property
     def server(self) -> str:
-        """Where the API server listens."""
+        """The address of the API server."""
         return str(self.client.configuration.host)
 
     def call(self, kind: type[T], method: Callable[..., object], *args: object, **kwargs: object) -> T:
-        """Ask the server; return the answer as a type of ours.
+        """Send a request to the server; return the answer as a type of this package.
 
         Raises:
-            Refused: with what it says.
-            EngineError: if it can't be reached, or its answer isn't understood.
+            Refused: if the server refuses the request, with its message.
+            EngineError: if the server can't be reached, or its answer is invalid.
         """
         try:
             answer = method(*args, _request_timeout=TIMES_S, **kwargs)
@@ -70,7 +70,7 @@ class Api:
     def found(
         self, kind: type[T], method: Callable[..., object], *args: object, **kwargs: object
     ) -> T | None:
-        """Return the object of a name; None if there is none."""
+        """Return the object of this name; None if there is none."""
         try:
             return self.call(kind, method, *args, **kwargs)
         except Refused as refused:
@@ -86,7 +86,7 @@ class Api:
         return msgspec.convert(answer.get("items") or [], list[kind])  # type: ignore[valid-type]
 
     def may(self, verb: str, group: str, resource: str) -> bool:
-        """Say whether this user may do something in the namespace."""
+        """Return whether this user has a permission in the namespace."""
         attributes = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
         review = {"spec": {"resourceAttributes": attributes}}
         answer = self.call(
@@ -102,7 +102,7 @@ class Api:
 
 
 def _message_of(error: ApiException) -> str:
-    """Return the server's own sentence."""
+    """Return the server's error message."""
     try:
         return str(json.loads(error.body)["message"])
     except (TypeError, ValueError, KeyError):
@@ -118,7 +118,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _has_file() -> bool:
-    """Say whether there's a kubeconfig where all programs look for it."""
+    """Return whether a kubeconfig exists at one of the standard places."""
     paths = os.environ.get("KUBECONFIG", "") or os.path.expanduser("~/.kube/config")
     return any(os.path.exists(os.path.expanduser(path)) for path in paths.split(os.pathsep))
 
@@ -144,7 +144,7 @@ def _configuration() -> client.Configuration:
 
 
 def _from_pod() -> tuple[client.ApiClient, str]:
-    """Return the client of a pod: its service account is the user."""
+    """Return the client of a program in a pod, which uses the pod's service account."""
     found = _configuration()
     config.load_incluster_config(found)
     with open(_OWN_NAMESPACE) as file:

@@ -36,15 +36,15 @@ _MAX_NAME = 40
 
 
 def name_of(allocation: Allocation) -> str:
-    """Return the name of a request's job and secret. It follows from the record, so that nothing is lost if
-    we end before the answer comes.
+    """Return the name of a request's job and secret. It's derived from the record of the request, so that
+    they can be found if this program ends before the answer arrives.
     """
     asked = f"{allocation.mesh} {allocation.submitted_at} {allocation.submitted_by}"
     return f"mnb-{label(allocation.mesh)}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
 
 
 def label(mesh: str) -> str:
-    """Return a mesh's name as Kubernetes takes it.
+    """Return a mesh's name as a valid Kubernetes label.
 
     >>> label("My_mesh")
     'my-mesh'
@@ -53,7 +53,9 @@ def label(mesh: str) -> str:
 
 
 def job(allocation: Allocation) -> Manifest:
-    """Return the job: as many pods as hosts may come, each on a node of its own unless `same_node`."""
+    """Return the job, with as many pods as hosts are wanted at most; each runs on a node of its own unless
+    `same_node` is set.
+    """
     spec, name = allocation.spec, name_of(allocation)
     num = spec.wanted.most + allocation.plan.num_spares
     labels = _labels(allocation)
@@ -78,7 +80,7 @@ def job(allocation: Allocation) -> Manifest:
 
 
 def secret(allocation: Allocation, invitation: Invitation, job_uid: str) -> Manifest:
-    """Return the secret with the invitation; it goes when its job does."""
+    """Return the secret with the invitation; Kubernetes deletes it together with its job."""
     name = name_of(allocation)
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job_uid}
     return {
@@ -130,7 +132,7 @@ def _pod(allocation: Allocation) -> Manifest:
 
 
 def _chosen(spec: HostSpec, labels: dict[str, str]) -> Manifest:
-    """Return the profile's settings about where and as whom pods run."""
+    """Return the profile's settings for the nodes and the user of pods."""
     found: Manifest = {}
     if spec.own_value("same_node") != "true":
         # Of the whole mesh, as it grows by further jobs: a node is one host, not two.
@@ -155,13 +157,13 @@ def _chosen(spec: HostSpec, labels: dict[str, str]) -> Manifest:
 
 
 def node_labels(spec: HostSpec) -> dict[str, str]:
-    """Return the labels that nodes must have: `node_selector = "pool=a100,zone=b"`."""
+    """Return the labels that nodes must have, as in `node_selector = "pool=a100,zone=b"`."""
     pairs = [pair.partition("=") for pair in spec.own_value("node_selector").split(",") if pair]
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def resources(spec: HostSpec) -> Manifest:
-    """Return the resources that each pod takes of its node."""
+    """Return the resources that each pod requests."""
     given = {key: spec.own_value(key) for key in ("cpu", "memory") if spec.own_value(key)}
     if spec.gpus:
         given[spec.own_value("gpu_resource", GPU)] = str(spec.gpus)
@@ -169,9 +171,9 @@ def resources(spec: HostSpec) -> Manifest:
 
 
 def script(spec: HostSpec) -> str:
-    """Return the script that a pod's shell runs: the profile's setup, then the launcher, which is told when
-    the pod is to end. It ends with 0 in any case, or the job would start the host again, which has no place
-    any more; the error is written where Kubernetes shows it.
+    """Return the script that a pod's shell runs: the profile's setup, then the launcher, which is sent
+    SIGTERM when the pod has to end. The script always exits with 0, because the job would otherwise start the
+    host again, which can't rejoin its mesh; errors are written to the pod's termination message.
     """
     launcher = shell.launcher_command(replace(spec, python=spec.python or "python3"))
     setup = "".join(f"{line}\n" for line in spec.setup)

@@ -23,7 +23,7 @@ from monarch_nb.job.spec import HostRange, HostSpec
 
 
 def num_nodes() -> int:
-    """Return how many nodes the job has that this program runs in; 0 if it's in none."""
+    """Return the number of nodes of the Slurm job that this program runs in; 0 outside of a job."""
     number = os.environ.get("SLURM_JOB_NUM_NODES", "")
     return int(number) if number.isdigit() and os.environ.get("SLURM_JOB_ID") else 0
 
@@ -91,7 +91,7 @@ class OwnAllocation(Slurm):
         return replace(found, nodes=found.nodes[:wanted])
 
     def end_allocation(self, allocation: Allocation) -> None:
-        """End the step; the job goes on, as this program is in it."""
+        """End the step; the job continues, because this program runs in it."""
         for part in allocation.parts if _lives(allocation) else ():
             with suppress(ProcessLookupError):
                 os.kill(int(part.split()[0]), signal.SIGTERM)
@@ -114,7 +114,7 @@ class OwnAllocation(Slurm):
 
 
 def _lives(allocation: Allocation) -> bool:
-    """Say whether the step's srun runs, and not a stranger that has its pid."""
+    """Return whether the step's srun still runs; another process with the same pid doesn't count."""
     return any(is_running(int(pid), int(began)) for pid, began in map(str.split, allocation.parts))
 
 

@@ -112,16 +112,16 @@ class Ray(Engine):
         return f"on {spec.wanted} nodes, in bundles of {_bundle(spec)}:\n{shell.host_script(spec)}"
 
     def _fitting(self, spec: HostSpec) -> tuple[int, int]:
-        """Return how many nodes have what a host needs, and how many there are."""
+        """Return the number of nodes with enough resources for a host, and the number of all nodes."""
         nodes = msgspec.json.decode(self._ask(spec, do="nodes"), type=list[dict[str, float]])
         bundle = _bundle(spec)
         return sum(all(node.get(k, 0) >= v for k, v in bundle.items()) for node in nodes), len(nodes)
 
     def _ask(self, spec: HostSpec, **request: object) -> str:
-        """Run the driver with a request; return its answer, JSON.
+        """Run the driver with a request; return its answer as JSON.
 
         Raises:
-            EngineError: with what Ray says, if it can't be reached.
+            EngineError: if Ray can't be reached, with Ray's message.
         """
         text = json.dumps({"address": spec.own_value("address", "auto"), **request})
         done = shell.run([_driver(spec), "-P", _DRIVER], text, DRIVER_S)
@@ -135,8 +135,8 @@ def _driver(spec: HostSpec) -> str:
 
 
 def _unreachable(address: str) -> str:
-    """Return why nothing listens at HOST:PORT, which Ray itself would try for minutes; empty if something
-    does, or if the address is another kind.
+    """Return why nothing listens at HOST:PORT, which Ray itself would retry for minutes; empty if something
+    does, or if the address is of another kind.
     """
     host, _, port = address.rpartition(":")
     if not host or "/" in address or not port.isdigit():
@@ -149,7 +149,7 @@ def _unreachable(address: str) -> str:
 
 
 def _bundle(spec: HostSpec) -> dict[str, float]:
-    """Return the resources that each host takes of its node."""
+    """Return the resources that each host requests."""
     found = {"CPU": float(spec.own_value("cpus", "1"))}
     return found | {"GPU": float(spec.gpus)} if spec.gpus else found
 

@@ -77,7 +77,7 @@ class MeshHosts:
         threading.Thread(target=self.keep, args=(bundle, script, invitation), daemon=True).start()
 
     def keep(self, bundle: dict[str, float], script: str, invitation: str) -> None:
-        """Start all launchers when their nodes are had; end when they have."""
+        """Start a launcher on each node when the nodes are granted; return when all launchers have ended."""
         ray.get(self.group.ready())
         made = ray.remote(num_cpus=bundle["CPU"], num_gpus=bundle.get("GPU", 0), max_restarts=0)(Host)
         hosts = [
@@ -96,7 +96,7 @@ class MeshHosts:
         os._exit(0)
 
     def note(self, i: int, answer: Any, found: dict[int, str]) -> None:
-        """Note what an actor answers; one that is lost has ended."""
+        """Record the answer of a host's actor; an actor that is lost counts as ended."""
         try:
             value = ray.get(answer)
         except ray.exceptions.RayError as error:
@@ -106,7 +106,7 @@ class MeshHosts:
             found[i] = value
 
     def look(self) -> dict[str, object]:
-        """Say how it is."""
+        """Return the state of the hosts."""
         about = placement_group_table(self.group)
         return {
             "state": about["state"],
@@ -118,14 +118,14 @@ class MeshHosts:
 
 
 def submit(name: str, num: int, bundle: dict[str, float], script: str, invitation: str) -> Any:
-    """Start the actor."""
+    """Start the actor that holds a mesh's hosts, and return its state."""
     made = ray.remote(num_cpus=0, max_restarts=0)(MeshHosts)
     actor = made.options(name=name, namespace=NAMESPACE, lifetime="detached")
     return ray.get(actor.remote(num, bundle, script, invitation).look.remote())
 
 
 def look(name: str) -> Any:
-    """Ask the actor how it is; None if there's none."""
+    """Return the state of a mesh's hosts; None if their actor doesn't exist."""
     try:
         return ray.get(ray.get_actor(name, namespace=NAMESPACE).look.remote(), timeout=ASK_S)
     except (ValueError, ray.exceptions.RayActorError):
@@ -133,7 +133,7 @@ def look(name: str) -> Any:
 
 
 def end_hosts(name: str) -> None:
-    """End the actor, and all it has."""
+    """End the actor, and the hosts that it holds."""
     try:
         ray.kill(ray.get_actor(name, namespace=NAMESPACE))
     except ValueError:
@@ -141,12 +141,12 @@ def end_hosts(name: str) -> None:
 
 
 def nodes() -> list[dict[str, float]]:
-    """Return the resources of each node that lives."""
+    """Return the resources of each live node."""
     return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
 
 
 def main() -> None:
-    """Answer one request."""
+    """Execute the request on standard input, and print the answer."""
     request = json.loads(sys.stdin.read())
     address = request.pop("address")
     what: Any = {"submit": submit, "look": look, "end": end_hosts, "nodes": nodes}[request.pop("do")]

@@ -37,10 +37,10 @@ class Done:
 
 
 def run(argv: Sequence[str], text: str = "", timeout_s: float = COMMAND_S) -> Done:
-    """Run a command here, with `text` as its standard input.
+    """Run a command on this machine, with `text` as its standard input.
 
     Raises:
-        EngineError: if it isn't there, or takes too long.
+        EngineError: if the command doesn't exist, or takes too long.
     """
     try:
         done = subprocess.run(
@@ -56,10 +56,10 @@ def run(argv: Sequence[str], text: str = "", timeout_s: float = COMMAND_S) -> Do
 
 
 def run_at(login: str, argv: Sequence[str], text: str = "", timeout_s: float = COMMAND_S) -> Done:
-    """Run a command here, or on a login node by ssh.
+    """Run a command on this machine, or on a login node by ssh.
 
     Raises:
-        EngineError: if it isn't there, takes too long, or if nobody can log in.
+        EngineError: if the command doesn't exist or takes too long, or the login fails.
     """
     if not login:
         return run(argv, text, timeout_s)
@@ -78,7 +78,7 @@ SSH_FAILED = 255
 
 
 def ssh_command(machine: str, config: str = "") -> list[str]:
-    """Return an ssh command that asks nothing, and shares one connection for each machine."""
+    """Return an ssh command that doesn't prompt, and shares one connection for each machine."""
     directory = os.path.join(socket_root(), "ssh")
     private_directory(directory)
     options = [
@@ -99,7 +99,7 @@ def ssh_command(machine: str, config: str = "") -> list[str]:
 
 
 def ssh_trouble(machine: str, done: Done, config: str = "") -> str:
-    """Return why nobody could log in, and what to type."""
+    """Return why the login failed, and what to type."""
     by_hand = f"ssh {f'-F {config} ' if config else ''}{machine}"
     if "Host key verification failed" in done.err or "REMOTE HOST IDENTIFICATION HAS CHANGED" in done.err:
         return (
@@ -120,7 +120,9 @@ def ssh_trouble(machine: str, done: Done, config: str = "") -> str:
 
 
 def launcher_command(spec: HostSpec, *arguments: str) -> str:
-    """Return the shell text that starts the launcher on a host; `$` in `arguments` is left to that shell."""
+    """Return the shell command that starts the launcher on a host; `$` in `arguments` is expanded by that
+    shell.
+    """
     return (
         f"{shlex.quote(spec.python or sys.executable)} -P -m monarch_nb._host.launcher --join - "
         f"{' '.join(arguments)}"

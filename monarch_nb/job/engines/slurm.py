@@ -35,16 +35,16 @@ _QUEUED = (
 _GRANTED = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 _STUCK = {
     "PartitionConfig": (
-        "the partition can't give this, ever: ask for fewer hosts, or another one: --partition"
+        "the partition can never provide this: ask for fewer hosts, or another one: --partition"
     ),
-    "PartitionNodeLimit": "the partition gives no job so many hosts: --hosts, or --partition",
-    "PartitionTimeLimit": "the partition gives no job so much time: --time, or --partition",
+    "PartitionNodeLimit": "the partition allows no job that many hosts: --hosts, or --partition",
+    "PartitionTimeLimit": "the partition allows no job that much time: --time, or --partition",
     "PartitionDown": "the partition is down: --partition",
     "PartitionInactive": "the partition is inactive: --partition",
     "BadConstraints": "no node has what was asked for: --gpus, or [profile.slurm] constraint",
     "ReqNodeNotAvail": "nodes that it needs are drained or down: sinfo -R says why",
-    "QOSMaxWallDurationPerJobLimit": "the quality of service gives no job so much time: --time",
-    "AssocMaxWallDurationPerJobLimit": "your account gives no job so much time: --time",
+    "QOSMaxWallDurationPerJobLimit": "the quality of service allows no job that much time: --time",
+    "AssocMaxWallDurationPerJobLimit": "your account allows no job that much time: --time",
     "AccountNotAllowed": "the partition doesn't take this account: --account",
     "JobHeldUser": "it is held: scontrol release",
     "JobHeldAdmin": "an administrator holds it",
@@ -169,7 +169,7 @@ class Slurm(Engine):
         if not allocation.id or not line:
             if done.code != 0 and "Invalid job id" not in done.err:
                 raise EngineError(f"squeue: {done.words}")
-            return Look(State.ENDED, "slurm knows nothing of it any more")
+            return Look(State.ENDED, "slurm no longer knows this job")
         state, starts, ends, nodes, _, reason = line[0].split("|", 5)
         return self._look(allocation.spec, state, starts, ends, nodes, reason)
 
@@ -244,7 +244,7 @@ class Slurm(Engine):
         ]
 
     def _log(self, allocation: Allocation) -> str:
-        """Return the file that launchers write to, on the machine where the job was submitted."""
+        """Return the path of the launchers' output file, on the machine where the job was submitted."""
         return _log_path(allocation)
 
     # --- commands
@@ -253,7 +253,7 @@ class Slurm(Engine):
         return shell.run_at(spec.login, argv, text)
 
     def _log_directory(self, spec: HostSpec) -> str:
-        """Return the directory of what launchers write, on the machine where jobs are submitted."""
+        """Return the directory of the launchers' output files, on the machine where jobs are submitted."""
         if not spec.login:
             return records_directory()
         done = self._run(
@@ -276,7 +276,7 @@ class Slurm(Engine):
 
 
 def _log_path(allocation: Allocation) -> str:
-    """Return the file that launchers write to, on the machine where the job was submitted."""
+    """Return the path of the launchers' output file, on the machine where the job was submitted."""
     return f"{allocation.directory}/slurm-{allocation.id}.out"
 
 
@@ -284,7 +284,7 @@ _INVITATION = "<the invitation: a secret>"
 
 
 def _variables() -> list[str]:
-    """Return the part of our own environment that a job gets: settings of this package only."""
+    """Return the lines that set environment variables of a job: only settings of this package."""
     return [
         f"export {k}={shlex.quote(v)}"
         for k, v in os.environ.items()
@@ -301,7 +301,7 @@ def _minutes(seconds: float) -> int:
 
 
 def _limit(text: str) -> float | None:
-    """Return the seconds in a limit of Slurm: 30, 30:00, 2:00:00, 1-00:00:00; None without one.
+    """Return a time limit of Slurm in seconds: 30, 30:00, 2:00:00, 1-00:00:00; None for no limit.
 
     >>> _limit("1-02:00:00"), _limit("30:00"), _limit("infinite")
     (93600.0, 1800.0, None)
@@ -321,7 +321,7 @@ def _when(text: str) -> float | None:
 
 
 def _errors(text: str) -> list[str]:
-    """Return the last lines that tell of an error, when no launcher has printed one."""
+    """Return the last lines of output that look like errors, for a job whose launchers have printed none."""
     lines = [
         line.strip()
         for line in text.splitlines()

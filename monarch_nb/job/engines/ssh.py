@@ -73,11 +73,11 @@ class NamedHosts(Engine):
         raise NotImplementedError
 
     def end_command(self, spec: HostSpec, machine: str, script: str) -> Sequence[str]:
-        """Return the command that runs a line of shell on a host."""
+        """Return the command that runs a shell command line on a host."""
         raise NotImplementedError
 
     def trouble(self, machine: str, done: shell.Done, spec: HostSpec) -> str:
-        """Return why a host hasn't come."""
+        """Return why a host hasn't joined."""
         return f"host {shell.launcher_trouble(machine, done, spec)}"
 
     def further(self, asked: Sequence[Allocation], num: int) -> HostSpec:
@@ -95,11 +95,11 @@ class NamedHosts(Engine):
         return replace(allocation, parts=tuple(p for p in allocation.parts if p.split()[0] not in nodes))
 
     def look(self, allocation: Allocation) -> Look:
-        """Return all hosts as granted: hosts of this kind are had at once, or not at all."""
+        """Return all hosts as granted: this kind of engine grants hosts at once, or not at all."""
         return Look(State.GRANTED, nodes=tuple(part.split()[0] for part in allocation.parts))
 
     def end_allocation(self, allocation: Allocation) -> None:
-        """End host processes that haven't ended with their mesh."""
+        """End host processes that haven't ended together with their mesh."""
         parts = [(i, part) for i, part in enumerate(allocation.parts)]
 
         def end(_place: int, part: str) -> shell.Done:
@@ -130,7 +130,7 @@ class NamedHosts(Engine):
 
 
 def _chosen(allocation: Allocation) -> tuple[str, ...]:
-    """Return the machines that are used: as many as are wanted, and spares."""
+    """Return the machines to use: the wanted number, and spares."""
     spec = allocation.spec
     return spec.machines[: spec.wanted.most + allocation.plan.num_spares]
 

@@ -15,7 +15,7 @@ _meetings: list[Meeting] = []
 
 
 def use(meeting: Meeting) -> None:
-    """Have hosts come from a meeting of this program."""
+    """Set the meeting of this program as the source of hosts."""
     _meetings[:] = [meeting]
 
 
@@ -47,7 +47,7 @@ class Torchrun(Engine):
         return Look(State.GRANTED, nodes=allocation.parts)
 
     def end_allocation(self, allocation: Allocation) -> None:
-        """Do nothing: the hosts end with their mesh, and with the program that torchrun has started."""
+        """Do nothing: the hosts end with their mesh, or with the program that torchrun has started."""
 
     def logs(self, allocation: Allocation) -> list[str]:
         return [w for m in _meetings for w in m.messages([f"failed/{rank}" for rank in m.nodes.firsts])]

@@ -40,11 +40,11 @@ class MeshExecutor(Executor):
         return self._pool.num_ranks
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> ConcurrentFuture[R]:
-        """Have a rank call a function; return a future of its value.
+        """Schedule a function call on a rank; return a future of its result.
 
         Raises:
-            CannotPickle: (a TypeError) if the function can't be sent. Of arguments that can't, the future
-                tells.
+            CannotPickle: (a TypeError) if the function can't be sent. For arguments that can't be sent, the
+                future raises the error.
             RuntimeError: after `shutdown`.
         """
         if self._is_shut_down:
@@ -60,7 +60,7 @@ class MeshExecutor(Executor):
         return self._last[1]
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more functions; see `concurrent.futures.Executor.shutdown`. The mesh goes on."""
+        """Stop accepting functions; see `concurrent.futures.Executor.shutdown`. The mesh keeps running."""
         self._is_shut_down = True
         if cancel_futures:
             self._pool.cancel(interrupt=False)

@@ -38,14 +38,14 @@ class MeshBackend(AutoBatchingMixin, ParallelBackendBase):
         self._executor: MeshExecutor | None = None
 
     def effective_n_jobs(self, n_jobs: int) -> int:
-        """Return how many batches run at a time: -1 stands for all ranks."""
+        """Return the number of batches that run at the same time; -1 means all ranks."""
         if n_jobs == 0:
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
         num = len(self._chosen().select(self._ranks))
         return max(1, num + 1 + n_jobs) if n_jobs is not None and n_jobs < 0 else min(num, n_jobs or num)
 
     def configure(self, n_jobs: int = 1, parallel: Any = None, **_: Any) -> int:
-        """Begin a `Parallel` call."""
+        """Prepare the ranks for a `Parallel` call; return the number of batches that run at the same time."""
         num = self.effective_n_jobs(n_jobs)
         mesh = self._chosen()
         self.parallel = parallel
@@ -53,7 +53,7 @@ class MeshBackend(AutoBatchingMixin, ParallelBackendBase):
         return num
 
     def submit(self, func: Callable[..., Any], callback: Callable[[Any], None] | None = None) -> Future[Any]:
-        """Run a batch."""
+        """Schedule a batch on a rank; return a future of its result."""
         assert self._executor is not None
         future = self._executor.submit(func)
         if callback is not None:
@@ -61,17 +61,17 @@ class MeshBackend(AutoBatchingMixin, ParallelBackendBase):
         return future
 
     def retrieve_result_callback(self, out: Future[Any]) -> Any:
-        """Return a batch's result, or raise what it has raised."""
+        """Return a batch's result, or raise its error."""
         return out.result()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """Give up what waits."""
+        """Cancel the batches that haven't started."""
         self.terminate()
         if ensure_ready:
             self.configure(n_jobs=self.parallel.n_jobs, parallel=self.parallel)
 
     def terminate(self) -> None:
-        """End a `Parallel` call."""
+        """End a `Parallel` call, and cancel its batches that haven't started."""
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
             self._executor = None

@@ -36,20 +36,21 @@ class Tasks:
         return_exceptions: bool = False,
         progress: bool = True,
     ) -> MapRun[R]:
-        """Call `function` of each item on whichever rank is free; begins at once, and doesn't wait.
+        """Call `function` for each item, on whichever rank is free. Starts at once, and returns without
+        waiting.
 
         Args:
-            items: anything that can be iterated; of a generator, items are taken as ranks get free, in
-                another thread.
-            ordered: results in the order of the items; else as they're done.
-            retries: how often an item is given to another rank when one has died at it.
-            return_exceptions: an item's error takes the place of its result; else it's raised, and the rest
-                is given up.
-            progress: show a bar in a notebook, if it takes more than two seconds.
+            items: any iterable; items of a generator are taken in another thread, as ranks become free.
+            ordered: whether results come in the order of the items; otherwise as they complete.
+            retries: how often an item is sent to another rank after a rank has died while processing it.
+            return_exceptions: whether an item's error is returned in place of its result; otherwise it's
+                raised, and the rest is cancelled.
+            progress: whether a notebook shows a progress bar, if the map takes more than two seconds.
 
         Raises:
             MeshUsageError: if `function` can't be called, or `items` can't be iterated.
-            CannotPickle: (a TypeError) if the function can't be sent. Of items that can't, the run tells.
+            CannotPickle: (a TypeError) if the function can't be sent. For items that can't be sent, the
+                returned `MapRun` raises the error.
 
         Example:
             >>> mesh.map(lambda x: x * x, range(4)).get()            # doctest: +SKIP
@@ -83,6 +84,6 @@ def _check(function: object, items: object) -> None:
 
 
 def _quoted(value: object) -> str:
-    """Return an argument as an error quotes it: by its type, a number or a text also by itself."""
+    """Return the description of an argument in an error: its type, and for a number or text its value."""
     kind = f"of type {type(value).__name__}"
     return f"{reprlib.repr(value)}, {kind}" if isinstance(value, int | float | str) else f"one {kind}"

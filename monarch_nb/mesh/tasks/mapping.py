@@ -57,7 +57,7 @@ class MapRun(Generic[R]):
 
     @property
     def num_done(self) -> int:
-        """The number of items that are done, those that failed too."""
+        """The number of completed items, including failed ones."""
         return self._work.num_done
 
     def __iter__(self) -> Iterator[R]:
@@ -86,19 +86,19 @@ class MapRun(Generic[R]):
         raise error  # raised here, not by the future: the user sees no frames of the future's module
 
     def get(self) -> list[R]:
-        """Wait for all results that haven't been read.
+        """Wait for all results that haven't been read yet, and return them.
 
         Raises:
-            ActorError: if the function raised, naming the item and the rank; what hasn't been done then
-                isn't.
-            SupervisionError: if an item has ended each rank that was at it.
+            ActorError: if the function raised; the error names the item and the rank. Items that haven't
+                started are dropped.
+            SupervisionError: if each rank that processed an item has died.
             CannotPickle: (a TypeError) for an item that can't be sent.
         """
         __tracebackhide__ = True
         return list(self)
 
     def cancel(self) -> None:
-        """Do no more: items that wait are dropped, what runs is interrupted."""
+        """Cancel the map: waiting items are dropped, running ones are interrupted."""
         self._work.cancel()
 
     def __repr__(self) -> str:
@@ -155,7 +155,7 @@ class _MapWork(Generic[R]):
         return self._function.name
 
     def start_tasks(self, *, progress: bool) -> None:
-        """Begin, with a bar in a notebook or without."""
+        """Start the tasks, with or without a progress bar in a notebook."""
         if progress:
             self._end_bar = show_count(Counted(lambda: (self.num_done, self.num_items)))
         self._pool.wake()
@@ -209,7 +209,7 @@ class _MapWork(Generic[R]):
     # --- the reader
 
     def next_handed(self) -> _Item[R] | None:
-        """Wait for what is to be read next; None at the end."""
+        """Wait for the next item to read, and return it; None at the end."""
         future = self._handed.get()
         if future is None:
             self._handed.put(None)  # for a further read
@@ -221,29 +221,29 @@ class _MapWork(Generic[R]):
         return future
 
     def take_error(self) -> BaseException | None:
-        """Return what the items themselves have raised, once."""
+        """Return the error of iterating over the items, once; None if there is none."""
         error, self._error = self._error, None
         return error
 
     def was_read(self) -> None:
-        """Note that the reader has taken a result, so that the pool may begin another item."""
+        """Record that the reader has taken a result, so that the pool may start another item."""
         self._num_read += 1
         if self.num_items is None:
             self._pool.wake()
 
     def cancel(self) -> None:
-        """Do no more."""
+        """Cancel the map."""
         self._is_exhausted = True
         self.is_given_up = True
         if self._error is None:
-            self._error = _GivenUp(f"the map of {self.name} was given up")
+            self._error = _GivenUp(f"the map of {self.name} was cancelled")
         self._pool.close()
         self._pool.cancel()
         self._end_bar()
         self._check_end()
 
     def abandon(self) -> None:
-        """Note that the reader was dropped: cancel what is left if some results were read, else let all items
+        """Handle the loss of the reader: cancel the rest if some results were read, otherwise let all items
         run.
         """
         with self._lock:

@@ -43,10 +43,10 @@ class TaskFunction(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> TaskFunction:
-        """Encode a function.
+        """Encode a function for sending to ranks.
 
         Raises:
-            CannotPickle: naming what of it can't be sent.
+            CannotPickle: if it can't be sent; the error names the part that can't.
         """
         name = str(getattr(function, "__name__", type(function).__name__))
         encoded = codec.to_bytes(codec.encode(function, name))
@@ -106,12 +106,12 @@ class TaskPool:
         return len(self._parts)
 
     def put(self, task: Task) -> None:
-        """Have a task done."""
+        """Add a task to the queue."""
         self._waiting.append(task)
         self.wake()
 
     def wake(self) -> None:
-        """Look for tasks."""
+        """Make the pool look for tasks."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="monarch_nb-tasks", daemon=True)
@@ -119,7 +119,7 @@ class TaskPool:
         self._events.put(None)
 
     def cancel(self, *, interrupt: bool = True) -> None:
-        """Give up what waits, and interrupt what runs."""
+        """Cancel waiting tasks, and interrupt running ones."""
         while self._waiting:
             with suppress(IndexError):
                 self._waiting.popleft().future.cancel()
@@ -128,13 +128,13 @@ class TaskPool:
                 call.interrupt()
 
     def close(self) -> None:
-        """End once all that has been put is done."""
+        """Make the pool end when all tasks are done."""
         self._closing = True
         if self._thread is not None:
             self._events.put(None)
 
     def join(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the pool has ended."""
         if self._thread is not None:
             self._thread.join()
 
@@ -151,7 +151,7 @@ class TaskPool:
                 self._take_answer(rank)
 
     def _hand_out(self) -> None:
-        """Give each free rank a task, as long as there are any."""
+        """Send a task to each free rank, as long as tasks are left."""
         for rank in self._free():
             task = self._next()
             if task is None:
@@ -159,7 +159,9 @@ class TaskPool:
             self._give(rank, task)
         if self._waiting and not self._running and not self._living():
             self._fail_all(
-                SupervisionError("no rank is left to do it; %mesh heal (or mesh.heal()), then do it again")
+                SupervisionError(
+                    "no rank is left to run the task; %mesh heal (or mesh.heal()), then submit it again"
+                )
             )
 
     def _living(self) -> set[int]:
@@ -194,7 +196,7 @@ class TaskPool:
             future.add_done_callback(lambda _: self._events.put(rank))
 
     def _take_answer(self, rank: int) -> None:
-        """Take a rank's answer; before that is read, the rank has the next task."""
+        """Take a rank's answer, and send the rank its next task before the answer is read."""
         task, call = self._running.pop(rank)
         self._hand_out()
         try:
@@ -234,11 +236,11 @@ class TaskPool:
 
 
 def _of_task(error: DeviceMeshError, task: Task, rank: int) -> DeviceMeshError:
-    """Return a failure of a call on one rank as that of a task on a rank of the mesh."""
+    """Return the error of a call on one rank, described as that of a task on a rank of the mesh."""
     failures = [replace(failure, ranks=(rank,), first=False) for failure in error.failures]
     what = f"{task.function.name}, {task.label}: "
     if isinstance(error, SupervisionError):
-        cause = f"the rank that was at it has died, {len(task.ends)} times in all"
+        cause = f"the rank that ran it has died, {len(task.ends)} times in total"
         return SupervisionError(what + cause, failures)
     return type(error)(f"{what}failed on rank {rank}", failures)
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 
 def say_unread(what: str, errors: Sequence[BaseException]) -> None:
-    """Warn of failed tasks whose results were dropped.
+    """Print a warning about failed tasks whose results were dropped without being read.
 
     Args:
-        what: names it, as in `the map of train`.
-        errors: the first one is told.
+        what: the description of the work, such as `the map of train`.
+        errors: the errors; the first one is printed.
     """
     if sys.stderr is None:  # the interpreter ends
         return
     many = f" ({len(errors)} items)" if len(errors) > 1 else ""
     kind = "" if str(errors[0]) else type(errors[0]).__name__
-    sys.stderr.write(f"{what} has failed, and nobody has asked for its results{many}: {errors[0]}{kind}\n")
+    sys.stderr.write(f"{what} has failed, and its results were not read{many}: {errors[0]}{kind}\n")
     sys.stderr.flush()

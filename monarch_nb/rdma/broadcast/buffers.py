@@ -90,7 +90,7 @@ class Spread:
         self.depth = 0
 
     def run(self) -> None:
-        """Copy until all have it, or one has failed."""
+        """Copy until all targets have the bytes, or one copy has failed."""
         if not self._waiting:
             return
         if len(self._waiting) == 1:  # no further machine needs the bytes
@@ -106,7 +106,7 @@ class Spread:
             raise self.failure
 
     def _start_steps(self) -> None:
-        """Begin all steps that can begin now."""
+        """Start all steps that can start now."""
         while self.failure is None:
             step = self._next_step()
             if step is None:
@@ -136,11 +136,11 @@ class Spread:
             self._feeds.add(holder.key)
 
     def _feeder(self) -> tuple[Handle, int] | None:
-        """Return a holder that feeds no other machine at present."""
+        """Return a holder that isn't sending to another machine at present; None if all are."""
         return next((h for h in self._holders if h[0].key not in self._feeds), None)
 
     def _neighbour(self, target: Handle) -> tuple[Handle, int] | None:
-        """Return a holder on the target's machine that has room for one more reader."""
+        """Return a holder on the target's machine that can serve one more reader; None if there is none."""
         near = [h for h in self._holders if h[0].owner.machine == target.owner.machine]
         return next((h for h in near if self._load.get(h[0].key, 0) < self._width), None)
 
@@ -188,7 +188,7 @@ def _check(source: Handle, target: Handle) -> None:
 
 
 def _fill(plane: DataPlane, source: Handle, target: Handle, deadline: float | None) -> Receipt:
-    """Have the target's owner read the source into it."""
+    """Ask the target's owner to read the source into the target."""
     timeout_s = 3600.0 if deadline is None else max(0.001, deadline - time.monotonic())
     question = Fill(target, source, timeout_s)
     return fill(plane, question) if target.is_ours else plane.ask(question, timeout_s + 5.0)
@@ -204,7 +204,7 @@ def fill(plane: DataPlane, question: Fill) -> Receipt:
 def begin_spread(
     source: RDMABuffer, targets: Iterable[RDMABuffer], timeout: float | None = DEFAULT_TIMEOUT_S
 ) -> LocalFuture[BroadcastReceipt]:
-    """Check, and do `spread` in a thread of its own."""
+    """Validate the targets, and run `spread` in a thread of its own."""
     wanted = list(targets)
     for target in wanted:
         if not isinstance(target, RDMABuffer):

@@ -45,7 +45,7 @@ class ArrayLocation:
     kind: MemoryKind
 
     def fields(self) -> tuple[Any, ...]:
-        """Return the location as basic types, of which it can be made again."""
+        """Return the location's fields as basic types; `ArrayLocation(*fields)` restores it."""
         return self.leader, self.segment, self.shape, self.dtype, self.kind
 
     def open(self) -> Any:
@@ -65,8 +65,8 @@ ArrayLocations = Mapping[int, "ArrayLocation | RDMABuffer"]
 def broadcast_to_hosts(
     source: RDMABuffer, mesh: ProcMesh, timeout: float | None
 ) -> tuple[ArrayLocations, list[RDMABuffer], BroadcastReceipt]:
-    """Bring a buffer to each machine of a mesh; return where it is, and the room that was made for it:
-    `release` that when all have opened it.
+    """Copy a buffer to each machine of a mesh. Return the array's locations, the temporary buffers that were
+    allocated, and a receipt; call `release` with the buffers once all ranks have opened the array.
     """
     where = placement_of(mesh)
     hosts = where.positions_by_host()
@@ -85,7 +85,9 @@ def broadcast_to_hosts(
 
 
 def can_map(source: RDMABuffer, proc: int) -> bool:
-    """Say whether process `proc` can map a buffer: it's shared, and the process is on the owner's host."""
+    """Return whether process `proc` can map a buffer: its memory is shared, and the process is on the owner's
+    host.
+    """
     handle = handle_of(source)
     return (
         handle.shared is not None
@@ -95,15 +97,13 @@ def can_map(source: RDMABuffer, proc: int) -> bool:
 
 
 def release(rooms: Sequence[RDMABuffer]) -> None:
-    """Release temporary buffers; ranks that have opened them keep their mappings. It needn't be waited
-    for.
-    """
+    """Release temporary buffers, without waiting. Ranks that have opened them keep their mappings."""
     for room in rooms:
         room.drop()
 
 
 def _make_room(source: RDMABuffer, members: Mapping[int, Sequence[int]]) -> tuple[ArrayLocation, RDMABuffer]:
-    """Allocate memory on a host's first rank, which the host's ranks will map."""
+    """Allocate memory on a host's first rank, for the ranks of that host to map."""
     transport = process_context.transport()
     found, room = allocate_room(transport, source, members[transport.host])
     return found, RDMABuffer(_array(room, found.shape, found.dtype, found.kind))
@@ -112,7 +112,9 @@ def _make_room(source: RDMABuffer, members: Mapping[int, Sequence[int]]) -> tupl
 def allocate_room(
     transport: Transport, source: RDMABuffer, members: Sequence[int]
 ) -> tuple[ArrayLocation, memoryview]:
-    """Return the location for a buffer's array for some ranks of this machine, and memory of that size."""
+    """Allocate shared memory for a buffer's array, for some ranks of this machine. Return the location of the
+    array, and the memory.
+    """
     handle = handle_of(source)
     shape = tuple(handle.layout.shape)
     segment = transport.pool.acquire_segment(max(1, handle.nbytes), set(members))
@@ -134,7 +136,7 @@ def _array(memory: Any, shape: Sequence[int], dtype: str, kind: MemoryKind) -> A
 
 
 def bind(name: str, locations: ArrayLocations) -> None:
-    """Define a variable for an array that was brought to this rank's machine."""
+    """Assign an array that was copied to this rank's machine to a variable."""
     process_context.this_rank().namespace[name] = _open(locations)
 
 
@@ -144,7 +146,7 @@ def _open(locations: ArrayLocations) -> Any:
 
 
 def push(mesh: ProcMesh, variables: Mapping[str, Any], timeout: float | None = None) -> None:
-    """Set variables on ranks of which some are on other machines: big arrays go once to each."""
+    """Set variables on ranks of several machines; big arrays are sent once to each machine."""
     light, arrays = extract(dict(variables))
     sources = [snapshot(array) for array in arrays]
     locations_of_all: list[ArrayLocations] = []
@@ -162,16 +164,14 @@ def push(mesh: ProcMesh, variables: Mapping[str, Any], timeout: float | None = N
 
 
 def set_variables(light: Mapping[str, Any], locations_of_all: Sequence[ArrayLocations]) -> None:
-    """Define variables whose big arrays were brought to this rank's machine before."""
+    """Set variables whose big arrays were copied to this rank's machine before."""
     process_context.this_rank().namespace.update(
         restore(light, [_open(locations) for locations in locations_of_all])
     )
 
 
 def pull(mesh: ProcMesh, names: Sequence[str]) -> ValueMesh[dict[str, Any]]:
-    """Return variables of ranks of which some are on other machines: big arrays are read from each rank
-    directly.
-    """
+    """Return variables of ranks of several machines; big arrays are read from each rank directly."""
     found = mesh.execute(export_variables, list(names)).get()
 
     def fetch(exported: tuple[Any, list[RDMABuffer]]) -> dict[str, Any]:
@@ -186,6 +186,6 @@ def pull(mesh: ProcMesh, names: Sequence[str]) -> ValueMesh[dict[str, Any]]:
 
 
 def export_variables(names: Sequence[str]) -> tuple[Any, list[RDMABuffer]]:
-    """Return variables of this rank, with buffers of copies of the big arrays."""
+    """Return variables of this rank, with their big arrays copied into buffers."""
     light, arrays = extract(process_context.this_rank().variables(names))
     return light, [snapshot(array) for array in arrays]

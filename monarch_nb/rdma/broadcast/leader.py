@@ -51,8 +51,8 @@ _TOGETHER_S = 0.005
 def begin_broadcast(
     source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None
 ) -> Future[BroadcastReceipt]:
-    """Make a buffer a variable of a mesh's cells. A cell that asks for it on one of the mesh's ranks has
-    it there, too, when it's over.
+    """Start to assign a buffer's array to a variable of a mesh's cells. If a cell on a rank of that mesh
+    calls this, its own rank has the variable, too, once the broadcast is complete.
     """
     own = _own_position(mesh)
     if own is None:
@@ -69,8 +69,8 @@ def begin_broadcast(
 
 
 def _own_position(mesh: ProcMesh) -> int | None:
-    """Return the place of this rank in a mesh if its main thread asks: that can't do what it's asked for
-    before it's done asking.
+    """Return this rank's position in a mesh if its main thread is the caller: the main thread can't execute a
+    request before the call returns. Otherwise None.
     """
     if process_context.rank is None or threading.current_thread() is not threading.main_thread():
         return None
@@ -89,7 +89,9 @@ def _begin_on_hosts(
 
 
 def _can_lead_here(source: RDMABuffer, mesh: ProcMesh) -> bool:
-    """Say whether this process is on the mesh's machine and reads the buffer without anybody's help."""
+    """Return whether this process is on the mesh's machine, and can read the buffer without any other process
+    taking part.
+    """
     handle = handle_of(source)
     if transport_of(mesh).host != mesh.host_indices[0] or handle.device != "cpu":
         return False
@@ -128,7 +130,7 @@ def _place_and_bind(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: floa
             mesh,
             timeout,
             deadline,
-            f"{name!r} is set later, if the buffer is still there then",
+            f"{name!r} is set later, if the buffer still exists then",
         )
     finally:
         release(rooms)
@@ -138,7 +140,9 @@ def _place_and_bind(source: RDMABuffer, mesh: ProcMesh, name: str, timeout: floa
 def _ask_to_lead(
     source: RDMABuffer, mesh: ProcMesh, name: str, timeout: float | None
 ) -> Future[BroadcastReceipt]:
-    """On one machine: its first rank does it all, which saves messages to and fro."""
+    """Ask the first rank of a one-machine mesh to run the broadcast, which takes fewer messages than to run
+    it from here.
+    """
     question = Lead(source, mesh, name, timeout)
     wait_s = (3600.0 if timeout is None else timeout) + 5.0
     who = f"rank {placement_of(mesh).shape.ranks[0]}"
@@ -152,7 +156,7 @@ def _ask_to_lead(
 
 
 def lead_asked(question: Lead) -> Answer:
-    """Lead on the first rank of a machine, at the request of another machine."""
+    """Run the broadcast on the first rank of a machine, at the request of another machine."""
     receipt, barrier = lead(question.source, question.mesh, question.name, question.timeout)
     return Answer(receipt, barrier.close)
 
@@ -178,7 +182,7 @@ def lead(
             len(mesh), _TOGETHER_S
         ):  # some ranks are busy with a cell, or have failed
             barrier.open()
-            _await(bound, mesh, timeout, deadline, f"{name!r} is as it was")
+            _await(bound, mesh, timeout, deadline, f"{name!r} is unchanged")
     except BaseException:
         barrier.close()
         raise
@@ -188,8 +192,8 @@ def lead(
 def _await(
     bound: Future[Any], mesh: ProcMesh, timeout: float | None, deadline: float | None, otherwise: str
 ) -> None:
-    """Wait for ranks that are busy, but not longer than this process is in its mesh; `otherwise`: how it
-    is on those that are too late.
+    """Wait for busy ranks, at most until this process leaves its mesh. `otherwise`: the state of the variable
+    on ranks that are late, for the error.
     """
     plane = data_plane()
     while not plane.closed:
@@ -200,8 +204,8 @@ def _await(
         if left_s <= 0:
             late = placement_of(mesh).ranks_among(bound.at_work())
             raise TransferTimeout(
-                f"{name_ranks(late)} did not take it within {timeout:g} s: busy with something else? "
-                f"The others have it; there {otherwise}"
+                f"{name_ranks(late)} did not receive it within {timeout:g} s; is the main thread busy? "
+                f"The other ranks have it; on {name_ranks(late)}, {otherwise}"
             )
     raise RDMAError(LEFT)
 
@@ -213,5 +217,5 @@ def bind_when_filled(name: str, location: ArrayLocation, barrier: BarrierAddress
     """Map the array that is being filled on this rank, and define the variable once it is complete."""
     found = location.open()
     if not wait_at(barrier):
-        raise RDMAError(f"who filled {name!r} for this machine has failed; the variable is as it was")
+        raise RDMAError(f"the rank that copied {name!r} to this machine failed; the variable is unchanged")
     process_context.this_rank().namespace[name] = found

@@ -42,8 +42,8 @@ class ReadyBarrier:
         _lock(self._fd, fcntl.F_WRLCK)
 
     def wait_for_arrivals(self, num: int, timeout_s: float) -> bool:
-        """Wait until so many have come; False if they haven't within `timeout_s`, or if one has left
-        without going through.
+        """Wait until `num` processes have arrived. Return False if they haven't within `timeout_s`, or if one
+        has left without passing.
         """
         until = time.monotonic() + timeout_s
         poll = select.poll()
@@ -63,15 +63,17 @@ class ReadyBarrier:
         return self._num_arrived
 
     def mark_done(self) -> None:
-        """Record that the awaited work is done: whatever happens now, all who pass the barrier see it."""
+        """Record that the awaited work is done; every process that passes the barrier later sees that,
+        whatever happens to this one.
+        """
         os.write(self._fd, _OPENED)
 
     def open(self) -> None:
-        """Let all pass, those who come later, too."""
+        """Let all processes pass, including those that arrive later."""
         _lock(self._fd, fcntl.F_UNLCK)
 
     def close(self) -> None:
-        """Let all pass who have come, and remove the barrier."""
+        """Let all processes pass that have arrived, and remove the barrier."""
         for fd in (self._fd, self._arrivals, self._arrival_pipe):
             os.close(fd)
 
@@ -85,7 +87,7 @@ class ReadyBarrier:
 
 
 def wait_at(where: BarrierAddress) -> bool:
-    """Wait until a barrier opens; say whether what was to be done has been done. May be interrupted."""
+    """Wait until a barrier opens; return whether the awaited work was done. Signals interrupt the wait."""
     pid, fd, inode, arrival_pipe = where
     try:
         own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
@@ -115,5 +117,5 @@ def _notify(what: bytes, path: str) -> None:
 
 
 def _lock(fd: int, kind: int) -> None:
-    """Lock or unlock the file for this descriptor, however long it takes."""
+    """Lock or unlock the file for this descriptor, and wait as long as that takes."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, struct.pack("hhqqi", kind, os.SEEK_SET, 0, 1, 0))

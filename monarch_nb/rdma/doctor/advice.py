@@ -100,7 +100,7 @@ def _memlock(found: ProbeResult) -> Iterator[Advice]:
     yield Advice(
         CHANGE,
         f"only {size_text(memlock.bytes)} may be locked",
-        "a NIC registers memory by locking it, so larger transfers go another way",
+        "a NIC registers memory by locking it, so larger transfers use another path",
         "ulimit -l unlimited; for good: '* - memlock unlimited' in /etc/security/limits.conf, "
         "LimitMEMLOCK=infinity (systemd), --ulimit memlock=-1 (docker)",
     )
@@ -138,15 +138,15 @@ def _shared_memory(found: ProbeResult) -> Iterator[Advice]:
     elif shared.total_bytes <= DEFAULT_SHM_BYTES:
         yield Advice(
             CHANGE,
-            f"{SHARED_MEMORY} has {size_text(shared.total_bytes)}, as docker gives it",
-            "workers of a DataLoader die of it",
+            f"{SHARED_MEMORY} has {size_text(shared.total_bytes)}, the default of docker",
+            "workers of a DataLoader die when it's full",
             f"docker run --shm-size=16g ...; or mount -o remount,size=16g {SHARED_MEMORY}",
         )
     elif shared.free_bytes * 10 < shared.total_bytes:
         yield Advice(
             CHANGE,
             f"{SHARED_MEMORY} is nearly full",
-            "what lies in it takes memory until it's deleted",
+            "files in it use memory until they are deleted",
             f"ls -lS {SHARED_MEMORY}, and rm what is left over",
         )
 
@@ -162,8 +162,8 @@ def _huge_pages(found: ProbeResult) -> Iterator[Advice]:
 
 
 _EFFECTS = {
-    VARIABLE: "all transfers go this way and no other",
-    APART: "ranks for which it differs take each other for other machines",
+    VARIABLE: "all transfers use this path and no other",
+    APART: "ranks with different values treat each other as on other machines",
 }
 
 

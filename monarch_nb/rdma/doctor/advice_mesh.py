@@ -21,9 +21,7 @@ Measurements = Sequence[Measurement]
 
 
 def advise(probes: ProbeResults, measurements: Measurements) -> list[Advice]:
-    """Return the advice about a mesh: first settings to change, then things to know, then those that are
-    fine.
-    """
+    """Return the advice about a mesh: first settings to change, then notes, then settings that are fine."""
     found = list(_of_ranks(probes))
     for check in _OF_ALL:
         found += check(probes, measurements)
@@ -69,7 +67,7 @@ def _reading(probes: ProbeResults, measurements: Measurements) -> Iterator[Advic
 
 
 def _is_strict(tracing: Tracing | None) -> bool:
-    """Say whether Yama forbids access even where `prctl(PR_SET_PTRACER)` was called."""
+    """Return whether Yama forbids access even where `prctl(PR_SET_PTRACER)` was called."""
     return (
         tracing is not None
         and tracing.scope is not None
@@ -96,7 +94,7 @@ def _places(probes: ProbeResults) -> dict[int, Place]:
 
 
 def _by_machine(probes: ProbeResults) -> dict[str, list[int]]:
-    """Return which ranks run under one kernel."""
+    """Return the ranks by machine: those of one machine share a kernel."""
     found: dict[str, list[int]] = {}
     for rank, place in _places(probes).items():
         found.setdefault(place.boot, []).append(rank)
@@ -104,7 +102,9 @@ def _by_machine(probes: ProbeResults) -> dict[str, list[int]]:
 
 
 def _apart(probes: ProbeResults, _: Measurements) -> Iterator[Advice]:
-    """Yield advice on ranks of one machine that a container or a user keeps apart."""
+    """Yield advice on ranks of one machine that are isolated from each other, by containers or by different
+    users.
+    """
     for ranks in _by_machine(probes).values():
         places = [_places(probes)[r] for r in ranks]
         wanted = any(APART in (probes[r].settings or {}) for r in ranks)
@@ -112,12 +112,12 @@ def _apart(probes: ProbeResults, _: Measurements) -> Iterator[Advice]:
             yield Advice(
                 CHANGE,
                 "ranks of one machine can't see each other",
-                ("they are other users, or in containers of their own: bytes between them go by a network"),
+                ("they run as different users or in separate containers: bytes go over the network"),
                 "run them as one user in one container, or with docker run --pid=host --ipc=host ...",
                 tuple(ranks),
             )
         elif len({p.ipc for p in places}) > 1 and any(_has_gpus(probes[r]) for r in ranks):
-            why = "CUDA opens no memory of another IPC namespace"
+            why = "CUDA can't open memory of another IPC namespace"
             yield Advice(
                 CHANGE,
                 "ranks of one machine are in several IPC namespaces",
@@ -150,7 +150,9 @@ def _between_machines(probes: ProbeResults, _: Measurements) -> Iterator[Advice]
 
 
 def _tcp_speed(probes: ProbeResults, measurements: Measurements) -> Iterator[Advice]:
-    """Yield advice if tcp between machines is slower than their network devices; the worst case is told."""
+    """Yield advice if tcp between machines is slower than their network devices; it names the slowest
+    pair.
+    """
     slow: list[tuple[float, Measurement, float, int]] = []
     for m in measurements:
         if m.path != "tcp" or m.gb_per_s is None or m.source_device != "cpu" or _share(probes, m, "boot"):
@@ -174,13 +176,13 @@ def _tcp_speed(probes: ProbeResults, measurements: Measurements) -> Iterator[Adv
 
 
 def _fastest(found: ProbeResult | None) -> tuple[int, int]:
-    """Return megabits per second and MTU of the fastest interface; zeros if not known."""
+    """Return the speed (Mbit/s) and the MTU (bytes) of the fastest interface; zeros if unknown."""
     interfaces = (found and found.network) or ()
     return max(((one.megabits_per_s, one.mtu) for one in interfaces), default=(0, 0))
 
 
 def _broken(probes: ProbeResults, measurements: Measurements) -> Iterator[Advice]:
-    """Yield advice on paths that should work by all that is known of the ranks, but failed."""
+    """Yield advice on paths that failed although all known settings of the ranks allow them."""
     ranks: dict[tuple[str, str], set[int]] = {}
     for m in measurements:
         can_rdma = all(_can_rdma(probes.get(rank)) for rank in (m.source, m.reader))
@@ -203,7 +205,7 @@ _BROKEN = {
         "/proc/sys/net/ipv4/ip_local_port_range"
     ),
     "verbs": (
-        "try it without us: ib_read_bw -d DEVICE on one host, ib_read_bw -d DEVICE HOST on the other "
+        "test without monarch_nb: ib_read_bw -d DEVICE on one host, ib_read_bw -d DEVICE HOST on the other "
         "(apt install perftest)"
     ),
 }

@@ -54,7 +54,9 @@ _held: dict[str, tuple[float, RDMABuffer]] = {}
 
 
 def hold(token: str, size_bytes: int, on_gpu: bool) -> RDMABuffer | None:
-    """Register fresh memory until `let_go`. None if it's to be a GPU's, and this process uses none."""
+    """Register new memory until `let_go`. Return None if GPU memory is wanted, and this process uses no
+    GPU.
+    """
     for old in [t for t, (since, _) in _held.items() if time.monotonic() - since > KEPT_S]:
         let_go(old)
     torch = sys.modules.get("torch")
@@ -65,7 +67,9 @@ def hold(token: str, size_bytes: int, on_gpu: bool) -> RDMABuffer | None:
 
 
 def _memory(torch: Any, size_bytes: int, on_gpu: bool) -> Any:
-    """Return memory as programs have it: touched, and with huge pages if torch or numpy ask for them."""
+    """Return memory in the state that programs have it in: its pages touched, and huge if torch or numpy ask
+    for huge pages.
+    """
     if torch is not None:
         return torch.ones(size_bytes, dtype=torch.uint8, device="cuda" if on_gpu else "cpu")
     import numpy
@@ -74,7 +78,7 @@ def _memory(torch: Any, size_bytes: int, on_gpu: bool) -> Any:
 
 
 def let_go(token: str) -> None:
-    """Drop what is held under a token, if anything is."""
+    """Drop the buffer that is held under a token, if there is one."""
     if token in _held:
         _held.pop(token)[1].drop()
 
@@ -84,7 +88,7 @@ def read_by_paths(buffer: RDMABuffer, only: Sequence[str], all_paths: bool, larg
 
     Args:
         only: names of the paths; none: all.
-        all_paths: also those that say nothing about the machines.
+        all_paths: also those whose speed doesn't depend on the machines' hardware.
         large: whether all of it is read, not just its beginning.
     """
     room = _room_for(buffer)
@@ -126,7 +130,7 @@ def _refusal(buffer: RDMABuffer, room: Any, path: str) -> str:
 
 
 def _best(act: Callable[[], object], num: int) -> float:
-    """Return how long it takes at best, of at most `num` times."""
+    """Return the shortest duration of an action in seconds, of at most `num` runs."""
     best, end = math.inf, time.monotonic() + LONG_ENOUGH_S
     for _ in range(num):
         start = time.perf_counter()
@@ -138,14 +142,16 @@ def _best(act: Callable[[], object], num: int) -> float:
 
 
 def copy_once(size_bytes: int) -> float:
-    """Return the GB/s of a copy within this process, by one thread, of memory that has been touched."""
+    """Return the speed in GB/s of a copy within this process, by one thread, of memory whose pages were
+    touched.
+    """
     source, target = bytearray(size_bytes), bytearray(size_bytes)
     there, here = memory_of(source).address, memory_of(target).address
     return size_bytes / _best(lambda: ctypes.memmove(here, there, size_bytes), NUM_READS) / 1e9
 
 
 def reason(error: Exception) -> str:
-    """Return what an error says, in a line."""
+    """Return the message of an error in one line."""
     if isinstance(error, RankTimeout):
         return "it's busy: no answer in time. %mesh stacks shows where it stands"
     if isinstance(error, DeviceMeshError) and error.failures:

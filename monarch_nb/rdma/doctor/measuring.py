@@ -53,12 +53,12 @@ class Measurement:
 
 
 def hosts_of(mesh: Mesh) -> dict[int, int]:
-    """Return the host's index of each rank."""
+    """Return the host index of each rank."""
     return {rank: address.host_of(proc) for rank, proc in enumerate(placement_of(mesh).procs)}
 
 
 def representatives(hosts: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the first rank of each host, and one more of the first host; not too many.
+    """Return the first rank of each host, and a second one of the first host; at most `MAX_BY_DEFAULT`.
 
     >>> representatives({0: 0, 1: 0, 2: 0, 3: 1, 4: 1})
     (0, 1, 3)
@@ -71,8 +71,8 @@ def representatives(hosts: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def pairs(ranks: Sequence[int], hosts: Mapping[int, int]) -> dict[int, list[int]]:
-    """Return the pairs of ranks that read from each other: those of two hosts both ways, of two ranks of one
-    host one from the other.
+    """Return the ranks that read from each rank: between two hosts in both directions, within one host in
+    one.
 
     >>> pairs([0, 1, 3], {0: 0, 1: 0, 3: 1})
     {0: [1, 3], 1: [3], 3: [0, 1]}
@@ -95,7 +95,7 @@ def measure(
 
 
 def probe(mesh: Mesh, ranks: Sequence[int]) -> list[Measurement]:
-    """Try whether ranks of one host reach each other's memory. Takes milliseconds."""
+    """Test whether ranks of one host can read each other's memory. Takes milliseconds."""
     hosts = hosts_of(mesh)
     near = {a: [b for b in readers if hosts[a] == hosts[b]] for a, readers in pairs(ranks, hosts).items()}
     return [

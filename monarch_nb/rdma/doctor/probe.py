@@ -116,7 +116,7 @@ class Interface(Record, frozen=True):
 
 
 def _topic(field: str) -> str:
-    """Return the name of a field for people, as lines and JSON have it."""
+    """Return a field's name as displayed in lines and JSON."""
     return field.replace("_", " ")
 
 
@@ -147,7 +147,7 @@ class ProbeResult(Record, frozen=True, kw_only=True, omit_defaults=True, rename=
 
 
 def probe_process() -> ProbeResult:
-    """Return a probe of this process. What couldn't be looked at is under `failed`, with the reason."""
+    """Return a probe of this process. Topics that couldn't be read are in `failed`, with the reason."""
     found: dict[str, object] = {}
     failed: dict[str, str] = {}
     for name, look in _PROBES.items():
@@ -199,7 +199,7 @@ def _gpus() -> GPUs:
 
 
 def _why_no_nic(in_use: bool) -> str:
-    """Return why NICs can't reach GPU memory; without CUDA, what the kind of driver lets expect."""
+    """Return why NICs can't access GPU memory; if CUDA isn't in use, judged by the kind of GPU driver."""
     from monarch_nb.rdma.paths.verbs import gpu as verbs_gpu
 
     if in_use or verbs_gpu.has_peermem():
@@ -238,7 +238,7 @@ def _huge_pages() -> str:
 
 
 def _interfaces() -> tuple[Interface, ...]:
-    """Return the network interfaces that are up and lead to others."""
+    """Return the network interfaces that are up and not loopback."""
     import psutil
 
     states, found = psutil.net_if_stats(), []
@@ -278,7 +278,7 @@ Lines = Iterator[tuple[str, str]]
 
 
 def described(found: ProbeResult) -> dict[str, str]:
-    """Return the findings as lines for people, by topic."""
+    """Return the findings as text, by topic."""
     lines: dict[str, str] = {}
     for name, tell in _WORDS.items():
         value = getattr(found, name)

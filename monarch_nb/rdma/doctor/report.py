@@ -60,7 +60,7 @@ class Report:
     size_bytes: int
 
     def text(self) -> str:
-        """Return the report as text; facts that ranks have alike, once."""
+        """Return the report as text; values that several ranks share are listed once."""
         tables = [text_table(_FOUND, self._found_rows())] if self.probes else []
         if self.measurements:
             tables.append(
@@ -127,7 +127,9 @@ class Report:
         return folded({rank: described(found) for rank, found in self.probes.items()})
 
     def _measured_rows(self) -> list[tuple[str, ...]]:
-        """Return a row for each figure, and one for each reason why there's none."""
+        """Return the rows of the table of measurements: one for each measurement, or for each reason why
+        there is none.
+        """
         rows: list[tuple[str, ...]] = [
             (
                 _path_end([m.source], m.source_device),
@@ -164,8 +166,8 @@ class Report:
         return ["what to change:", *(f"{n}. {a}{_typed(a.next)}" for n, a in enumerate(changes, 1))]
 
     def _remarks(self) -> list[tuple[str, str]]:
-        """Return lines, each with what to type."""
-        silent = [(f"rank {rank} was not looked at: {why}", "") for rank, why in sorted(self.silent.items())]
+        """Return lines of text, each with the command to type next."""
+        silent = [(f"rank {rank} was not probed: {why}", "") for rank, why in sorted(self.silent.items())]
         return [
             *silent,
             *((f"note: {a}", a.next) for a in self.of(NOTE)),
@@ -186,7 +188,7 @@ def _path_end(ranks: Sequence[int], device: str) -> str:
 
 
 def folded(by_rank: Mapping[int, Mapping[str, str]]) -> list[tuple[str, str, str]]:
-    """Return rows (what, ranks, value): for each thing each value once, the one that most ranks have first.
+    """Return rows (topic, ranks, value): each distinct value of a topic once, the most frequent first.
 
     >>> folded({0: {"GPUs": "none"}, 1: {"GPUs": "8"}, 2: {"GPUs": "none"}})
     [('GPUs', '[0,2]', 'none'), ('', '[1]', '8')]
@@ -213,13 +215,13 @@ def diagnose(
     *,
     all_paths: bool = False,
 ) -> Report:
-    """Look at ranks, measure the paths between them, and say what to change.
+    """Probe ranks, measure the paths between them, and return a report with advice on what to change.
 
     Args:
-        ranks: which ones; by default all are looked at, and those that stand for their hosts are measured.
-        size_bytes: how much is read at a time.
-        measures: without it, ranks are looked at, and it's tried whether those of one host reach each other's
-            memory.
+        ranks: which ones; by default all are probed, and representatives of their hosts are measured.
+        size_bytes: the size of each read.
+        measures: if false, ranks are only probed, and tested for whether those of one host can read each
+            other's memory.
         all_paths: measure also the path through the mesh's own messages.
 
     Raises:
@@ -262,7 +264,9 @@ def _chosen(mesh: Mesh, ranks: str | Sequence[int] | None) -> tuple[int, ...]:
 
 
 def _probe_ranks(mesh: Mesh, ranks: Sequence[int]) -> tuple[dict[int, ProbeResult], dict[int, str]]:
-    """Ask all at once; who is busy or dead is left out, and why."""
+    """Probe all ranks at once. Return the results, and for each rank that is busy or dead the reason why it
+    has none.
+    """
     asked = {
         rank: work_on(mesh.part([rank]), Work.EXECUTE, (probe_process, (), {}), "doctor") for rank in ranks
     }

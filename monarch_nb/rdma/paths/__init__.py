@@ -32,7 +32,7 @@ _forced: ContextVar[str | None] = ContextVar("monarch_nb_rdma_path", default=Non
 
 
 def load_paths(plane: DataPlane) -> dict[str, Path]:
-    """Make all paths of this process."""
+    """Create all paths of this process."""
     ours = {
         name: getattr(importlib.import_module(f"{__name__}.{module}"), cls)(plane)
         for name, module, cls in OURS
@@ -52,18 +52,21 @@ def load_paths(plane: DataPlane) -> dict[str, Path]:
 
 
 def chosen() -> str | None:
-    """Return the path that is forced here, by `use_path` or for the process by `MONARCH_NB_RDMA_PATH`."""
+    """Return the path that is forced, by `use_path`, or for the process by `MONARCH_NB_RDMA_PATH`; None if
+    none is.
+    """
     return _forced.get() or os.environ.get(VARIABLE) or None
 
 
 def only_encrypted() -> bool:
-    """Say whether bytes may leave the machine only if they are encrypted."""
+    """Return whether bytes may leave the machine only encrypted."""
     return os.environ.get(ENCRYPTED, "") not in ("", "0")
 
 
 @contextlib.contextmanager
 def use_path(name: str | None) -> Iterator[None]:
-    """Take this path for all transfers that begin inside, and no other; None: choose again.
+    """Use this path and no other for all transfers that start within the block; None: choose automatically
+    again.
 
     Example:
         >>> with use_path("tcp"):                       # doctest: +SKIP

@@ -81,11 +81,11 @@ class CudaIpcPath(Path):
     # --- the owner's side
 
     def answer(self, question: Question[object], region: Region) -> SharedStorage:
-        """Return what the asker needs to open the memory of a region: made anew for each, for torch counts
-        who has it open.
+        """Return the data that another process needs to open the memory of a region. It's made for each
+        request, because torch counts the processes that have the memory open.
 
-        Whoever has it open keeps the memory; that the buffer was dropped is seen in the table, after each
-        copy.
+        A process that has the memory open keeps it from being freed; it sees in the table, after each copy,
+        whether the buffer was dropped.
         """
         return _share(region.memory)
 
@@ -120,8 +120,8 @@ class CudaIpcPath(Path):
         peer.check(job.handle)
 
     def _wait(self, job: Job, done: Any) -> None:
-        """Wait for the GPU; a copy that has begun can't be called off, so its memory is in use until it's
-        over.
+        """Wait for the GPU. A started copy can't be cancelled, so its memory stays in use until the copy
+        ends.
         """
         try:
             done.synchronize()
@@ -136,7 +136,7 @@ class CudaIpcPath(Path):
             return self._streams[device]
 
     def _elements(self, torch: Any, handle: Handle, device: int) -> Any:
-        """Return a buffer as a tensor of bytes in this process."""
+        """Return a buffer as a tensor of bytes that is mapped into this process."""
         storage, first = self._opened(torch, handle, device)
         layout = handle.layout
         base = torch.empty(0, dtype=torch.uint8, device=f"cuda:{device}")
@@ -168,7 +168,9 @@ class CudaIpcPath(Path):
 
 
 def _device_for(torch: Any, job: Job) -> int:
-    """Return by which GPU of ours the owner's memory is opened: the same one, if we see it."""
+    """Return the index of the local GPU that opens the owner's memory: the owner's GPU, if this process can
+    use it.
+    """
     ours = _gpus(torch)
     if job.handle.gpu in ours:
         return ours[job.handle.gpu]
@@ -178,12 +180,12 @@ def _device_for(torch: Any, job: Job) -> int:
 
 
 def _gpus(torch: Any) -> dict[str, int]:
-    """Return this process' GPUs: their numbers, by UUID."""
+    """Return the indices of this process' GPUs, by UUID."""
     return {str(torch.cuda.get_device_properties(i).uuid): i for i in range(torch.cuda.device_count())}
 
 
 def _share(memory: Memory) -> SharedStorage:
-    """Return torch's handle on the allocation that `memory` lies in, and where in it the region begins."""
+    """Return torch's handle of the allocation that holds `memory`, with the offset of the region in it."""
     import torch
 
     storage = memory.keepalive.untyped_storage()

@@ -28,7 +28,7 @@ class Notices:
         self._lock = threading.Lock()
 
     def moved(self, job: Job, seconds: float) -> None:
-        """Take a transfer by tcp into account; speak if it's time to."""
+        """Count a transfer by tcp; print the notice if the total of the host has just exceeded the limit."""
         handle = job.handle
         if handle.is_near or chosen() is not None:
             return
@@ -40,7 +40,7 @@ class Notices:
             print(self.text(job, seconds), file=sys.stderr, flush=True)
 
     def text(self, job: Job, seconds: float) -> str:
-        """Return the one line."""
+        """Return the notice, one line."""
         handle = job.handle
         where = f"{'from' if job.op == 'read' else 'to'} {handle.owner.label} on {handle.owner.host}"
         rate = rate_text(job.nbytes, max(seconds, 1e-9))

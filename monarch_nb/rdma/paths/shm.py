@@ -85,13 +85,13 @@ class Peer:
 
     @property
     def lives(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process is still running."""
         poll = select.poll()  # a poll object of its own: each belongs to one thread
         poll.register(self._pidfd, select.POLLIN)
         return not poll.poll(0)
 
     def check(self, handle: Handle) -> None:
-        """Raise if the buffer, or its owner, is gone."""
+        """Raise if the buffer or its owner no longer exists."""
         if not self.table.holds(handle.slot, handle.key):
             raise gone(handle)
         if not self.lives:
@@ -120,7 +120,7 @@ class Lane(NamedTuple):
     parts: list[Piece]
 
     def job_of(self, part: Piece) -> Job:
-        """Return the job that a piece is for."""
+        """Return the job that a piece belongs to."""
         addresses = ((job, job.handle.address) for job in self.jobs)
         return next((j for j, a in addresses if a <= part.there < a + j.handle.region_bytes), self.jobs[0])
 
@@ -154,7 +154,7 @@ class ShmPath(Path):
         return True
 
     def peer(self, handle: Handle) -> Peer:
-        """Return the owner of a buffer; raise if it's gone."""
+        """Return the process that owns a buffer; raise if that process has ended."""
         key = handle.owner.process
         peer = self._peers.get(key)
         if peer is None:
@@ -164,7 +164,7 @@ class ShmPath(Path):
                 raise gone(handle, f"{handle.owner} has ended, or was started anew") from None
             except PermissionError as error:
                 raise PathUnavailable(
-                    f"the system doesn't let us look into {handle.owner}: {error.strerror}"
+                    f"the system forbids access to the memory of {handle.owner}: {error.strerror}"
                 ) from None
             with self._lock:
                 while len(self._peers) >= MAX_PEERS:
@@ -208,9 +208,7 @@ class ShmPath(Path):
     # --- memory that can be mapped
 
     def map(self, handle: Handle, *, shared: bool) -> mmap.mmap:
-        """Map the whole segment that a buffer lies in: for itself (`shared`), or so that what is written
-        stays here.
-        """
+        """Map the whole segment that holds a buffer: shared with the owner (`shared`), or copy-on-write."""
         assert handle.shared is not None
         owner, place = handle.owner, handle.shared
         try:
@@ -220,7 +218,7 @@ class ShmPath(Path):
         except OSError as error:
             if error.errno in _REFUSED:
                 raise PathUnavailable(
-                    f"the system doesn't let us open memory of {owner}: {error.strerror}"
+                    f"the system forbids opening memory of {owner}: {error.strerror}"
                 ) from None
             raise gone(handle, f"{owner} has freed it, or has ended") from None
         try:
@@ -246,8 +244,8 @@ class ShmPath(Path):
         return found[0], ctypes.addressof(ctypes.c_char.from_buffer(found[0])) + handle.shared.offset
 
     def _map_anew(self, handle: Handle) -> mmap.mmap:
-        """Map a segment, and let go of those whose buffers are gone: a mapping keeps memory from being
-        freed.
+        """Map a segment, and unmap those whose buffers were dropped, because a mapping keeps memory from
+        being freed.
         """
         stale = [inode for inode, (_, h) in self._maps.items() if not self._holds(h)]
         for inode in [*stale, *list(self._maps)[: max(0, len(self._maps) - len(stale) - MAX_MAPS + 1)]]:
@@ -307,8 +305,8 @@ class ShmPath(Path):
     # --- in parts
 
     def _run_lanes(self, lead: Job, lanes: Sequence[Lane]) -> None:
-        """Copy in parts of bounded size; much by several threads, for one core doesn't fill the memory
-        bus.
+        """Copy in parts of bounded size. Large copies use several threads, because one core can't use the
+        whole memory bandwidth.
         """
         cut = [(lane, batch) for lane in lanes for batch in batches(lane.parts, CHUNK_BYTES)]
         total = sum(piece.nbytes for lane in lanes for piece in lane.parts)
@@ -357,7 +355,9 @@ class ShmPath(Path):
 
 
 def advise_huge(memory: Memory) -> None:
-    """Ask for huge pages where memory hasn't been touched yet: what is allocated to read into."""
+    """Ask the kernel for huge pages in memory whose pages weren't touched yet, such as a new destination of a
+    read.
+    """
     start = -(-memory.address // HUGE_BYTES) * HUGE_BYTES
     length = (memory.address + memory.span_bytes) // HUGE_BYTES * HUGE_BYTES - start
     if memory.is_cpu and length > 0:

@@ -21,10 +21,10 @@ Address = tuple[str, int]
 
 
 def num_streams() -> int:
-    """Return how many streams a transfer may use.
+    """Return the maximum number of streams of a transfer.
 
     Raises:
-        MeshUsageError: if the environment asks for what can't be.
+        MeshUsageError: if the environment variable has an invalid value.
     """
     text = os.environ.get(STREAMS_VARIABLE) or str(min(DEFAULT_STREAMS, len(os.sched_getaffinity(0))))
     if not text.isdigit() or not 0 < int(text) <= MAX_STREAMS:
@@ -35,7 +35,7 @@ def num_streams() -> int:
 
 
 def this_network() -> str:
-    """Return an id that two processes share that reach each other by the loopback interface."""
+    """Return an id that two processes have in common if they can connect by the loopback interface."""
     return f"{_boot_id()}/{os.readlink('/proc/self/ns/net')}"
 
 
@@ -46,10 +46,10 @@ def _boot_id() -> str:
 
 
 def local_addresses(near: bool) -> list[tuple[str, str]]:
-    """Return the addresses of this machine, the fastest first, and for each to which one listens.
+    """Return pairs of an address of this machine, the fastest first, and the address to listen on for it.
 
     Args:
-        near: for processes of this machine: the loopback's.
+        near: for processes of this machine: addresses of the loopback interface.
     """
     wanted = [w.strip() for w in os.environ.get(INTERFACE_VARIABLE, "").split(",") if w.strip()]
     found = _all_addresses()
@@ -62,7 +62,7 @@ def local_addresses(near: bool) -> list[tuple[str, str]]:
 
 
 def no_address() -> str:
-    """Say that there's none."""
+    """Return the message for a machine that has no usable address."""
     wanted = os.environ.get(INTERFACE_VARIABLE)
     if not wanted:
         return "this machine has no address at which others could reach it"
@@ -71,8 +71,8 @@ def no_address() -> str:
 
 
 def _all_addresses() -> list[tuple[str, str]]:
-    """Return the name of an interface and an address of it, for all that are up; IPv4 before IPv6, fast
-    ones first.
+    """Return pairs of an interface's name and one of its addresses, for all interfaces that are up; IPv4
+    before IPv6, fast ones first.
     """
     states = psutil.net_if_stats()
     found = []
@@ -87,14 +87,14 @@ def _all_addresses() -> list[tuple[str, str]]:
 
 
 def _is_usable(host: str) -> bool:
-    """Say whether others can reach this machine by an address: link-local ones need an interface's name at
+    """Return whether other machines can connect to an address: link-local ones need the interface's name on
     the other side, too.
     """
     return not ipaddress.ip_address(host.partition("%")[0]).is_link_local
 
 
 def port_range() -> str:
-    """Return the range from which the system takes ports: `32768-60999`."""
+    """Return the range of the system's ephemeral ports, such as `32768-60999`."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
             return "-".join(file.read().split())

@@ -24,7 +24,7 @@ _FACTOR = 0x9E3779B97F4A7C15
 
 @functools.cache
 def _weights() -> Any:
-    """Return an odd number for each lane; they're scattered by the finalizer of splitmix64."""
+    """Return an odd weight for each lane, scattered by the finalizer of splitmix64."""
     import numpy
 
     x = numpy.arange(1, LANES + 1, dtype="<u8") * numpy.uint64(_FACTOR)
@@ -61,12 +61,12 @@ class Sum:
         self.blocks.append(data[step * (num - 1) :])
 
     def add(self, block: int) -> None:
-        """Sum up a block."""
+        """Add the block of index `block` to the checksum."""
         at = block * self._rows
         self._add(self._lanes[at : at + self._rows], 0, None, self._sums[block])
 
     def total(self, seed: int) -> int:
-        """Return the checksum, once all blocks have been added."""
+        """Return the checksum, after all blocks were added."""
         import numpy
 
         weights, total = _weights(), seed
@@ -76,7 +76,7 @@ class Sum:
 
 
 def summed_up(data: memoryview, seed: int) -> int:
-    """Return the checksum of a chunk of one block: the same as by `Sum`, in less time."""
+    """Return the checksum of a chunk of one block: equal to that of `Sum`, but faster."""
     import numpy
 
     rows, found = len(data) // ROW_BYTES, 0
@@ -87,7 +87,7 @@ def summed_up(data: memoryview, seed: int) -> int:
 
 
 def _rest(data: memoryview) -> int:
-    """Return what the bytes behind the last whole row come to."""
+    """Return the contribution of the bytes after the last whole row."""
     if not len(data) % ROW_BYTES:
         return 0
     import numpy
@@ -98,5 +98,5 @@ def _rest(data: memoryview) -> int:
 
 
 def sealed(total: int, status: int) -> int:
-    """Return the checksum with the word on how it went."""
+    """Return the checksum of a chunk combined with its status word."""
     return ((total ^ status) * _FACTOR + status) & MASK

@@ -30,16 +30,17 @@ def dial(
     timeout_s: float,
     is_off: Callable[[], bool] = lambda: False,
 ) -> Connection:
-    """Connect to one of some addresses, all tried at once; the first in the list that answers in time.
+    """Connect to one of several addresses. All are tried at once; the first in the list that answers in time
+    is taken.
 
     Args:
         addresses: the best first.
         name, secret: see `Listener.expect`.
-        timeout_s: for all of them.
-        is_off: whether nobody wants it any more.
+        timeout_s: limit for all addresses together.
+        is_off: returns whether to give up.
 
     Raises:
-        Unreachable: if none leads to one who knows the secret.
+        Unreachable: if no address leads to a process that knows the secret.
     """
     call = _Call(addresses, name, secret)
     try:
@@ -88,7 +89,9 @@ class _Call:
         raise Unreachable(tried or "it has no address")
 
     def _is_decided(self) -> bool:
-        """Say whether no better connection can come: the best address that hasn't failed has one."""
+        """Return whether no better connection is possible: the best address that hasn't failed is
+        connected.
+        """
         left = [a for a in self._addresses if a not in self._why]
         return bool(left) and left[0] in self._proven
 
@@ -132,7 +135,7 @@ def _reason(error: OSError) -> str:
 
 
 def address_text(address: Address) -> str:
-    """Return an address for people.
+    """Return an address as text.
 
     >>> address_text(("::1", 80))
     '[::1]:80'

@@ -47,12 +47,12 @@ class Chunk:
 
     @property
     def request_bytes(self) -> int:
-        """About how long its request is."""
+        """The approximate length of the chunk's request."""
         return 16 * len(self.there) + 48
 
 
 def chunks(pieces: Sequence[Piece], chunk_bytes: int) -> list[Chunk]:
-    """Return pieces as chunks: large ones are cut, small ones put together.
+    """Return pieces as chunks: long pieces are split, short ones joined.
 
     >>> [c.nbytes for c in chunks([Piece(0, 0, 5), Piece(8, 5, 2)], 1 << 20)]
     [7]
@@ -107,12 +107,12 @@ class Exchange:
         """Streams that were cut: the owner may still be reading data from them."""
 
     def _chunk_bytes(self) -> int:
-        """Return a size by which all streams have enough to do."""
+        """Return a chunk size that keeps all streams busy."""
         share = self._job.nbytes // (8 * self._num_streams)
         return max(1, min(CHUNK_BYTES, share) // SMALLEST_BYTES) * SMALLEST_BYTES
 
     def run(self) -> None:
-        """Move what is still missing; may be called again after a `Broken`.
+        """Move the remaining bytes; may be called again after a `Broken`.
 
         Raises:
             Broken: if a connection broke; `broken` says which were in use.
@@ -133,7 +133,7 @@ class Exchange:
             raise wire.Broken("not all came")
 
     def _end_helpers(self, helpers: Sequence[Future[None]]) -> None:
-        """Wait until no thread touches the memory. One that has no stream yet is not waited for."""
+        """Wait until no thread accesses the memory. A helper that has no stream yet isn't waited for."""
         for helper in helpers:
             helper.cancel()
         with self._lock:
@@ -145,7 +145,7 @@ class Exchange:
             self._work(self._peer.take_another(self._job))
 
     def _work(self, stream: Stream) -> None:
-        """Drive a stream until nothing is left to do."""
+        """Use a stream until no chunk is left."""
         with self._lock:
             if not self._over:
                 self._streams.add(stream)
@@ -193,7 +193,7 @@ class Exchange:
                 self._todo.extendleft(chunk for chunk, _ in under_way)
 
     def _next(self, under_way: Sequence[tuple[Chunk, wire.Request]]) -> Chunk | None:
-        """Take the next chunk, if there's room for it."""
+        """Return the next chunk, or None if enough chunks are in flight or none is left."""
         if under_way:
             if sum(c.nbytes for c, _ in under_way) >= AHEAD_BYTES:
                 return None

@@ -59,7 +59,7 @@ class Handshake(Protocol):
     number: int
 
     def receive(self, data: bytes) -> bytes:
-        """Go on.
+        """Process received bytes, and return the bytes to send.
 
         Raises:
             Stranger: if the other side doesn't know the secret.
@@ -89,7 +89,7 @@ class Dialling:
             self._theirs = data
             return _proof(self._secret, b"dials", self._nonce, self._theirs)
         if not hmac.compare_digest(data, _proof(self._secret, b"answers", self._nonce, self._theirs)):
-            raise NotAuthenticated("who answers doesn't know the secret")
+            raise NotAuthenticated("the process that answered doesn't know the secret")
         self.over = True
         return b""
 
@@ -110,13 +110,13 @@ class Answering:
         if not self._theirs:
             magic, self.name, self._theirs = _HELLO.unpack(data)
             if magic != _MAGIC:
-                raise NotAuthenticated("this is another protocol")
+                raise NotAuthenticated("the other side uses another protocol")
             self._secret = self._secret_of(self.name)
             self.number = _number(self._theirs)
             self.wanted = PROOF_BYTES
             return self._nonce
         if not hmac.compare_digest(data, _proof(self._secret, b"dials", self._theirs, self._nonce)):
-            raise NotAuthenticated("who dials doesn't know the secret")
+            raise NotAuthenticated("the process that connected doesn't know the secret")
         self.over = True
         return _proof(self._secret, b"answers", self._theirs, self._nonce)
 
@@ -139,10 +139,10 @@ class PendingConnection:
         self._got = b""
 
     def proceed(self) -> bool:
-        """Read the bytes that have come; return whether both sides have proven themselves.
+        """Read the bytes that have arrived; return whether both sides have authenticated.
 
         Raises:
-            OSError: if not, and never will.
+            OSError: if the handshake has failed.
         """
         data = self.sock.recv(self.handshake.wanted - len(self._got))
         if not data:

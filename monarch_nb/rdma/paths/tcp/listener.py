@@ -41,8 +41,8 @@ class Listener:
         self._pending: dict[int, PendingConnection] = {}
 
     def expect(self, name: int, on_connection: OnConnection) -> bytes:
-        """Accept who proves to be `name`, by a secret that is returned; `on_connection` gets each of its
-        connections.
+        """Accept connections that authenticate as `name`, by the secret that this returns; `on_connection`
+        gets each of them.
         """
         secret = secrets.token_bytes(SECRET_BYTES)
         with self._lock:
@@ -57,10 +57,10 @@ class Listener:
         return found[0] if found else secrets.token_bytes(SECRET_BYTES)
 
     def open(self, near: bool) -> list[Address]:
-        """Listen for processes of this machine, or of others; return where, the best first.
+        """Listen for processes of this machine (`near`) or of others; return the addresses, the best first.
 
         Raises:
-            OSError: if nowhere.
+            OSError: if no address can be listened on.
         """
         with self._lock:
             if self._closed:
@@ -165,7 +165,7 @@ class Listener:
         pending.sock.close()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         with self._lock:
             if self._closed:
                 return

@@ -100,7 +100,7 @@ class TcpPath(Path):
             raise PathFailed("this process has left its mesh")
 
     def _settle(self, exchange: Exchange, job: Job, timeout_s: float) -> None:
-        """See to it that nothing of broken streams arrives any more, and whether the owner lives."""
+        """Make sure that broken streams deliver nothing more, and that the owner still runs."""
         try:
             self.plane.ask(Cut(job.handle, list(exchange.broken)), timeout_s)
         except TransferTimeout:
@@ -116,7 +116,7 @@ class TcpPath(Path):
             )
 
     def _tidy(self) -> None:
-        """Close, now and then, peers and streams that weren't used for long."""
+        """Close peers and streams that weren't used for long; does so at intervals of `TIDY_S`."""
         now = time.monotonic()
         if now < self._tidy_at:
             return

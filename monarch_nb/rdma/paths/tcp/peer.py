@@ -44,13 +44,13 @@ class Stream:
         set_options(self.sock, TICK_S)
 
     def tag(self) -> int:
-        """Return the next request's number."""
+        """Return the number of the next request."""
         self._tag = (self._tag + 1) & 0xFFFFFFFF
         return self._tag
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the owner has not closed it meanwhile, nor soon will."""
+        """Whether the owner hasn't closed the stream, and won't soon because it was idle."""
         if time.monotonic() - self.last_used > IDLE_S / 2:
             return False
         poll = select.poll()
@@ -58,12 +58,12 @@ class Stream:
         return not poll.poll(0)
 
     def cut(self) -> None:
-        """Break the connection, so that whoever waits for it stops."""
+        """Shut the connection down, so that a thread that waits for it stops."""
         with self._closing, suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End it. Nobody may be using it."""
+        """Close the socket. No thread may be using the stream."""
         with self._closing:
             self.sock.close()
 
@@ -84,14 +84,14 @@ class Peer:
 
     @property
     def is_quick(self) -> bool:
-        """Whether a stream is ready, and answers take microseconds."""
+        """Whether an idle stream exists, and a round trip takes microseconds."""
         return bool(self._idle) and self.round_trip_s < QUICK_S
 
     def take_stream(self, job: Job) -> Stream:
-        """Return a stream that nobody uses.
+        """Return a stream that no other thread uses.
 
         Raises:
-            PathUnavailable: if there can't be one.
+            PathUnavailable: if no connection is possible.
             BufferGone: if the owner, or the buffer, is gone.
             TransferTimeout: if the job's time is up.
         """
@@ -103,10 +103,10 @@ class Peer:
         return stream
 
     def take_another(self, job: Job) -> Stream:
-        """Return one more: in the way that the first was reached, and no other is tried.
+        """Return a further stream, connected in the way that worked for the first one; no other way is tried.
 
         Raises:
-            PathUnavailable: if it isn't to be had.
+            PathUnavailable: if that way fails.
         """
         stream = self._ready()
         if stream is not None:
@@ -128,7 +128,7 @@ class Peer:
             stream.close()
 
     def give_back_stream(self, stream: Stream) -> None:
-        """Take back a stream that has nothing under way."""
+        """Return a stream that has no requests in flight to the idle streams."""
         stream.last_used = time.monotonic()
         with self._lock:
             if not self._closed:
@@ -145,7 +145,7 @@ class Peer:
             stream.close()
 
     def close(self) -> None:
-        """Close all that nobody uses, and the others when they're given back."""
+        """Close all idle streams now, and the others when they are returned."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -194,7 +194,9 @@ class Peer:
         return found
 
     def _be_dialled(self, job: Job, tried: str) -> Connection:
-        """Ask an owner that can't be reached to connect to us; return the connection."""
+        """Ask an owner that this process can't connect to for a connection in the other direction; return
+        it.
+        """
         plane, owner = self._path.plane, job.handle.owner
         caller = _Caller()
         try:
@@ -227,7 +229,7 @@ class _Caller:
         self._over = False
 
     def on_connection(self, connection: Connection) -> None:
-        """Take a connection that has come in. Called by the listener."""
+        """Store an accepted connection. Called by the listener."""
         with self._changed:
             self._came[connection.number] = connection
             self._changed.notify_all()
@@ -236,10 +238,10 @@ class _Caller:
             self.close_others()
 
     def wait_for(self, number: int, timeout_s: float) -> Connection:
-        """Return the one that is meant.
+        """Wait for the connection with this number, and return it.
 
         Raises:
-            OSError: if it doesn't come.
+            OSError: if it doesn't arrive in time.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: number in self._came, timeout_s):
@@ -247,7 +249,7 @@ class _Caller:
             return self._came.pop(number)
 
     def close_others(self) -> None:
-        """Close all others, and those that come later."""
+        """Close all other connections, including those that arrive later."""
         with self._changed:
             self._over = True
             others, self._came = self._came, {}
@@ -256,10 +258,10 @@ class _Caller:
 
 
 def answer_dial(addresses: Sequence[Address], name: int, secret: bytes) -> Connection:
-    """Call back somebody who can't reach us.
+    """Connect to a process that can't connect to this one.
 
     Raises:
-        RDMAError: naming what was tried.
+        RDMAError: if that fails; it names the addresses that were tried.
     """
     try:
         return dial([(host, port) for host, port in addresses], name, secret, DIAL_S)

@@ -23,7 +23,7 @@ class Reach:
         """Return the bytes that a request asks for.
 
         Raises:
-            RuntimeError: if a GPU says no.
+            RuntimeError: if a GPU operation fails.
         """
         if not memory.is_cpu:
             data = self._pinned_bytes(request.nbytes)
@@ -35,10 +35,10 @@ class Reach:
         return memory.bytes_at(*request.stretches[0])
 
     def place(self, memory: Memory, request: Request) -> memoryview:
-        """Return where to receive what is brought: `put` comes next.
+        """Return the memory to receive a write's bytes into; call `put` afterwards.
 
         Raises:
-            RuntimeError: if a GPU says no.
+            RuntimeError: if a GPU operation fails.
         """
         if not memory.is_cpu:
             return self._pinned_bytes(request.nbytes)
@@ -47,10 +47,11 @@ class Reach:
         return memory.bytes_at(*request.stretches[0])
 
     def put(self, memory: Memory, request: Request, data: memoryview) -> None:
-        """Bring `data`, received at `place`, to where it belongs, if it isn't there yet.
+        """Copy `data`, received into `place`'s memory, to its destination, unless that memory is the
+        destination.
 
         Raises:
-            RuntimeError: if a GPU says no.
+            RuntimeError: if a GPU operation fails.
         """
         if not memory.is_cpu:
             import torch
@@ -70,7 +71,7 @@ class Reach:
 
 
 def _places(request: Request) -> list[tuple[int, int, int]]:
-    """Return each stretch: where it is among the bytes of the request, where in the region, how long."""
+    """Return for each stretch its offset in the request's bytes, its offset in the region, and its length."""
     found, start = [], 0
     for at, n in request.stretches:
         found.append((start, at, n))
@@ -83,5 +84,5 @@ def _all_of(memory: Memory) -> memoryview:
 
 
 def _flat(memory: Memory) -> Any:
-    """Return GPU memory as a tensor of bytes, from its beginning on."""
+    """Return the whole region of GPU memory as a one-dimensional tensor of bytes."""
     return staging.device_bytes(replace(memory, layout=Layout.contiguous((memory.span_bytes,), 1))).view(-1)

@@ -51,19 +51,19 @@ class Uses:
         self._changed = threading.Condition()
 
     def begin_use(self, serving: Serving) -> None:
-        """Note that a stream has one."""
+        """Record that a stream has a chunk in flight."""
         with self._changed:
             self._busy.add(serving)
 
     def end_use(self, serving: Serving) -> None:
-        """Note that a stream has no chunk under way any more."""
+        """Record that a stream has no chunk in flight any more."""
         with self._changed:
             self._busy.discard(serving)
             self._changed.notify_all()
 
     def wait_until_unused(self) -> None:
-        """Wait until no chunk is under way; cut the streams of those that take long. No new one may begin
-        meanwhile.
+        """Wait until no chunk is in flight; disconnect streams that take too long. The caller prevents new
+        ones.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: not self._busy, DROP_S):
@@ -97,7 +97,7 @@ class Server:
             self._serving.pop(serving.number, None)
 
     def cut(self, numbers: Iterable[int]) -> None:
-        """End streams; when this returns they touch no memory any more."""
+        """Disconnect streams; when this returns, they access no memory any more."""
         with self._lock:
             found = [s for s in (self._serving.get(n) for n in numbers) if s is not None]
         for serving in found:
@@ -107,7 +107,7 @@ class Server:
 
     @property
     def num_streams(self) -> int:
-        """Streams that are open."""
+        """The number of open streams."""
         return len(self._serving)
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class Serving:
         self._closing = threading.Lock()
 
     def cut(self) -> None:
-        """Make the thread end soon, whatever it waits for."""
+        """Make the thread end soon, even while it waits."""
         with self._closing, contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -150,7 +150,7 @@ class Serving:
                 self._sock.close()
 
     def _wait(self, idle: int) -> None:
-        raise wire.Broken("nothing came for a while" if self._idle else "the other side has stopped")
+        raise wire.Broken("no request arrived for a while" if self._idle else "the other side has stopped")
 
     def _do(self, request: wire.Request) -> None:
         try:
@@ -168,7 +168,7 @@ class Serving:
             )
 
     def _open_region(self, request: wire.Request) -> tuple[Region, Uses]:
-        """Check a request, and keep its region from being dropped until `Uses.done`."""
+        """Validate a request, and keep its region from being dropped until `Uses.end_use`."""
         if request.nbytes > wire.MAX_CHUNK_BYTES:
             raise wire.Broken("a chunk is too long")
         region = self._server.plane.regions.find(request.key)
@@ -236,8 +236,8 @@ def _check(request: wire.Request, region: Region) -> None:
 
 
 def set_options(sock: socket.socket, stall_s: float) -> None:
-    """Set what both sides want of a stream: no delay, and `BlockingIOError` when nothing comes or goes for
-    so long.
+    """Set the options that both sides need on a stream: no delay, and `BlockingIOError` when no bytes move
+    for `stall_s` seconds.
     """
     if _is_near(sock):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_BUFFER_BYTES)
@@ -253,7 +253,7 @@ def set_options(sock: socket.socket, stall_s: float) -> None:
 
 
 def _is_near(sock: socket.socket) -> bool:
-    """Say whether both ends have the same address: that's one machine."""
+    """Return whether both ends have the same address, and so are on one machine."""
     try:
         return bool(sock.getpeername()[0] == sock.getsockname()[0])
     except OSError:  # it has ended, which its user will be told

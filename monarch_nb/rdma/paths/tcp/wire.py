@@ -86,26 +86,24 @@ class Request:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all stretches."""
+        """The number of bytes of all stretches."""
         return sum(n for _, n in self.stretches)
 
     @property
     def is_copied(self) -> bool:
-        """Whether the bytes travel as one block that was copied; otherwise as one stretch, from memory to
+        """Whether the bytes are sent as one copied block; otherwise as one stretch, straight from memory to
         memory.
         """
         return len(self.stretches) > 1 or self.stretches[0][1] <= SMALL_BYTES
 
     @property
     def seed(self) -> int:
-        """The first input of the checksum, so that an answer to another request isn't taken for this
-        one's.
-        """
+        """The seed of the checksum, which keeps the answer to another request from being accepted."""
         offset, nbytes = self.stretches[0]
         return (self.key * 3 + self.tag * 5 + offset * 7 + nbytes * 11 + self.op) & MASK
 
     def encode(self) -> bytes:
-        """Return it as bytes."""
+        """Return the request as bytes."""
         num = len(self.stretches)
         first, *more = self.stretches
         head = _REQUEST.pack(_MAGIC, self.op, num, self.tag, self.key, self.slot, *first)
@@ -114,15 +112,15 @@ class Request:
 
 
 def receive_request(sock: socket.socket, wait: Wait) -> Request:
-    """Read a request.
+    """Receive a request.
 
     Raises:
-        Broken: if the connection has ended, or it's none.
+        Broken: if the connection has ended, or the bytes aren't a request.
     """
     head = received(sock, _REQUEST.size + _CHECK.size, wait)
     magic, op, num, tag, key, slot, offset, nbytes = _REQUEST.unpack_from(head)
     if magic != _MAGIC or op not in (OP_READ, OP_WRITE) or not 0 < num <= MAX_STRETCHES:
-        raise Broken("what came is no request")
+        raise Broken("the received bytes are no request")
     rest = received(sock, 16 * (num - 1), wait)
     if zlib.crc32(rest, zlib.crc32(head[: _REQUEST.size])) != _CHECK.unpack_from(head, _REQUEST.size)[0]:
         raise Broken("a request changed on its way")
@@ -131,14 +129,14 @@ def receive_request(sock: socket.socket, wait: Wait) -> Request:
 
 
 def encode_answer(tag: int, status: int, nbytes: int = 0, text: str = "") -> bytes:
-    """Encode the owner's answer to a request; the bytes follow, or a text that says why not."""
+    """Encode the owner's answer to a request. The data follow it; if it's an error, it has a text instead."""
     words = text.encode()[:0xFFFF]
     head = _ANSWER.pack(_MAGIC, status, len(words), tag, nbytes)
     return head + _CHECK.pack(zlib.crc32(words, zlib.crc32(head))) + words
 
 
 def receive_answer(sock: socket.socket, request: Request, wait: Wait) -> tuple[int, str]:
-    """Read what the owner says: status, and why.
+    """Receive the owner's answer: the status, and the text of an error.
 
     Raises:
         Corrupt: if it isn't the answer to `request`.
@@ -160,17 +158,17 @@ def receive_answer(sock: socket.socket, request: Request, wait: Wait) -> tuple[i
 
 
 def received(sock: socket.socket, nbytes: int, wait: Wait) -> bytearray:
-    """Read exactly so many bytes."""
+    """Receive exactly `nbytes` bytes."""
     found = bytearray(nbytes)
     receive_exactly(sock, memoryview(found), wait)
     return found
 
 
 def receive_exactly(sock: socket.socket, into: memoryview, wait: Wait) -> None:
-    """Fill memory from a stream.
+    """Fill memory with bytes from a stream.
 
     Raises:
-        Broken: if it ends before.
+        Broken: if the stream ends before.
     """
     left, idle = len(into), 0
     while left:
@@ -192,7 +190,7 @@ def receive_exactly(sock: socket.socket, into: memoryview, wait: Wait) -> None:
 def send_all(
     sock: socket.socket, buffers: Iterable[memoryview | bytes], wait: Wait, *, more: bool = False
 ) -> None:
-    """Send all bytes of some buffers; `more` follow at once."""
+    """Send all bytes of some buffers; `more`: further bytes follow at once."""
     todo, idle = [memoryview(b) for b in buffers], 0
     while todo:
         try:
@@ -212,8 +210,8 @@ def send_all(
 
 
 def _check_not_ended(sock: socket.socket) -> None:
-    """Raise if the other side has ended: who only sends isn't told by TCP as long as the other keeps its
-    socket open.
+    """Raise if the other side has closed: TCP doesn't tell a process that only sends, as long as the other
+    one keeps its socket open.
     """
     try:
         ended = not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -233,7 +231,7 @@ def send_chunk(
     wait: Wait,
     settled: Callable[[], int] = lambda: OK,
 ) -> None:
-    """Send a head, a chunk and its trailer; `settled` says how it went after the last byte was taken from
+    """Send a header, a chunk and its trailer; `settled` returns the status after the last byte was read from
     memory.
     """
     summed = Sum(data, BLOCK_ROWS)
@@ -246,7 +244,7 @@ def send_chunk(
 
 
 def _send_block(sock: socket.socket, block: memoryview, wait: Wait) -> None:
-    """Send a block, with more to follow."""
+    """Send a block that more bytes follow."""
     try:
         sent = sock.send(block, _MORE)
     except BlockingIOError:
@@ -260,7 +258,7 @@ def _send_block(sock: socket.socket, block: memoryview, wait: Wait) -> None:
 def send_copied(
     sock: socket.socket, head: bytes, data: memoryview, seed: int, wait: Wait, status: int = OK
 ) -> None:
-    """Send the same at once, for bytes that nobody else changes."""
+    """Send a header, a chunk and its trailer at once, for bytes that no other thread changes."""
     trailer = _TRAILER.pack(sealed(summed_up(data, seed), status), status)
     send_all(sock, [head, data, trailer], wait)
 
@@ -283,8 +281,8 @@ def receive_chunk(sock: socket.socket, into: memoryview, seed: int, wait: Wait) 
 
 
 def receive_copied(sock: socket.socket, nbytes: int, seed: int, wait: Wait) -> tuple[memoryview, int]:
-    """Receive a small chunk and its trailer at once; return it and the status. Errors as of
-    `receive_chunk`.
+    """Receive a small chunk and its trailer at once; return the bytes and the status. Raises the same errors
+    as `receive_chunk`.
     """
     whole = received(sock, nbytes + _TRAILER.size, wait)
     data = memoryview(whole)[:nbytes]
@@ -295,7 +293,7 @@ def receive_copied(sock: socket.socket, nbytes: int, seed: int, wait: Wait) -> t
 
 
 def skip(sock: socket.socket, nbytes: int, wait: Wait) -> None:
-    """Read a chunk and its trailer, and forget it."""
+    """Receive a chunk and its trailer, and discard them."""
     left = nbytes + _TRAILER.size
     while left:
         left -= len(received(sock, min(left, SMALL_BYTES), wait))
@@ -305,7 +303,7 @@ def skip(sock: socket.socket, nbytes: int, wait: Wait) -> None:
 
 
 def gathered(memory: memoryview, stretches: Sequence[Stretch]) -> memoryview:
-    """Return a copy of stretches of memory, one behind the other."""
+    """Return a contiguous copy of stretches of memory."""
     return memoryview(b"".join([memory[at : at + n] for at, n in stretches]))
 
 

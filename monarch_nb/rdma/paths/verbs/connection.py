@@ -54,7 +54,7 @@ class Channel:
             self._poll.register(new.pop(), select.POLLIN)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for an announcement; say whether there may be one."""
+        """Wait for a completion event; return whether there may be one."""
         if self._poll is None:
             time.sleep(min(timeout_s, 0.0005))
             return False
@@ -127,7 +127,7 @@ class Connection:
 
     @property
     def info(self) -> QPInfo:
-        """The facts that the other end has to know."""
+        """The data of this end's queue pair that the other end needs."""
         return self._queue_pair.info
 
     def connect(self, other: QPInfo) -> None:
@@ -136,20 +136,20 @@ class Connection:
 
     @property
     def line(self) -> int:
-        """The line of the owner's table that was read last."""
+        """The line of the owner's table, as read last."""
         return int(self._line.value)
 
     def clear_line(self) -> None:
-        """Forget it: what was read before must not be taken for what is read now."""
+        """Clear the last read value of the line, so that it can't be mistaken for that of the next read."""
         self._line.value = 0
 
     # --- posting
 
     def post(self, chain: Sequence[Work]) -> None:
-        """Begin a chain of work requests; the last one reports.
+        """Post a chain of work requests; only the last one signals its completion.
 
         Raises:
-            VerbsError: if the NIC doesn't take it.
+            VerbsError: if the NIC refuses it.
         """
         library, c = self.nic.library, self.nic.constants
         following = None
@@ -186,10 +186,11 @@ class Connection:
     # --- waiting
 
     def wait(self, patience: Callable[[float], float]) -> int:
-        """Wait until chains have ended; return their bytes, 0 if none has for a while.
+        """Wait for completions; return the number of bytes of the completed chains, 0 if none has completed
+        for a while.
 
         Args:
-            patience: returns how long one may wait, at most as long as it's given; may raise.
+            patience: is given a duration in seconds; returns how much of it may be waited, or raises.
 
         Raises:
             CompletionError: if a request failed.
@@ -213,7 +214,7 @@ class Connection:
         return max(0, self._poll())
 
     def _poll(self) -> int:
-        """Return the bytes of chains that have ended; -1 if none has."""
+        """Return the number of bytes of the chains that have completed; -1 if none has."""
         self.num_polls += 1
         num, found = self._completions.poll(16)
         if not num:
@@ -233,7 +234,7 @@ class Connection:
     # --- the end
 
     def close(self) -> None:
-        """Stop whatever is under way and close: when this returns, the NIC leaves the memory alone."""
+        """Stop all requests and close; when this returns, the NIC no longer accesses the memory."""
         self.is_good = False
         if self._is_closed:
             return
@@ -247,8 +248,8 @@ class Connection:
                 part.close()
 
     def _drain(self) -> None:
-        """Wait, not for long, until the last request came back. Closing would stop it, too; so the NIC
-        ends in good order.
+        """Wait briefly until the last request has completed. Closing would stop it, too, but this leaves the
+        NIC in a clean state.
         """
         until = time.monotonic() + DRAIN_S
         while self._last_seen < self._last_posted and time.monotonic() < until:

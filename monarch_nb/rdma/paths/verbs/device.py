@@ -35,8 +35,8 @@ MIN_REST = 20.0
 
 
 def _text(path: str | Path) -> str:
-    """Return the text of a file of the kernel's. Many are read in a row: not by way of pathlib and a text
-    decoder for each.
+    """Return the text of a kernel file. Uses os calls, because many files are read in a row, and pathlib with
+    a text decoder for each is slow.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -100,7 +100,7 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 
 def permitted(ports: Sequence[Port], names: str) -> list[Port]:
-    """Return the ports that `MONARCH_NB_RDMA_DEVICES` leaves; all if it's empty."""
+    """Return the ports that `MONARCH_NB_RDMA_DEVICES` permits; all if it's empty."""
     wanted = {name.strip() for name in names.split(",") if name.strip()}
     return [p for p in ports if not wanted or p.device in wanted or p.name in wanted]
 
@@ -111,7 +111,7 @@ def why_none(ports: Sequence[Port], names: str, nodes: Path = NODES) -> str:
         return "there's no RDMA device on this machine"
     allowed = permitted(ports, names)
     if not allowed:
-        return f"{VARIABLE}={names} leaves none of {', '.join(p.name for p in ports)}"
+        return f"{VARIABLE}={names} permits none of {', '.join(p.name for p in ports)}"
     adapters = [p for p in allowed if p.is_channel_adapter]
     if not adapters:
         return f"none of {', '.join(p.name for p in allowed)} speaks InfiniBand or RoCE"
@@ -143,7 +143,7 @@ def _why_not_active(ports: Sequence[Port]) -> str:
 
 
 def gpu_pci(uuid: str, root: Path = Path("/proc/driver/nvidia/gpus")) -> str:
-    """Return a GPU's way through the PCI tree; empty if not known."""
+    """Return a GPU's path in the PCI tree; empty if unknown."""
     wanted = uuid.removeprefix("GPU-")
     for folder in root.glob("*"):
         if wanted and wanted in _text(folder / "information"):
@@ -188,8 +188,8 @@ _looking = threading.Lock()
 
 
 def _seen() -> _Look:
-    """Return the ports as they were last seen. One thread at a time looks again; the others believe the old
-    look meanwhile.
+    """Return the cached ports, or read them again if the cache is too old. One thread at a time reads; the
+    others use the old result meanwhile.
     """
     key = (CLASS, NODES, os.environ.get(VARIABLE, ""))
     last = _last
@@ -219,16 +219,16 @@ def _look(key: tuple[Any, ...]) -> _Look:
 
 
 def look_again() -> None:
-    """Believe nothing that was seen before."""
+    """Invalidate the cached ports."""
     global _last
     _last = replace(_last, until=0.0)
 
 
 def usable_ports() -> list[Port]:
-    """Return the ports that may be used, and can be."""
+    """Return the ports that are permitted and usable."""
     return list(_seen().ports)
 
 
 def no_device_reason() -> str:
-    """Return why there's none; empty if there is. Cheap: looked up every few seconds."""
+    """Return why there is no usable port; empty if there is one. Cheap: cached for a few seconds."""
     return _seen().why

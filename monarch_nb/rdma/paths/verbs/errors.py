@@ -56,12 +56,12 @@ _STATUSES = {
 
 
 def status_name(status: int) -> str:
-    """Return the name of a status for people."""
+    """Return the name of a completion status."""
     return _STATUSES[status].name if status in _STATUSES else f"status {status}"
 
 
 def status_text(status: int, vendor: int = 0) -> str:
-    """Return name and likely cause.
+    """Return the name and the likely cause of a completion status.
 
     >>> status_text(10)
     "remote access error: the buffer was dropped, or the key doesn't fit"
@@ -80,7 +80,7 @@ class CompletionError(Exception):
 
 
 def blocked_text() -> str:
-    """Return the meaning of "retry exceeded" if the owner's process is there."""
+    """Return the meaning of "retry exceeded" when the owner's process still answers."""
     return f"{status_name(RETRY_EXCEEDED)}, though its process answers: {NETWORK}"
 
 
@@ -89,7 +89,9 @@ class VerbsError(Exception):
 
 
 def memlock_text() -> str:
-    """Return how much memory this process may register; empty if there's no limit."""
+    """Return how much memory this process may lock, and how to raise the limit; empty if there is no
+    limit.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
         return ""
@@ -100,7 +102,7 @@ def memlock_text() -> str:
 
 
 def call_text(what: str, code: int | None) -> str:
-    """Return what a failed call means, by its errno.
+    """Return the meaning of a failed call, by its errno.
 
     >>> call_text("connecting", 110).startswith("connecting failed (ETIMEDOUT)")
     True

@@ -28,7 +28,7 @@ _FLUSH_CURRENT, _FLUSH_TO_OWNER = 0, 100
 
 
 def has_peermem() -> bool:
-    """Say whether the kernel lets NICs register GPU addresses."""
+    """Return whether the kernel has the module that lets NICs register GPU addresses."""
     return any(m.exists() for m in MODULES)
 
 
@@ -61,7 +61,7 @@ def _all_make_dma_bufs() -> bool:
 
 
 def why_not() -> str:
-    """Return why NICs can't reach this process' GPU memory; empty if they can."""
+    """Return why NICs can't access this process' GPU memory; empty if they can."""
     if has_peermem():
         return ""
     if not _cuda_in_use():
@@ -72,10 +72,10 @@ def why_not() -> str:
 
 
 def register(library: Any, domain: Any, memory: Memory, access: int) -> tuple[Any, int]:
-    """Register GPU memory; return the region and the shift of its addresses.
+    """Register GPU memory; return the region, and the offset between its addresses and the NIC's.
 
     Raises:
-        VerbsError: saying what is missing.
+        VerbsError: if that's impossible; it names what is missing.
     """
     why = why_not()
     if why:
@@ -89,7 +89,7 @@ def register(library: Any, domain: Any, memory: Memory, access: int) -> tuple[An
             return library.MR(domain, memory.span_bytes, access, address=memory.address), 0
         if library.DmaBufMR is None:
             raise VerbsError(
-                "this pyverbs knows no dma-bufs: modprobe nvidia-peermem, or install pyverbs 38 or later"
+                "this pyverbs lacks dma-bufs: modprobe nvidia-peermem, or install pyverbs 38 or later"
             )
         with _dma_buf(memory.address, memory.span_bytes) as (descriptor, offset):
             # pyverbs uses the offset also as the address.
@@ -100,8 +100,8 @@ def register(library: Any, domain: Any, memory: Memory, access: int) -> tuple[An
 
 @contextmanager
 def _dma_buf(address: int, nbytes: int) -> Iterator[tuple[int, int]]:
-    """Yield a descriptor of the pages around a stretch of GPU memory, and where in it the stretch begins;
-    the registration outlives it.
+    """Yield a dma-buf's descriptor for the pages around a range of GPU memory, and the range's offset in it.
+    A registration outlives the descriptor.
     """
     base, length = _allocation(address)
     page = os.sysconf("SC_PAGESIZE")
@@ -136,8 +136,8 @@ def _allocation(address: int) -> tuple[int, int]:
 
 
 def _make_synchronous(address: int) -> None:
-    """Have copies within this allocation end before they return, as GPUDirect wants it. Where it can't be,
-    copies wait anyway.
+    """Set copies within this allocation to complete before they return, as GPUDirect requires. If the driver
+    refuses, copies are waited for anyway.
     """
     value = ctypes.c_uint(1)
     if _driver() is not None:
@@ -145,8 +145,8 @@ def _make_synchronous(address: int) -> None:
 
 
 def allocation_id(address: int) -> int | None:
-    """Return the number of the allocation that holds an address: never given twice in a process. None if
-    the driver doesn't say.
+    """Return the id of the allocation that holds an address, which is unique in a process; None if the driver
+    doesn't provide one.
     """
     value = ctypes.c_uint64()
     if _driver() is None or _driver().cuPointerGetAttribute(
@@ -157,15 +157,17 @@ def allocation_id(address: int) -> int | None:
 
 
 def settle(memory: Memory) -> None:
-    """Wait until what was begun on a GPU before is in its memory: a NIC doesn't know about streams."""
+    """Wait until earlier GPU operations have written their results to memory: a NIC doesn't respect
+    streams.
+    """
     import torch
 
     torch.cuda.synchronize(memory.device)
 
 
 def flush(memory: Memory) -> None:
-    """See to it that kernels started from now on see what a NIC has written. GPUs that order it themselves
-    refuse; that's fine.
+    """Make data that a NIC has written visible to kernels that start from now on. GPUs that guarantee this
+    order refuse the call, which is fine.
     """
     import torch
 

@@ -32,7 +32,7 @@ class LibraryMissing(Exception):
 
 
 def distribution_folders() -> list[str]:
-    """Return where distributions keep packages of their own Python."""
+    """Return the folders where Linux distributions keep packages of the system's Python."""
     minor = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return [
         "/usr/lib/python3/dist-packages",
@@ -132,10 +132,10 @@ _found: Library | None = None
 
 
 def library(folders: Sequence[str] | None = None) -> Library:
-    """Return pyverbs, loaded the first time.
+    """Return pyverbs, loaded at the first call.
 
     Raises:
-        LibraryMissing: saying what to install.
+        LibraryMissing: if pyverbs can't be loaded; it names the package to install.
     """
     global _found
     with _lock:

@@ -42,7 +42,7 @@ class Anchor:
 
 
 def anchor_of(memory: Memory) -> Anchor | None:
-    """Return an anchor that tells whether memory is still the same; None if there is none."""
+    """Return an anchor that shows whether memory is still the same allocation; None if there is none."""
     if not memory.is_cpu:
         return _gpu_anchor(memory.address)
     shared = segments.find(memory)
@@ -123,10 +123,10 @@ class LocalMemories:
 
     @contextmanager
     def registered(self, memory: Memory) -> Iterator[Registration]:
-        """Register memory, or find that it is.
+        """Yield the registration of memory: an existing one, or a new one.
 
         Raises:
-            VerbsError: naming the limit that was met.
+            VerbsError: if that fails; it names the limit that was exceeded.
         """
         anchor = anchor_of(memory)
         if anchor is None:
@@ -168,7 +168,7 @@ class LocalMemories:
             return self._nic.register(memory, remote=False)
 
     def _sweep(self) -> None:
-        """Let go of what was freed, and of what was used longest ago where it's too much."""
+        """Release registrations of freed memory, and the least recently used ones above the limits."""
         self._let_go(lambda k: not k.anchor.holds())
         total = sum(k.nbytes for k in self._kept)
         for kept in list(self._kept):

@@ -68,7 +68,9 @@ class Mover:
         self._run(self._job.pieces(), local)
 
     def through_scratch(self) -> None:
-        """Move few bytes by a copy: cheaper than to register memory for them."""
+        """Move a few bytes through a registered scratch buffer, which is cheaper than registering their
+        memory.
+        """
         job = self._job
         pieces = job.pieces()
         first = self._connection.scratch_address + LINE_BYTES
@@ -92,7 +94,7 @@ class Mover:
         self.check(self._flush())
 
     def check(self, before: Sequence[Work] = ()) -> None:
-        """Look whether the buffer is there, and whether anything gets through to it."""
+        """Verify that the buffer exists, and that requests reach its owner's NIC."""
         self._connection.clear_line()
         self._post([*before, self._line()])
         self._finish()

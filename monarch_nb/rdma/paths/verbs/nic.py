@@ -35,7 +35,7 @@ class Registration:
         self.shift = shift
 
     def close(self) -> None:
-        """Take the memory from the NIC: when this returns, it can't reach it any more."""
+        """Deregister the memory; when this returns, the NIC can't access it any more."""
         self._region.close()
 
 
@@ -66,10 +66,10 @@ class Nic:
         self.max_reads_asked = max(1, min(int(device.max_qp_init_rd_atom), MAX_READS))
 
     def call(self, what: str, function: Callable[[], T]) -> T:
-        """Call libibverbs.
+        """Call a function of libibverbs, and translate its errors.
 
         Raises:
-            VerbsError: saying what failed, and why.
+            VerbsError: if the call fails; it names the call and the cause.
         """
         try:
             return function()
@@ -79,11 +79,11 @@ class Nic:
             ) from error
 
     def register(self, memory: Memory, *, remote: bool) -> Registration:
-        """Register memory: for transfers from here, or (`remote`) for others to read and, unless it's
-        read-only, to write.
+        """Register memory for transfers from this process, or (`remote`) for other processes to read and,
+        unless it's read-only, to write.
 
         Raises:
-            VerbsError: naming the limit that was met.
+            VerbsError: if that fails; it names the limit that was exceeded.
         """
         access = self._access(not memory.read_only, remote)
         if not memory.is_cpu:
@@ -96,7 +96,7 @@ class Nic:
         return self.register_range(memory.address, memory.span_bytes, access)
 
     def register_range(self, address: int, nbytes: int, access: int) -> Registration:
-        """Register a stretch of host memory."""
+        """Register a range of host memory."""
         what = f"registering {nbytes:,} bytes"
         return Registration(
             self.call(what, lambda: self.library.MR(self.domain, nbytes, access, address=address))
@@ -110,7 +110,7 @@ class Nic:
         return local | c.IBV_ACCESS_REMOTE_READ | (c.IBV_ACCESS_REMOTE_WRITE if writable else 0)
 
     def close(self) -> None:
-        """Close it, and all that was made of it."""
+        """Close the NIC, and everything that was created from it."""
         with suppress(*self.library.errors):
             self.context.close()
 
@@ -124,10 +124,10 @@ class Nics:
         self._closed = False
 
     def get(self, port: Port) -> Nic:
-        """Return a port, opened.
+        """Return the NIC of a port, opened at the first call.
 
         Raises:
-            VerbsError: if it can't be.
+            VerbsError: if it can't be opened.
         """
         with self._lock:
             if self._closed:
@@ -140,7 +140,7 @@ class Nics:
             return found
 
     def close(self) -> None:
-        """Close all."""
+        """Close all NICs."""
         with self._lock:
             self._closed = True
             nics, self._by_name = list(self._by_name.values()), {}
@@ -149,8 +149,8 @@ class Nics:
 
 
 def _fork_safely() -> None:
-    """Before Linux 5.12 a fork takes registered pages from the parent unless libibverbs was told before;
-    since then this does nothing.
+    """Prepare libibverbs for forks: before Linux 5.12 a fork takes registered pages from the parent
+    otherwise. Has no effect on later kernels.
     """
     library()
     with suppress(Exception):
@@ -160,10 +160,10 @@ def _fork_safely() -> None:
 
 
 def port_named(name: str) -> Port:
-    """Return a usable port by its name.
+    """Return the usable port with this name.
 
     Raises:
-        VerbsError: if it isn't there any more.
+        VerbsError: if it's no longer usable.
     """
     for port in usable_ports():
         if port.name == name:

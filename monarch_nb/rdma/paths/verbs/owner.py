@@ -34,7 +34,7 @@ MAX_QUEUE_PAIRS = 1024
 
 
 def port_for(memory: Memory, ports: list[Port], like: str = "") -> Port:
-    """Return the port to take for memory of this process."""
+    """Return the port to use for memory of this process."""
     if memory.is_cpu:
         return nearest(ports, numa=verbs_device.own_numa(), like=like)
     return nearest(ports, pci=verbs_device.gpu_pci(memory.gpu), like=like)
@@ -53,7 +53,7 @@ class OwnerSide:
         self._process_at: dict[tuple[str, int], int] = {}
 
     def answer(self, question: Question[object], region: Region) -> Target | Connected | Done | Refused:
-        """Answer one question."""
+        """Return the answer to a question."""
         try:
             if isinstance(question, Register):
                 return self._register(question, region)
@@ -105,7 +105,9 @@ class OwnerSide:
         return found
 
     def _completion_queue(self, nic: Nic) -> Any:
-        """Return a queue in which nothing is ever announced: we ask for nothing."""
+        """Return a completion queue, which libibverbs requires; it stays empty, because the owner posts no
+        requests.
+        """
         found = self._completions.get(nic.port.name)
         if found is None:
             found = nic.call(
@@ -115,7 +117,7 @@ class OwnerSide:
         return found
 
     def _clear(self, places: Addresses, process: int, given_up: list[int]) -> None:
-        """Close queue pairs that nobody uses any more."""
+        """Close queue pairs that are no longer used."""
         for place in places:
             before = self._process_at.get(place, process)
             if before != process:
@@ -133,12 +135,12 @@ class OwnerSide:
                 queue_pair.close()
 
     def forget(self, region: Region) -> None:
-        """Take a region from all NICs: when this returns, none can reach it."""
+        """Deregister a region from all NICs; when this returns, none can access it."""
         for registration in region.made.pop(NAME, {}).values():
             registration.close()
 
     def disconnect_all(self) -> None:
-        """Close all queue pairs: whoever uses them gets an error, and connects anew."""
+        """Close all queue pairs; a process that uses one gets an error, and connects again."""
         with self._lock:
             queue_pairs = [q for some in self._queue_pairs.values() for q in some]
             self._queue_pairs.clear()

@@ -79,7 +79,7 @@ class VerbsPath(Path):
 
     @property
     def reaches_gpus(self) -> bool:  # type: ignore[override]
-        """Whether NICs reach the memory of this process' GPUs."""
+        """Whether NICs can access the memory of this process' GPUs."""
         return not unavailable_reason() and not verbs_gpu.why_not()
 
     def refusal(self, handle: Handle, local: Memory) -> str:
@@ -105,7 +105,7 @@ class VerbsPath(Path):
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
-        """Count a transfer within the block as one that `close` has to wait for."""
+        """Count a transfer within the block, for `close` to wait for."""
         with self._state:
             if self._closing:
                 raise PathUnavailable("this process is leaving its mesh")
@@ -129,7 +129,7 @@ class VerbsPath(Path):
             self._run(job, nic, target, self.routes.connect(job, nic, target.port))
 
     def _run(self, job: Job, nic: Nic, target: Target, route: Route) -> bool:
-        """Run a job; say False if nothing came through a connection that had worked before."""
+        """Run a job. Return False if nothing was moved over a connection that had worked before."""
         was_used = route.was_used
         try:
             self._move(job, nic, target, route)
@@ -168,12 +168,14 @@ class VerbsPath(Path):
             verbs_gpu.flush(job.local)
 
     def memories(self, nic: Nic) -> LocalMemories:
-        """Return the memory that is registered with a NIC for transfers from here."""
+        """Return the memory that is registered with a NIC for transfers from this process."""
         with self._state:
             return self._memories.setdefault(nic.port.name, LocalMemories(nic))
 
     def _watch(self, job: Job) -> Callable[[], None]:
-        """Return the function to call when nothing arrives: after a while it asks the owner."""
+        """Return the function to call when nothing arrives; after a while it asks the owner whether the
+        buffer still exists.
+        """
         heard = [time.monotonic(), job.done_bytes]
 
         def silent() -> None:
@@ -228,7 +230,9 @@ class VerbsPath(Path):
     # --- errors
 
     def _explained(self, job: Job, nic: Nic, error: CompletionError) -> Exception:
-        """Return the error to raise for a failed request: the owner knows whether the buffer holds."""
+        """Return the error to raise for a failed request, after asking the owner whether the buffer still
+        exists.
+        """
         handle = job.handle
         with self._state:
             self._targets.pop((handle.key, nic.port.name), None)
@@ -255,7 +259,7 @@ class VerbsPath(Path):
         )
 
     def _avoid(self, process: int, gpu: str, reason: str) -> None:
-        """Don't try again for a while: other paths are better than to wait for nothing."""
+        """Avoid this path for a while, because other paths are faster than waiting for a time-out again."""
         with self._state:
             while len(self._avoided) >= MAX_AVOIDED:
                 self._avoided.pop(next(iter(self._avoided)))

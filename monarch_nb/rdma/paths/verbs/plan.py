@@ -27,12 +27,13 @@ class Request(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parts."""
+        """The number of bytes of all parts."""
         return sum(p.nbytes for p in self.parts)
 
 
 def requests(pieces: Iterable[Piece], max_bytes: int, max_parts: int) -> Iterator[Request]:
-    """Yield requests for these pieces: what is contiguous at the owner goes together, what is long is cut.
+    """Yield requests for these pieces: pieces that are contiguous at the owner are merged, long ones are
+    split.
 
     >>> for request in requests([Piece(0, 100, 4), Piece(4, 200, 4), Piece(50, 0, 5)], 4096, 8):
     ...     print(request)
@@ -59,7 +60,7 @@ def _cut(piece: Piece, max_bytes: int) -> Iterator[Piece]:
 
 
 def chains(wanted: Iterable[Request], max_requests: int, max_bytes: int) -> Iterator[list[Request]]:
-    """Yield requests in groups that are posted at once."""
+    """Yield groups of requests that are posted together."""
     chain, total = list[Request](), 0
     for request in wanted:
         if chain and (len(chain) == max_requests or total + request.nbytes > max_bytes):
@@ -72,7 +73,7 @@ def chains(wanted: Iterable[Request], max_requests: int, max_bytes: int) -> Iter
 
 
 def packed(pieces: Iterable[Piece]) -> list[Piece]:
-    """Return the same pieces, one behind the other here: for a copy in between."""
+    """Return the same pieces with contiguous local offsets, for an intermediate copy."""
     found, at = [], 0
     for piece in pieces:
         found.append(Piece(piece.there, at, piece.nbytes))

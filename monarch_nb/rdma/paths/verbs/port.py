@@ -29,12 +29,12 @@ class Gid:
 
     @property
     def is_ipv4(self) -> bool:
-        """Whether it's an IPv4 address in IPv6's clothes."""
+        """Whether the GID is an IPv4-mapped IPv6 address."""
         return IPv6Address(self.value).ipv4_mapped is not None
 
     @property
     def is_link_local(self) -> bool:
-        """Whether no router passes it on."""
+        """Whether the GID is a link-local address, which routers don't forward."""
         return IPv6Address(self.value).is_link_local
 
     def __str__(self) -> str:
@@ -71,28 +71,28 @@ class Port:
 
     @property
     def is_active(self) -> bool:
-        """Whether it can carry anything."""
+        """Whether the port is active."""
         return self.state == "ACTIVE"
 
     @property
     def gid(self) -> Gid | None:
-        """The address to use."""
+        """The GID to use; None if there is none."""
         return choose_gid(self.gids)
 
     @property
     def is_usable(self) -> bool:
-        """Whether a queue pair can be connected by it."""
+        """Whether a queue pair can be connected through this port."""
         return self.is_active and self.is_channel_adapter and self.gid is not None
 
     @property
     def name(self) -> str:
-        """`mlx5_0:1`."""
+        """The name of the port, such as `mlx5_0:1`."""
         return f"{self.device}:{self.number}"
 
 
 def choose_gid(gids: Sequence[Gid]) -> Gid | None:
-    """Return the address to use: RoCE v2 before v1, IPv4 before IPv6, what routers pass on before what
-    they don't.
+    """Return the GID to use: RoCE v2 before v1, IPv4 before IPv6, routable before link-local; None if there
+    is none.
     """
     order = (INFINIBAND, ROCE_V2, ROCE_V1)
     known = [g for g in gids if g.kind in order]
@@ -104,7 +104,7 @@ def choose_gid(gids: Sequence[Gid]) -> Gid | None:
 
 
 def common_depth(one: str, other: str) -> int:
-    """Return how many steps two ways through the PCI tree share from the root.
+    """Return how many levels two paths in the PCI tree share, from the root.
 
     >>> root = "/sys/devices/pci0000:00"
     >>> common_depth(f"{root}/0000:00:01.0/0000:01:00.0", f"{root}/0000:00:02.0")
@@ -115,8 +115,8 @@ def common_depth(one: str, other: str) -> int:
 
 
 def nearest(ports: Sequence[Port], pci: str = "", numa: int = -1, like: str = "") -> Port:
-    """Return the port to take for memory at a place; ports that are equally near go by speed, then by name
-    as the other side's (`like`).
+    """Return the port nearest to memory at a PCI path or NUMA node. Ties are broken by speed, then by the
+    name of the other side's port (`like`).
     """
     return min(
         ports,

@@ -63,10 +63,10 @@ class QueuePair:
         )
 
     def connect(self, other: QPInfo, *, serves: bool) -> None:
-        """Connect to the other end. Only the one that `serves` lets its memory be reached.
+        """Connect to the other end. Only the end that `serves` allows access to its memory.
 
         Raises:
-            VerbsError: if there's no way to the other NIC's address.
+            VerbsError: if the other NIC's address can't be reached.
         """
         self.nic.call("preparing a queue pair", lambda: self._prepare(serves))
         self.nic.call(f"connecting to {other.gid}", lambda: self._aim(other))
@@ -127,7 +127,7 @@ class QueuePair:
         )
 
     def stop(self) -> None:
-        """Stop the queue: requests under way come back as flushed."""
+        """Stop the queue; requests in flight complete with the status "flushed"."""
         self.pair.modify(self._attributes(self.nic.constants.IBV_QPS_ERR), self.nic.constants.IBV_QP_STATE)
 
     def _attributes(self, state: int) -> Any:
@@ -136,10 +136,10 @@ class QueuePair:
         return attributes
 
     def close(self) -> None:
-        """Close the queue pair: when this returns, its NIC reads and writes nothing more for it."""
+        """Close the queue pair; when this returns, its NIC accesses no memory for it any more."""
         self.pair.close()
 
 
 def _long_gid(value: str) -> str:
-    """Write an address with all its zeros, as libibverbs wants it."""
+    """Return an address in full, with all its zeros, as libibverbs requires."""
     return IPv6Address(value).exploded

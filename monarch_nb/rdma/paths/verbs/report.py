@@ -16,8 +16,8 @@ _missing = ("", 0.0)
 
 
 def unavailable_reason() -> str:
-    """Return why no transfer can go by RDMA from here; empty if one can. Cheap; imports nothing where
-    there's no device.
+    """Return why this process can't transfer by RDMA; empty if it can. Cheap; imports nothing on a machine
+    without a device.
     """
     return verbs_device.no_device_reason() or _library_reason()
 

@@ -27,7 +27,7 @@ class Ask(Protocol):
     """The interface that asks the owner of a job's buffer."""
 
     def __call__(self, job: Job, timeout_s: float, question: Question[T | Refused], /) -> T:
-        """Return the answer.
+        """Return the owner's answer.
 
         Raises:
             PathUnavailable: if the owner refuses.
@@ -62,7 +62,7 @@ class Routes:
         self._lock = threading.Lock()
 
     def take_route(self, job: Job, nic: Nic, port: str) -> Route:
-        """Return a connection between a NIC and the owner's port that nobody else uses."""
+        """Return a connection between a NIC and the owner's port that no other transfer uses."""
         with self._lock:
             idle = self.idle.get((job.handle.owner.process, nic.port.name, port))
             if idle:
@@ -70,10 +70,10 @@ class Routes:
         return self.connect(job, nic, port)
 
     def connect(self, job: Job, nic: Nic, port: str) -> Route:
-        """Make a new one.
+        """Create a connection.
 
         Raises:
-            VerbsError: if there's no way to the other NIC's address.
+            VerbsError: if the other NIC's address can't be reached.
         """
         process, own = job.handle.owner.process, self._own()
         with self._lock:
@@ -103,7 +103,7 @@ class Routes:
             self.drop(old)
 
     def close_idle(self, process: int | None = None) -> None:
-        """Close the connections to a process, or all, that nobody uses just now."""
+        """Close the idle connections to a process, or to all."""
         with self._lock:
             keys = [k for k in self.idle if process in (None, k[0])]
             routes = [route for key in keys for route in self.idle.pop(key)]
@@ -111,7 +111,7 @@ class Routes:
             self.drop(route)
 
     def drop(self, route: Route) -> None:
-        """Close a connection, and tell the owner with the next one."""
+        """Close a connection, and tell its owner with the next question."""
         route.connection.close()
         with self._lock:
             self._given_up.setdefault(route.process, []).append(route.number)
