@@ -152,7 +152,7 @@ def test_nothing_to_show_is_empty() -> None:
         view.result(rank, None)
         view.done(rank, 0.01)
     assert not view.visible()
-    assert view.mimebundle() == {"text/plain": "", "text/html": ""}
+    assert view.outputs() == []
 
 
 def test_output_is_escaped_and_folded() -> None:
