@@ -1,4 +1,4 @@
-"""What ranks display between the lines that they print: in its place, and equal displays once."""
+"""Displays of ranks, in their places between the lines that ranks print; equal ones once."""
 
 from __future__ import annotations
 

@@ -269,3 +269,21 @@ def test_history_says_in_a_terminals_words_what_is_kept(mesh: str) -> None:
     shown = ran("history", mesh).stdout
     assert "kept on disk for 30 days: %mesh set journal DAYS|off (in a notebook)" in shown
     assert "print('%mesh heal')" in shown
+
+
+def test_displays_are_text_in_their_places(mesh: str) -> None:
+    source = (
+        "from IPython.display import *\nprint('one')\ndisplay(Markdown('two'))\nprint('three', end='')\n"
+        "display(f'four {rank}')\nprint('five')\n'six'"
+    )
+    assert ran("exec", mesh, source).stdout.splitlines() == [
+        *(
+            "[0-1] one",
+            "[0-1] two",
+            "[0-1] three",
+            "[0] 'four 0'",
+            "[1] 'four 1'",
+            "[0-1] five",
+            "[0-1] 'six'",
+        )
+    ]
