@@ -23,7 +23,7 @@ from monarch_nb._display.bars import merge_bars
 from monarch_nb._display.bundle import Bundle
 from monarch_nb._display.displays import Display, Made, by_value, folded, placed
 from monarch_nb._display.errors import ErrorGroup, ErrorInfo, fold_errors
-from monarch_nb._display.fold import DISPLAY, NOTE, Fold, Row
+from monarch_nb._display.fold import DISPLAY, NOTE, Fold, Row, joined_rows
 from monarch_nb._display.lines import Lines
 from monarch_nb._display.outputs import Output, outputs_of
 from monarch_nb._display.progress import PROGRESS_AFTER_S, CellState
@@ -336,6 +336,8 @@ class CellView:
         """
         with self._lock:
             rows = self._fold.drain_rows(0 if final else _NUM_HOLDS)
+            if not any(self._displays.values()):
+                return joined_rows(rows, prefix=self._prefix)
             for made in (made for row in rows for made in row.shown):
                 made.printed = made.bundle
             shown = placed(rows)

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from monarch_nb._display.bundle import Bundle
-from monarch_nb._display.fold import DISPLAY, Row
+from monarch_nb._display.fold import DISPLAY, Row, in_rank_order
 
 _Value = TypeVar("_Value")
 _DRAWN_ID = re.compile(r"[0-9a-f]{32}")
@@ -50,10 +50,10 @@ def placed(rows: Iterable[Row]) -> list[Row | Display]:
             displays.append(row)
             continue
         if displays:
-            found += folded(displays)
+            found += folded(in_rank_order(displays))
             displays = []
         found.append(row)
-    return found + folded(displays)
+    return found + folded(in_rank_order(displays))
 
 
 def stretches(body: Iterable[Row | Display]) -> list[tuple[list[Row], list[Display]]]:

@@ -485,8 +485,9 @@ class Fold:
             if not texts[text]:
                 del texts[text]
         self._num_undrained += sum(row.touched for row in dropped)
-        gone = set(dropped)
-        self._touched = [row for row in self._touched if row not in gone]
+        self._touched = [
+            row for row in self._touched if not first <= row.label <= last or row.stream == DISPLAY
+        ]
         for before, after in pairwise(kept):
             before.next, after.prev = after, before
         kept[-1].next = end

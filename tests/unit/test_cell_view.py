@@ -587,6 +587,13 @@ def test_a_terminal_prints_displays_in_their_places_once() -> None:
     assert stream.getvalue().splitlines()[3:] == ["[0-1] three", "[1] four", "[1] five"]
 
 
+def test_displays_in_a_terminal_are_in_the_order_of_ranks() -> None:
+    view, _ = make_view(3)
+    for rank in (2, 0, 1):
+        view.display(rank, page(f"of {rank}"))
+    assert view.drain() == "[0] of 0\n[1] of 1\n[2] of 2\n"
+
+
 def test_a_terminal_is_told_at_the_end_what_has_become_of_a_display() -> None:
     stream = io.StringIO()
     view, _ = make_view(1)
