@@ -143,9 +143,12 @@ def test_a_replay_has_the_same_order(notebook: Notebook, tmp_path: Path) -> None
     notebook.run(source)
     text = "[0-2] one\nranks 0-2:\ntwo\n[0-2] three\n[0-2] 'four'"
     assert notebook.text("%mesh result") == text
+    notebook.run("%%mesh\nprint('before', end='')\ndisplay('shown')\nprint('after')")
+    assert notebook.text("%mesh logs").endswith("[0-2] before\n[0-2] 'shown'\n[0-2] after")
     file = tmp_path / "exported.ipynb"
     notebook.run(f"%mesh export {file}")
-    assert shown(nbformat.read(file, as_version=4).cells[-1].outputs) == text
+    cell = next(c for c in reversed(nbformat.read(file, as_version=4).cells) if "'four'" in c.source)
+    assert shown(cell.outputs) == text
 
 
 def test_pages_and_images_stay_in_the_page(run: Callable[[str], list[Any]]) -> None:
