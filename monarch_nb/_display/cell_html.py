@@ -7,11 +7,12 @@ lines.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from monarch_nb._display import ansi
-from monarch_nb._display.bundle import Bundle
 from monarch_nb._display.cell_text import cut_line, timing
+from monarch_nb._display.displays import Display, panels_of, stretches
 from monarch_nb._display.errors import ErrorGroup
 from monarch_nb._display.fold import NOTE, Row, prefix_of
 from monarch_nb._display.progress import CellState, progress_text, strip_shown
@@ -35,11 +36,11 @@ def render(snapshot: Snapshot) -> str:
     """Return the HTML of a snapshot; empty when there is nothing to show."""
     body = joined(
         [
-            _rows(snapshot),
-            _displays(snapshot),
+            _body(snapshot),
             _results(snapshot),
             *(_error(group, len(snapshot.errors)) for group in snapshot.errors),
-            _timing(snapshot.state),
+            _timing(snapshot.state) if snapshot.state is not None else _EMPTY,
+            fill("caption.html", label=snapshot.caption) if snapshot.caption else _EMPTY,
         ]
     )
     if not body and not snapshot.title:
@@ -49,19 +50,18 @@ def render(snapshot: Snapshot) -> str:
     return fill("cell.html", style=style_for(shown, "output.css"), body=Markup(shown))
 
 
-def label_bundle(label: str) -> dict[str, str]:
-    """Return the label above an output that the front end displays: its ranks."""
-    shown = fill("caption.html", label=label)
-    return {
-        "text/plain": f"{label}:",
-        "text/html": fill("cell.html", style=style_for(shown, "output.css"), body=shown),
-    }
-
-
-def _rows(snapshot: Snapshot) -> Markup:
-    rows = [_row(row, snapshot.prefix) for row in snapshot.rows]
-    rows += [_row(row, snapshot.prefix, " mno-partial") for row in snapshot.partial_rows]
-    return _block(rows)
+def _body(snapshot: Snapshot) -> Markup:
+    """Put lines and displays below each other, in their order; unfinished lines come last."""
+    parts = stretches(snapshot.body)
+    if parts[-1][1]:
+        parts.append(([], []))
+    unfinished = [_row(row, snapshot.prefix, " mno-partial") for row in snapshot.partial_rows]
+    blocks: list[Markup] = []
+    for number, (lines, displays) in enumerate(parts, 1):
+        rows = [_row(row, snapshot.prefix) for row in lines]
+        blocks.append(_block(rows + unfinished if number == len(parts) else rows))
+        blocks.append(_displays(f"{snapshot.key}-d{number}", displays, snapshot.prefix))
+    return joined(blocks)
 
 
 def _block(lines: list[Markup]) -> Markup:
@@ -87,21 +87,28 @@ def _line(ranks: tuple[int, ...], text: Markup, prefix: bool, kind: str) -> Mark
     return fill("row.html" if prefix else "bare_row.html", kind=kind, ranks=label, text=text)
 
 
-def _displays(snapshot: Snapshot) -> Markup:
-    panels = [(ranks, joined([bundle.html() for bundle in bundles])) for ranks, bundles in snapshot.displays]
-    return _tabs(f"{snapshot.key}-d", panels, snapshot.prefix)
+def _displays(name: str, displays: Iterable[Display], prefix: bool) -> Markup:
+    return joined(
+        [
+            _tabs(
+                f"{name}-{number}",
+                [(ranks, joined([bundle.html() for bundle in bundles])) for ranks, bundles in panels],
+                prefix,
+            )
+            for number, panels in enumerate(panels_of(displays))
+        ]
+    )
 
 
 def _results(snapshot: Snapshot) -> Markup:
-    if any(bundle.rich_type for _, bundle in snapshot.results):
-        panels = [(ranks, bundle.html()) for ranks, bundle in snapshot.results]
+    if any(result.bundle.rich_type for result in snapshot.results):
+        panels = [(result.ranks, result.bundle.html()) for result in snapshot.results]
         return _tabs(f"{snapshot.key}-r", panels, snapshot.prefix)
-    lines = [_result_line(ranks, bundle, snapshot.prefix) for ranks, bundle in snapshot.results]
-    return _block(lines)
+    return _block([_result_line(result, snapshot.prefix) for result in snapshot.results])
 
 
-def _result_line(ranks: tuple[int, ...], bundle: Bundle, prefix: bool) -> Markup:
-    return _line(ranks, Markup(ansi.to_html(bundle.text())), prefix, "result")
+def _result_line(result: Display, prefix: bool) -> Markup:
+    return _line(result.ranks, Markup(ansi.to_html(result.bundle.text())), prefix, "result")
 
 
 def _tabs(name: str, panels: list[tuple[tuple[int, ...], Markup]], prefix: bool) -> Markup:

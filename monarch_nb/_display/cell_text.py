@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from monarch_nb._display import ansi
+from monarch_nb._display.displays import Display
 from monarch_nb._display.errors import errors_text
 from monarch_nb._display.fold import Row, prefix_of
 from monarch_nb._display.progress import CellState, progress_text, strip_text
@@ -18,18 +19,33 @@ MAX_LINE_CHARS = 10_000
 
 def render(snapshot: Snapshot) -> str:
     """Return the whole cell as text, without colours and without a line end at the end."""
-    lines = [row_text(row, snapshot.prefix) for row in (*snapshot.rows, *snapshot.partial_rows)]
+    lines = [row_text(row, snapshot.prefix) for row in (*snapshot.body, *snapshot.partial_rows)]
     title = [snapshot.title] if snapshot.title else []
     return "\n".join([*title, *lines, *_closing(snapshot, colour=False)])
 
 
 def render_closing(snapshot: Snapshot, *, colour: bool) -> str:
-    """Return the text after the output lines; it ends in a line end unless it is empty."""
-    return "".join(f"{block}\n" for block in _closing(snapshot, colour=colour))
+    """Return displays and what comes after all output; it ends in a line end unless it is empty."""
+    blocks = [row_text(row, snapshot.prefix) for row in snapshot.body]
+    return "".join(f"{block}\n" for block in [*blocks, *_closing(snapshot, colour=colour)])
 
 
-def row_text(row: Row, prefix: bool) -> str:
-    """Return one output line with its ranks."""
+def render_printed(rows: Iterable[Row | Display], prefix: bool) -> str:
+    """Return lines as they were printed, colours and all, and displays between them; each has a line end."""
+    return "".join(
+        [
+            f"{row_text(row, prefix)}\n"
+            if isinstance(row, Display)
+            else f"{prefix_of(row.ranks) if prefix else ''}{row.text}\n"
+            for row in rows
+        ]
+    )
+
+
+def row_text(row: Row | Display, prefix: bool) -> str:
+    """Return one output line, or one display, with its ranks."""
+    if isinstance(row, Display):
+        return _labelled(row, prefix)
     return f"{prefix_of(row.ranks) if prefix else ''}{cut_line(ansi.strip(row.text))}"
 
 
@@ -46,19 +62,18 @@ def timing(state: CellState) -> str:
 
 
 def _closing(snapshot: Snapshot, *, colour: bool) -> Iterable[str]:
-    for ranks, bundles in snapshot.displays:
-        for bundle in bundles:
-            yield _labelled(ranks, bundle.text(), snapshot.prefix)
-    for ranks, bundle in snapshot.results:
-        yield _labelled(ranks, bundle.text(), snapshot.prefix)
+    for result in snapshot.results:
+        yield _labelled(result, snapshot.prefix)
     if snapshot.errors:
         yield errors_text(snapshot.errors, colour=colour).rstrip("\n")
-    line = timing(snapshot.state)
+    line = timing(snapshot.state) if snapshot.state is not None else ""
     if line:
         yield line
+    if snapshot.caption:
+        yield f"{snapshot.caption}:"
 
 
-def _labelled(ranks: tuple[int, ...], text: str, prefix: bool) -> str:
+def _labelled(display: Display, prefix: bool) -> str:
     """Put the ranks before a text; its further lines are indented as much, so that matrices stay aligned."""
-    label = prefix_of(ranks) if prefix else ""
-    return label + text.replace("\n", "\n" + " " * len(label))
+    label = prefix_of(display.ranks) if prefix else ""
+    return label + display.bundle.text().replace("\n", "\n" + " " * len(label))

@@ -13,20 +13,21 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from monarch_nb._display import cell_html, cell_text
 from monarch_nb._display.bars import merge_bars
 from monarch_nb._display.bundle import Bundle
+from monarch_nb._display.displays import Display, Made, by_value, folded, placed
 from monarch_nb._display.errors import ErrorGroup, ErrorInfo, fold_errors
-from monarch_nb._display.fold import NOTE, Fold, Row
+from monarch_nb._display.fold import DISPLAY, NOTE, Fold, Row, joined_rows
 from monarch_nb._display.lines import Lines
+from monarch_nb._display.outputs import Output, outputs_of
 from monarch_nb._display.progress import PROGRESS_AFTER_S, CellState
 from monarch_nb._protocol.shown import MimeBundle
-from monarch_nb._shape.rank_set import name_ranks
 
 PROGRESS_EVERY_S = 1.0
 _NUM_HOLDS = 3
@@ -34,37 +35,22 @@ _NUM_HOLDS = 3
 written can't be folded any more.
 """
 
-_Key = TypeVar("_Key")
-
-
-MAX_NATIVES = 32
-"""Maximum number of separate outputs of a cell's displays in a notebook; further ones are shown as text."""
-
-
-class Native(msgspec.Struct, frozen=True):
-    """A display that a notebook shows as an output of its own. `key` identifies its place: which display of a
-    rank, and which of the versions that differ between ranks.
-    """
-
-    key: str
-    label: str
-    bundle: Bundle
-
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The folded state of a cell's output at one moment. `key` makes ids in its HTML unique; `prefix`:
-    whether rows name their ranks.
+    """All of a cell at one moment, folded. `key` makes ids in its HTML unique; `prefix`: are ranks named?
+
+    A part of a cell has no `state`; its `caption` says which ranks are shown next, in an output of its own.
     """
 
     title: str
     key: str
     prefix: bool
-    rows: list[Row]
+    body: list[Row | Display]
     partial_rows: list[Row]
-    displays: list[tuple[tuple[int, ...], tuple[Bundle, ...]]]
-    results: list[tuple[tuple[int, ...], Bundle]]
+    results: list[Display]
     errors: list[ErrorGroup]
-    state: CellState
+    state: CellState | None
+    caption: str = ""
 
 
 class CellView:
@@ -105,7 +91,7 @@ class CellView:
             self._fold = Lines(
                 ranks, prefix=self._prefix, by_rank=group == "rank", max_rows=max_rows, more_hint=more_hint
             )
-        self._displays: dict[int, list[tuple[str | None, Bundle]]] = {rank: [] for rank in ranks}
+        self._displays: dict[int, list[Made]] = {rank: [] for rank in ranks}
         self._bars: dict[int, dict[str, str]] = {}
         """Progress bars by rank, in the order in which they came."""
         self._to_clear: set[int] = set()
@@ -198,11 +184,12 @@ class CellView:
         with self._lock:
             self._clear_before(rank)
             shown = self._displays[rank]
-            replaced = [place for place, (known, _) in enumerate(shown) if update and known == display_id]
-            for place in replaced:
-                shown[place] = (display_id, bundle)
+            replaced = [made for made in shown if update and made.display_id == display_id]
+            for made in replaced:
+                made.bundle = bundle
             if not replaced:
-                shown.append((display_id, bundle))
+                shown.append(Made(display_id, bundle))
+                self._fold.mark(rank, shown[-1])
             self._touch()
         self._tell()
 
@@ -319,48 +306,16 @@ class CellView:
             content = self._fold.num_rows or any(self._displays.values()) or self._results or self._errors
             return bool(content or state.shows_progress or self._partial_rows() or cell_text.timing(state))
 
-    def natives(self) -> list[Native]:
-        """Return the displays that a notebook shows in separate outputs, equal ones of several ranks
-        merged.
-        """
+    def snapshot(self) -> Snapshot:
+        """Return everything, folded."""
         with self._lock:
-            return self._natives()
-
-    def _natives(self) -> list[Native]:
-        found: list[Native] = []
-        most = max(map(len, self._displays.values()), default=0)
-        places = [
-            (
-                f"d{place}",
-                {rank: shown[place][1] for rank, shown in self._displays.items() if len(shown) > place},
-            )
-            for place in range(most)
-        ]
-        for name, bundles in [*places, ("r", self._results)]:
-            native = {rank: bundle for rank, bundle in bundles.items() if bundle.is_native}
-            for number, (ranks, bundle) in enumerate(_by_value(native)):
-                found.append(Native(f"{name}-{number}", name_ranks(ranks) if self._prefix else "", bundle))
-                if len(found) == MAX_NATIVES:
-                    return found
-        return found
-
-    def snapshot(self, *, without: Collection[Bundle] = ()) -> Snapshot:
-        """Return the folded output, without bundles that are shown elsewhere."""
-        with self._lock:
-            displays = {
-                rank: bundles
-                for rank, shown in self._displays.items()
-                if (bundles := tuple(bundle for _, bundle in shown if bundle not in without))
-            }
-            results = {rank: bundle for rank, bundle in self._results.items() if bundle not in without}
             return Snapshot(
                 title=self._title,
                 key=self._key,
                 prefix=self._prefix,
-                rows=merge_bars(self._fold.rows()),
+                body=placed(merge_bars(self._fold.rows())),
                 partial_rows=self._partial_rows(),
-                displays=_by_value(displays),
-                results=_by_value(results),
+                results=[Display(ranks, bundle) for ranks, bundle in by_value(self._results)],
                 errors=fold_errors(self._errors),
                 state=self._state(),
             )
@@ -373,21 +328,39 @@ class CellView:
         """Return the view as self-contained HTML; empty when there is nothing to show."""
         return cell_html.render(self.snapshot())
 
-    def mimebundle(self) -> dict[str, str]:
-        """Return text/plain and text/html of the same moment; `natives` are displayed besides."""
-        snapshot = self.snapshot(without={native.bundle for native in self.natives()})
-        return {"text/plain": cell_text.render(snapshot), "text/html": cell_html.render(snapshot)}
+    def outputs(self) -> list[Output]:
+        """Return what a notebook shows, in order: one page, cut where the front end draws something."""
+        return outputs_of(self.snapshot())
 
     def drain(self, *, final: bool = True) -> str:
-        """Return the output lines completed since the last call, for a terminal; before the end, lines that
-        only some ranks have printed are held back for a moment.
+        """Return the lines and displays completed since the last call, for a terminal; unless that's the end,
+        what only some ranks have shown waits a little.
         """
         with self._lock:
-            return self._fold.drain(0 if final else _NUM_HOLDS)
+            rows = self._fold.drain_rows(0 if final else _NUM_HOLDS)
+            if not any(self._displays.values()):
+                return joined_rows(rows, prefix=self._prefix)
+            for made in (made for row in rows for made in row.shown):
+                made.printed = made.bundle
+            shown = placed(rows)
+        return cell_text.render_printed(shown, self._prefix)
 
     def closing_text(self) -> str:
-        """Return the text after the output lines (displays, results, errors, times), with colours."""
-        return cell_text.render_closing(self.snapshot(), colour=True)
+        """Return the text after the output lines: displays that have changed since they were printed,
+        results, errors, times, with colours.
+        """
+        snapshot = self.snapshot()
+        with self._lock:
+            changed = folded(self._changed_rows())
+        return cell_text.render_closing(replace(snapshot, body=changed), colour=True)
+
+    def _changed_rows(self) -> list[Row]:
+        return [
+            Row((rank,), DISPLAY, made.token, (made,))
+            for rank, shown in self._displays.items()
+            for made in shown
+            if made.printed is not None and made.printed != made.bundle
+        ]
 
     def _touch(self) -> None:
         self._version += 1
@@ -414,11 +387,3 @@ class CellView:
             num_lines=self._fold.num_rows,
             closed=self._closed,
         )
-
-
-def _by_value(values: Mapping[int, _Key]) -> list[tuple[tuple[int, ...], _Key]]:
-    """Merge equal values, with their ranks, by lowest rank."""
-    groups: dict[_Key, list[int]] = {}
-    for rank in sorted(values):
-        groups.setdefault(values[rank], []).append(rank)
-    return [(tuple(ranks), value) for value, ranks in groups.items()]

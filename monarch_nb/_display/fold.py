@@ -6,7 +6,8 @@ rank joins an equal row further down than what that rank printed last, or become
 
 Invariants, whatever the interleaving and however the text was cut into chunks:
 
-* the rows that contain a rank, read from top to bottom, are exactly the lines of that rank, in order;
+* the rows that contain a rank, read from top to bottom, are exactly the lines and displays of that rank, in
+  order;
 * a row contains a rank at most once, and lines that differ in anything, a number too, are different rows; but
   on stderr, a warning or a line that tells of a failure may differ in its values (`monarch_nb._folding`), and
   what actors log in their names: its row then lists them.
@@ -22,6 +23,9 @@ no other row. Equal lines are found by a dict from text to rows, sorted by label
 it joins and 2 us when it is new. A carriage return overwrites its line and the last state counts. The list is
 bounded: beyond `max_rows` the middle is hidden with a row that says so, and far beyond that it is forgotten.
 
+A display is a row of its own stream (`DISPLAY`), and folds by the same rules; its text is a token that is
+equal on ranks that show the same. It isn't counted as a line, and neither hidden nor forgotten.
+
 Not thread-safe: `CellView` has the lock.
 """
 
@@ -29,14 +33,19 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from monarch_nb._folding import NAMED, Values, is_trouble, merge, split, split_name
 from monarch_nb._shape.rank_set import format_ranks
+
+if TYPE_CHECKING:
+    from monarch_nb._display.displays import Made
 
 LOOKAHEAD_ROWS = 1000
 FLOATING_ROWS = 64
@@ -45,13 +54,15 @@ KEPT_PER_SHOWN = 50
 """Rows held in memory for each one shown, so that a rank far behind still finds its partners."""
 NOTE = "note"
 """The stream of a row that no rank printed."""
+DISPLAY = "display"
+"""The stream of a row that is no line: something that ranks display."""
 
 _GAP = 1 << 60
 _by_label = attrgetter("label")
 
 
-class Row(msgspec.Struct, frozen=True):
-    """One line and the ranks that printed it.
+class Row(msgspec.Struct, frozen=True, repr_omit_defaults=True):
+    """One line and the ranks that printed it; or a display, and what each of its ranks shows there.
 
     >>> Row((0, 1, 2), "stdout", "epoch 1")
     Row(ranks=(0, 1, 2), stream='stdout', text='epoch 1')
@@ -60,6 +71,7 @@ class Row(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
     stream: str
     text: str
+    shown: tuple[Made, ...] = ()
 
 
 class _Line:
@@ -84,8 +96,10 @@ class _Line:
         self.drained = 0
         self.num_held = 0
         self.touched = True
-        self.values: dict[int, Values] | None = None
-        """The values of a warning or failure, by rank; `text` is then its pattern."""
+        self.values: dict[int, Any] | None = None
+        """Of a warning or failure, `Values` by rank: `text` is then its pattern. Of a display, what each rank
+        shows.
+        """
         self.prev: _Line | None = None
         self.next: _Line | None = None
 
@@ -148,7 +162,7 @@ class Fold:
 
     @property
     def num_rows(self) -> int:
-        """Number of folded rows so far, including those no longer held."""
+        """Folded lines so far, also those no longer held."""
         return self._num_rows + self._num_forgotten
 
     def knows(self, rank: int) -> bool:
@@ -187,8 +201,22 @@ class Fold:
         if tail:
             pieces.append(last_state(tail) + "\r" if tail.endswith("\r") else last_state(tail))
 
+    def mark(self, rank: int, made: Made) -> None:
+        """Put a display behind what a rank has printed; a line that it hasn't ended is complete then."""
+        place = self._places.get(rank) or self._new_place(rank, self._head)
+        self._complete(place)
+        row = self._find(place, DISPLAY, made.token)
+        if row is None:
+            row = self._append(place, DISPLAY, made.token)
+            row.values = {}
+            self._num_rows -= 1  # it's no line
+        else:
+            self._join(place, row)
+        assert row.values is not None
+        row.values[rank] = made
+
     def clear(self, rank: int) -> None:
-        """Forget what a rank has printed."""
+        """Forget what a rank has printed and displayed."""
         place = self._places.pop(rank, None)
         if place is None:
             return
@@ -198,6 +226,7 @@ class Fold:
                 self._remove(row)
             else:
                 row.mask &= ~place.bit
+                row.drained &= ~place.bit
 
     def _remove(self, row: _Line) -> None:
         """Remove a row that no rank has any more."""
@@ -208,7 +237,7 @@ class Fold:
         if row in self._touched:
             self._touched.remove(row)
         self._unlink(row)
-        self._num_rows -= 1
+        self._num_rows -= row.stream != DISPLAY
         assert row.prev is not None
         for place in self._places.values():
             if place.anchor is row:
@@ -226,25 +255,30 @@ class Fold:
     def finish(self) -> None:
         """Turn unfinished lines into complete ones. Later text starts new lines."""
         for place in self._places.values():
-            for stream, pieces in place.partial.items():
-                text = last_state("".join(pieces))
-                pieces.clear()
-                if text.strip():
-                    self._add(place, stream, text)
+            self._complete(place)
+
+    def _complete(self, place: _Place) -> None:
+        for stream, pieces in place.partial.items():
+            text = last_state("".join(pieces))
+            pieces.clear()
+            if text.strip():
+                self._add(place, stream, text)
 
     def rows(self) -> list[Row]:
-        """Return the complete lines; beyond `max_rows`, a row of stream `NOTE` replaces the middle."""
+        """Return the complete lines and the displays; beyond `max_rows`, a row of stream `NOTE` replaces the
+        lines in the middle.
+        """
         cap = self._max_rows
         if cap is None or self.num_rows <= cap:
-            return in_rank_order([_public(line) for line in self._walk()])
-        tail: list[_Line] = []
-        line = self._last
-        while len(tail) < cap - cap // 2 and line.prev is not None:
-            tail.append(line)
-            line = line.prev
-        top = [_public(line) for line, _ in zip(self._walk(), range(cap // 2), strict=False)]
-        note = self._note(self.num_rows - cap)
-        return [*in_rank_order(top), note, *in_rank_order([_public(line) for line in reversed(tail)])]
+            return _in_public(self._walk())
+        top = _up_to(self._walk(), cap // 2)
+        tail = _up_to(self._walk_back(), cap - cap // 2)[::-1]
+        middle = self._displays_but({*top, *tail}) if DISPLAY in self._index else []
+        return [*_in_public(top), self._note(self.num_rows - cap), *_in_public(middle), *_in_public(tail)]
+
+    def _displays_but(self, known: set[_Line]) -> list[_Line]:
+        found = [row for rows in self._index[DISPLAY].values() for row in rows if row not in known]
+        return sorted(found, key=_by_label)
 
     def partial_rows(self) -> list[Row]:
         """Return the unfinished lines in their present state, such as progress bars, equal ones merged."""
@@ -256,8 +290,12 @@ class Fold:
                     masks[stream, text] = masks.get((stream, text), 0) | place.bit
         return [Row(_ranks_of(mask), stream, text) for (stream, text), mask in masks.items()]
 
-    def drain(self, num_holds: int = 0) -> str:
-        """Return the lines completed since the last call, for a plain text stream.
+    def drain(self) -> str:
+        """Return the lines completed since the last call, for a plain text stream."""
+        return joined_rows(self.drain_rows(), prefix=self._prefix)
+
+    def drain_rows(self, num_holds: int = 0) -> list[Row]:
+        """Return the rows completed since the last call.
 
         A row returned before that more ranks have joined since is returned again, for these ranks only.
 
@@ -269,15 +307,16 @@ class Fold:
         held = self._first_to_hold(touched, num_holds) if num_holds else len(touched)
         touched, self._touched = touched[:held], touched[held:]
         self.is_holding = bool(self._touched)
-        parts: list[str] = []
+        rows: list[Row] = []
         if self._num_undrained:
-            parts.append(self._note(self._num_undrained).text + "\n")
+            rows.append(self._note(self._num_undrained))
             self._num_undrained = 0
         for line in touched:
             new = line.mask & ~line.drained
             line.drained, line.touched, line.num_held = line.mask, False, 0
-            parts.append(f"{prefix_of(_ranks_of(new)) if self._prefix else ''}{_text_of(line, new)}\n")
-        return "".join(parts)
+            if new or line.stream == NOTE:  # and not of a rank that has cleared it since
+                rows.append(_public(line, new))
+        return rows
 
     def forget_drained(self, num_kept: int) -> None:
         """Forget the complete lines of a fold without `max_rows` if more than `num_kept` are held and `drain`
@@ -419,34 +458,43 @@ class Fold:
             yield row
             row = row.next
 
+    def _walk_back(self) -> Iterator[_Line]:
+        row = self._last
+        while row.prev is not None:
+            yield row
+            row = row.prev
+
     def _forget(self, max_rows: int) -> None:
-        """Drop the middle: keep what is shown at the top and the newer half."""
-        num_dropped = self._num_rows // 2
+        """Drop the lines in the middle: keep displays, what is shown at the top, and the newer half."""
         rows = self._walk()
-        top = next(
-            row for position, row in enumerate(rows, 1) if position == max_rows // 2 or row.next is None
-        )
-        dropped = [row for row, _ in zip(rows, range(num_dropped), strict=False)]
-        first, last = dropped[0].label, dropped[-1].label
+        top = _up_to(rows, max(1, max_rows // 2))[-1]
+        middle = _up_to(rows, self._num_rows // 2)
+        first, last, end = middle[0].label, middle[-1].label, middle[-1].next
+        dropped = [row for row in middle if row.stream != DISPLAY]
+        kept = [top, *(row for row in middle if row.stream == DISPLAY)]
         for place in self._places.values():
             while place.floating and place.floating[0].label <= last:
                 place.anchor = place.floating.popleft()
             if first <= place.anchor.label <= last:
-                place.anchor = top
+                place.anchor = kept[bisect_right(kept, place.anchor.label, key=_by_label) - 1]
         for stream, text in {(row.stream, row.text) for row in dropped}:
             texts = self._index[stream]
             texts[text] = [row for row in texts[text] if not first <= row.label <= last]
             if not texts[text]:
                 del texts[text]
         self._num_undrained += sum(row.touched for row in dropped)
-        self._touched = [row for row in self._touched if not first <= row.label <= last]
-        top.next = dropped[-1].next
-        if top.next is None:
-            self._last = top
+        self._touched = [
+            row for row in self._touched if not first <= row.label <= last or row.stream == DISPLAY
+        ]
+        for before, after in pairwise(kept):
+            before.next, after.prev = after, before
+        kept[-1].next = end
+        if end is None:
+            self._last = kept[-1]
         else:
-            top.next.prev = top
-        self._num_rows -= num_dropped
-        self._num_forgotten += num_dropped
+            end.prev = kept[-1]
+        self._num_rows -= len(dropped)
+        self._num_forgotten += len(dropped)
         self._relabel()
 
     def _note(self, num_hidden: int) -> Row:
@@ -479,15 +527,36 @@ def _first(equal: list[_Line], after: int, until: int, bit: int) -> _Line | None
     return None
 
 
-def _public(row: _Line) -> Row:
-    return Row(_ranks_of(row.mask), row.stream, row.text if row.values is None else _text_of(row, row.mask))
+def joined_rows(rows: Iterable[Row], *, prefix: bool) -> str:
+    """Return rows as text, each with a line end."""
+    return "".join([f"{prefix_of(row.ranks) if prefix else ''}{row.text}\n" for row in rows])
 
 
-def _text_of(row: _Line, mask: int) -> str:
-    """Return the text of a row, with its ranks."""
-    if not row.values or not mask:
-        return row.text
-    return merge(row.text, {rank: row.values[rank] for rank in _ranks_of(mask)})
+def _up_to(rows: Iterable[_Line], num_lines: int) -> list[_Line]:
+    """Return the first rows until there are so many lines; displays don't count."""
+    found: list[_Line] = []
+    if num_lines > 0:
+        for row in rows:
+            found.append(row)
+            num_lines -= row.stream != DISPLAY
+            if not num_lines:
+                break
+    return found
+
+
+def _in_public(rows: Iterable[_Line]) -> list[Row]:
+    return in_rank_order([_public(row, row.mask) for row in rows])
+
+
+def _public(row: _Line, mask: int) -> Row:
+    """Return a row as some of its ranks have it."""
+    ranks = _ranks_of(mask)
+    if not row.values:
+        return Row(ranks, row.stream, row.text)
+    values = {rank: row.values[rank] for rank in ranks}
+    if row.stream == DISPLAY:
+        return Row(ranks, DISPLAY, row.text, tuple(values.values()))
+    return Row(ranks, row.stream, merge(row.text, values))
 
 
 @lru_cache(maxsize=4096)

@@ -6,8 +6,55 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from monarch_nb._display.fold import NOTE, Row, last_state, prefix_of
+from monarch_nb._display.fold import DISPLAY, NOTE, Row, joined_rows, last_state
+
+if TYPE_CHECKING:
+    from monarch_nb._display.displays import Made
+
+
+class _Newest:
+    """The newest lines, and all displays; older lines are counted only."""
+
+    def __init__(self, max_lines: int) -> None:
+        self._max_lines = max_lines
+        self._rows: deque[Row] = deque()
+        self._older: list[Row] = []
+        """Displays that stood before lines which have gone."""
+        self._num_held = 0
+        self.num_lines = 0
+
+    def add(self, row: Row) -> None:
+        """Take a row; the oldest line goes if there are too many."""
+        self._rows.append(row)
+        if row.stream == DISPLAY:
+            return
+        self.num_lines += 1
+        self._num_held += 1
+        while self._num_held > self._max_lines:
+            oldest = self._rows.popleft()
+            if oldest.stream == DISPLAY:
+                self._older.append(oldest)
+            else:
+                self._num_held -= 1
+
+    def clear(self, rank: int) -> None:
+        """Forget what a rank has printed and displayed."""
+        num_gone = sum(row.ranks == (rank,) and row.stream != DISPLAY for row in self._rows)
+        self._rows = deque(row for row in self._rows if row.ranks != (rank,))
+        self._older = [row for row in self._older if row.ranks != (rank,)]
+        self._num_held -= num_gone
+        self.num_lines -= num_gone
+
+    @property
+    def num_hidden(self) -> int:
+        """The number of lines that are counted only."""
+        return self.num_lines - self._num_held
+
+    def rows(self) -> list[Row]:
+        """Return what is held."""
+        return [*self._older, *self._rows]
 
 
 class Lines:
@@ -16,7 +63,7 @@ class Lines:
     Args:
         by_rank: all of rank 0's lines first, then those of rank 1, and so on.
         prefix: name the rank before each line.
-        max_rows: of more than these, the oldest are counted only.
+        max_rows: of more lines than these, the oldest are counted only.
 
     >>> lines = Lines([0, 1], prefix=True)
     >>> lines.feed(1, "stdout", "same\\n"); lines.feed(0, "stdout", "same\\n")
@@ -37,11 +84,15 @@ class Lines:
         self._by_rank = by_rank
         self._prefix = prefix
         self._more_hint = more_hint
-        self._rows: deque[Row] = deque(maxlen=max_rows)
-        self._new: deque[Row] = deque(maxlen=max_rows)
+        self._max_rows = max_rows
+        self._rows = _Newest(max_rows)
+        self._new = _Newest(max_rows)
         self._partial: dict[tuple[int, str], str] = {}
-        self.num_rows = 0
-        self._num_undrained = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Lines so far, also those no longer held."""
+        return self._rows.num_lines
 
     def feed(self, rank: int, stream: str, text: str) -> None:
         """Add a piece of a rank's output."""
@@ -51,16 +102,15 @@ class Lines:
         if tail:
             self._partial[rank, stream] = tail
 
+    def mark(self, rank: int, made: Made) -> None:
+        """Put a display behind what a rank has printed; a line that it hasn't ended is complete then."""
+        self._complete([key for key in self._partial if key[0] == rank])
+        self._add(Row((rank,), DISPLAY, made.token, (made,)))
+
     def clear(self, rank: int) -> None:
-        """Forget what a rank has printed."""
-        for rows in (self._rows, self._new):
-            kept = [row for row in rows if row.ranks != (rank,)]
-            if rows is self._rows:
-                self.num_rows -= len(rows) - len(kept)
-            else:
-                self._num_undrained -= len(rows) - len(kept)
-            rows.clear()
-            rows.extend(kept)
+        """Forget what a rank has printed and displayed."""
+        self._rows.clear(rank)
+        self._new.clear(rank)
         self._partial = {key: text for key, text in self._partial.items() if key[0] != rank}
 
     def say(self, text: str) -> None:
@@ -68,25 +118,25 @@ class Lines:
         self._add(Row((), NOTE, text))
 
     def _add(self, row: Row) -> None:
-        self.num_rows += 1
-        self._num_undrained += 1
-        self._rows.append(row)
-        self._new.append(row)
+        self._rows.add(row)
+        self._new.add(row)
 
     def finish(self) -> None:
-        """Turn unfinished lines into complete ones."""
-        for (rank, stream), text in self._partial.items():
-            if last_state(text).strip():
-                self._add(Row((rank,), stream, last_state(text)))
-        self._partial.clear()
+        """Count unfinished lines as lines."""
+        self._complete(list(self._partial))
+
+    def _complete(self, keys: list[tuple[int, str]]) -> None:
+        for rank, stream in keys:
+            text = last_state(self._partial.pop((rank, stream)))
+            if text.strip():
+                self._add(Row((rank,), stream, text))
 
     def rows(self) -> list[Row]:
-        """Return the lines, the newest `max_rows` of them."""
-        rows = list(self._rows)
+        """Return the newest `max_rows` lines, and the displays."""
+        rows = self._rows.rows()
         if self._by_rank:
             rows.sort(key=lambda row: row.ranks[:1])
-        hidden = self.num_rows - len(rows)
-        return [Row((), NOTE, self._note(hidden)), *rows] if hidden else rows
+        return self._noted(rows, self._rows.num_hidden)
 
     def partial_rows(self) -> list[Row]:
         """Return the unfinished lines in their present state."""
@@ -94,15 +144,18 @@ class Lines:
 
     is_holding = False
 
-    def drain(self, num_holds: int = 0) -> str:
-        """Return the lines since the last call; no line is held back."""
-        hidden = self._num_undrained - len(self._new)
-        parts = [self._note(hidden) + "\n"] if hidden else []
-        parts += [f"{prefix_of(row.ranks) if self._prefix else ''}{row.text}\n" for row in self._new]
-        self._new.clear()
-        self._num_undrained = 0
-        return "".join(parts)
+    def drain(self) -> str:
+        """Return the lines since the last call, for a plain text stream."""
+        return joined_rows(self.drain_rows(), prefix=self._prefix)
 
-    def _note(self, num: int) -> str:
+    def drain_rows(self, num_holds: int = 0) -> list[Row]:
+        """Return the rows since the last call; none waits for others."""
+        new, self._new = self._new, _Newest(self._max_rows)
+        return self._noted(new.rows(), new.num_hidden)
+
+    def _noted(self, rows: list[Row], num_hidden: int) -> list[Row]:
+        """Return rows behind a note of how many lines aren't among them."""
+        if not num_hidden:
+            return rows
         where = f"; all of them: {self._more_hint}" if self._more_hint else ""
-        return f"... {num:,} lines not shown{where}"
+        return [Row((), NOTE, f"... {num_hidden:,} lines not shown{where}"), *rows]

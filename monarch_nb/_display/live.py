@@ -28,14 +28,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, TextIO
 
-from monarch_nb._display.cell_html import label_bundle
-from monarch_nb._display.cell_view import Native
+from monarch_nb._display.outputs import BLANK, Output
 from monarch_nb._display.progress import PROGRESS_AFTER_S, CellState, progress_text
 from monarch_nb._protocol.shown import MimeBundle
 
 INTERVAL_S = 0.1
-_NOTHING = {"text/plain": "", "text/html": ""}
-_GONE = ("", "")
 BYTES_PER_S = 400_000
 LINGER_S = 5.0
 
@@ -50,8 +47,7 @@ class View(Protocol):
     def state(self) -> CellState: ...
     def next_tick_s(self) -> float | None: ...
     def visible(self) -> bool: ...
-    def mimebundle(self) -> dict[str, str]: ...
-    def natives(self) -> list[Native]: ...
+    def outputs(self) -> list[Output]: ...
     def drain(self, *, final: bool = True) -> str: ...
     def closing_text(self) -> str: ...
     def unfinished_text(self) -> str: ...
@@ -70,81 +66,57 @@ class Publisher(Protocol):
 
 
 class NotebookPublisher:
-    """A publisher to one output of a notebook cell, which each update replaces. For front ends that show
+    """The outputs of a notebook cell: one, unless the front end draws some of it. For front ends that show
     HTML.
 
-    While the cell runs, the output's metadata say what becomes of it if the kernel should go: our JupyterLab
-    extension then writes that into the output, for a kernel that is restarted can't: JupyterLab doesn't
-    listen to it any more.
+    Outputs can be added and replaced, but not inserted. So the first always shows what comes first, and so
+    on: when something comes in between, for a rank lags, all behind it move on by one.
+
+    While the cell runs, the last page's metadata say what becomes of it if the kernel should go: our
+    JupyterLab extension then writes that into the page, for a kernel that is restarted can't: JupyterLab
+    doesn't listen to it any more.
     """
 
     def __init__(self) -> None:
         self._display_id = f"monarch-nb-{secrets.token_hex(8)}"
         self._context = contextvars.copy_context()
-        self._shown = False
         self._version = -1
-        self._natives: dict[str, tuple[str, str]] = {}
-        """Displays in separate outputs: label and bundle, by place."""
+        self._shown: list[tuple[str, str]] = []
+        """What each output shows: its key, and what becomes of the cell."""
 
     def publish(self, view: View, *, final: bool) -> int:
-        """Display the view's mimebundle, or update the one displayed before."""
+        """Show the view's outputs where they aren't shown already."""
         version = view.version
         if final and version == self._version:
             return 0
         if not self._shown and not view.visible():
             return 0  # a cell without output: nothing to render
-        bundle: MimeBundle = view.mimebundle()
-        if self._shown or bundle["text/html"]:
-            unfinished = "" if final else view.unfinished_text()
-            self._send(bundle, {"monarch_nb": {"unfinished": unfinished}} if unfinished else {})
-            self._version = version
-        return sum(map(len, bundle.values())) + self._publish_natives(view.natives())
+        outputs = view.outputs()
+        self._version = version
+        last = max((place for place, output in enumerate(outputs) if output.is_page), default=-1)
+        rest = "" if final else view.unfinished_text()
+        outputs += [BLANK] * (len(self._shown) - len(outputs))
+        return sum(
+            self._show(place, output, rest if place == last else "") for place, output in enumerate(outputs)
+        )
 
-    def _publish_natives(self, natives: list[Native]) -> int:
-        """Display the outputs that the front end renders itself, each below the label of its ranks; return
-        the number of bytes.
-        """
-        num_bytes = 0
-        for native in natives:
-            before = self._natives.get(native.key)
-            self._natives[native.key] = (native.label, native.bundle.key)
-            if native.label and (before is None or before[0] != native.label):
-                self._send_native(
-                    f"{native.key}-ranks", label_bundle(native.label), {}, known=before is not None
-                )
-            if before is None or before[1] != native.bundle.key:
-                data = {**native.bundle.data, "text/plain": native.bundle.text()}
-                self._send_native(native.key, data, native.bundle.metadata, known=before is not None)
-                num_bytes += len(native.bundle.key)
-        for key in self._natives.keys() - {native.key for native in natives}:
-            if self._natives[key] != _GONE:
-                self._send_native(key, _NOTHING, {}, known=True)
-                if self._natives[key][0]:
-                    self._send_native(f"{key}-ranks", _NOTHING, {}, known=True)
-                self._natives[key] = _GONE
-        return num_bytes
+    def _show(self, place: int, output: Output, rest: str) -> int:
+        """Show an output in its place, unless it's there already; return how many bytes that took."""
+        if self._shown[place : place + 1] == [(output.key, rest)]:
+            return 0
+        metadata = {**output.metadata, "monarch_nb": {"unfinished": rest}} if rest else output.metadata
+        self._send(f"{self._display_id}-{place}", output.data, metadata, known=place < len(self._shown))
+        self._shown[place : place + 1] = [(output.key, rest)]
+        return output.num_bytes
 
-    def _send_native(self, key: str, data: MimeBundle, metadata: MimeBundle, *, known: bool) -> None:
+    def _send(self, display_id: str, data: MimeBundle, metadata: MimeBundle, *, known: bool) -> None:
         from IPython.display import display, update_display
 
-        display_id = f"{self._display_id}-{key}"
+        data, metadata = dict(data), dict(metadata)
         if known:
-            update_display(dict(data), raw=True, metadata=dict(metadata), display_id=display_id)
+            update_display(data, raw=True, metadata=metadata, display_id=display_id)
         else:
-            self._context.copy().run(
-                display, dict(data), raw=True, metadata=dict(metadata), display_id=display_id
-            )
-
-    def _send(self, bundle: MimeBundle, metadata: MimeBundle) -> None:
-        from IPython.display import display, update_display
-
-        if self._shown:
-            update_display(bundle, raw=True, metadata=metadata, display_id=self._display_id)
-        else:
-            self._shown = True
-            self._context.copy().run(
-                display, bundle, raw=True, metadata=metadata, display_id=self._display_id
-            )
+            self._context.copy().run(display, data, raw=True, metadata=metadata, display_id=display_id)
 
 
 class TerminalPublisher:

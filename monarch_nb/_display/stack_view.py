@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from monarch_nb._display.cell_view import CellView, Native
+from monarch_nb._display.cell_view import CellView
+from monarch_nb._display.outputs import Output, page
 from monarch_nb._display.progress import CellState
 
 
@@ -76,23 +77,15 @@ class StackView:
         """Return all views as HTML."""
         return "".join(view.html() for view in self._shown())
 
-    def mimebundle(self) -> dict[str, str]:
-        """Return text/plain and text/html."""
-        bundles = [view.mimebundle() for view in self._shown()]
-        return {
-            "text/plain": "\n".join(b["text/plain"] for b in bundles if b["text/plain"]),
-            "text/html": "".join(b["text/html"] for b in bundles),
-        }
-
-    def natives(self) -> list[Native]:
-        """Return the displays that a notebook shows as outputs of its own."""
-        return [
-            Native(
-                f"{position}-{native.key}", " ".join(filter(None, (view.title, native.label))), native.bundle
-            )
-            for position, view in enumerate(self._views)
-            for native in view.natives()
-        ]
+    def outputs(self) -> list[Output]:
+        """Return what a notebook shows, in order; pages that follow each other are one."""
+        found: list[Output] = []
+        for output in (output for view in self._shown() for output in view.outputs()):
+            if found and found[-1].is_page and output.is_page:
+                found[-1] = _joined(found[-1], output)
+            else:
+                found.append(output)
+        return found
 
     def drain(self, *, final: bool = True) -> str:
         """Return the lines completed since the last call, each view's after its title."""
@@ -115,3 +108,8 @@ class StackView:
         closing = [view.closing_text() for view in self._views]
         shown = [self._shows_empty or bool(text) for text in closing]
         return "".join(self._title(i) + text for i, text in enumerate(closing) if shown[i])
+
+
+def _joined(above: Output, below: Output) -> Output:
+    texts = [output.data["text/plain"] for output in (above, below)]
+    return page("\n".join(filter(None, texts)), above.data["text/html"] + below.data["text/html"])

@@ -120,12 +120,17 @@ class Publisher(DisplayPublisher):
             _display_id(transient),
             bool(update),
         )
+        self._flush()
         self.shell.pipe.display(_origin_of(shown, self.shell.origins), shown)
+
+    def _flush(self) -> None:
+        """Send what has been printed before, also of a line that isn't ended."""
+        for stream in self.shell.pipe.streams.values():
+            stream.flush()
 
     def clear_output(self, wait: bool = False) -> None:
         """Clear what this rank has displayed in its cell."""
-        for stream in self.shell.pipe.streams.values():
-            stream.flush()
+        self._flush()
         self.shell.pipe.display(current_origin(), Shown(clear="wait" if wait else "now"))
 
 

@@ -241,6 +241,7 @@ def _outputs(mesh: Mesh, entry: Entry) -> list[Any]:
     run = mesh.journal.replay(entry, ViewWatcher(view, show_errors=True))
     run.wait(60.0)
     view.close()
-    if not view.visible():
-        return []
-    return [{"output_type": "display_data", "metadata": {}, "data": view.mimebundle()}]
+    return [
+        {"output_type": "display_data", "metadata": output.metadata, "data": output.data}
+        for output in (view.outputs() if view.visible() else ())
+    ]

@@ -382,10 +382,13 @@ class LogLines:
             raise MeshUsageError(f"--grep takes a regular expression; {grep!r} is none: {error}") from None
         self._lock = threading.Lock()
         self._partial: dict[tuple[int, str], str] = {}
+        self._inside: dict[tuple[int, str], bool] = {}
+        """Whether a rank has begun a line that it hasn't ended."""
 
     def text(self, rank: int, stream: str, text: str) -> None:
         """Collect the lines of a rank's output text that match the pattern."""
         with self._lock:
+            self._inside[rank, stream] = not text.endswith("\n")
             if self._pattern is None:
                 self._fold.feed(rank, stream, text)
                 return
@@ -396,9 +399,10 @@ class LogLines:
                     self._fold.feed(rank, stream, line + "\n")
 
     def display(self, rank: int, shown: Shown) -> None:
-        """Collect the plain text of a rank's rich display."""
+        """Collect the plain text of a rank's rich display, on lines of its own."""
         if shown.data:
-            self.text(rank, "stdout", str(shown.data.get("text/plain", "")) + "\n")
+            start = "\n" if self._inside.get((rank, "stdout")) else ""
+            self.text(rank, "stdout", f"{start}{shown.data.get('text/plain', '')}\n")
 
     def ended(self, rank: int, end: CellEnd) -> None:
         """Ignore the end of a cell: it isn't in the logs."""

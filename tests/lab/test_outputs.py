@@ -19,6 +19,10 @@ CELLS = [
     "%%mesh\nloss",
     "%mesh on-failure ",
     "print(mesh.dashboard_url)",
+    "%%mesh --ranks 0-1\nimport time\nfrom IPython.display import HTML, Markdown, display\n"
+    "for i in range(3):\n    print('step', i)\n"
+    "    display(HTML(f'<i>page {i}</i>'), Markdown(f'**drawn {i} of {rank}**'))\n"
+    "    time.sleep(0.5 * rank)\n'the end'",
     "%mesh stop seen",
 ]
 GROUNDS = """() => [...document.querySelectorAll('.jp-OutputArea table tbody tr')].map(row => {
@@ -75,6 +79,18 @@ def test_20_000_lines_stay_in_a_box_at_its_end(page: Page, pictures: Path) -> No
     )
     assert abs(last[0] - last[1]) < 30
     page.picture(pictures / "long.png")
+
+
+def test_lines_and_displays_stand_in_their_order(page: Page, pictures: Path) -> None:
+    """One rank lags, so what it draws comes between outputs that are there already."""
+    page.run(8)
+    last = page.page.locator(".jp-OutputArea", has_text="the end")
+    last.wait_for()
+    words = re.findall(r"step \d|page \d|drawn \d of \d|the end", last.inner_text())
+    steps = [[f"step {i}", f"page {i}", f"drawn {i} of 0", f"drawn {i} of 1"] for i in range(3)]
+    assert words == [*(word for step in steps for word in step), "the end"]
+    last.evaluate("e => e.scrollIntoView({block: 'end'})")
+    page.picture(pictures / "order.png")
 
 
 def test_shift_tab_tells_what_the_ranks_have(page: Page, pictures: Path) -> None:

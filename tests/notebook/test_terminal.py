@@ -256,9 +256,7 @@ def test_typos_are_asked_back(words: list[str], says: str) -> None:
 
 
 def test_what_a_notebook_can_do_the_terminal_can(mesh: str) -> None:
-    assert f"rank 1 of mesh '{mesh}' run again" in ran("restart", mesh, "--ranks", "1").stdout.replace(
-        "runs", "run"
-    )
+    assert f"rank 1 of mesh '{mesh}' was restarted" in ran("restart", mesh, "--ranks", "1").stdout
     assert "ends after 3 h" in ran("lease", mesh, "--set", "3h").stdout
     assert "ends after 3 h" in ran("lease", mesh).stdout
     assert "--force does it" in ran("resize", mesh, "procs=1").stderr
@@ -269,3 +267,21 @@ def test_history_says_in_a_terminals_words_what_is_kept(mesh: str) -> None:
     shown = ran("history", mesh).stdout
     assert "kept on disk for 30 days: %mesh set journal DAYS|off (in a notebook)" in shown
     assert "print('%mesh heal')" in shown
+
+
+def test_displays_are_text_in_their_places(mesh: str) -> None:
+    source = (
+        "from IPython.display import *\nprint('one')\ndisplay(Markdown('two'))\nprint('three', end='')\n"
+        "display(f'four {rank}')\nprint('five')\n'six'"
+    )
+    assert ran("exec", mesh, source).stdout.splitlines() == [
+        *(
+            "[0-1] one",
+            "[0-1] two",
+            "[0-1] three",
+            "[0] 'four 0'",
+            "[1] 'four 1'",
+            "[0-1] five",
+            "[0-1] 'six'",
+        )
+    ]

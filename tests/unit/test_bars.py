@@ -76,7 +76,7 @@ def test_places_of_displays_that_differ_and_agree_again() -> None:
     view = CellView([0, 1], world_size=2)
     view.display(0, {"text/markdown": "a"}, display_id="x")
     view.display(1, {"text/markdown": "b"}, display_id="x")
-    assert [(n.key, n.label) for n in view.natives()] == [("d0-0", "rank 0"), ("d0-1", "rank 1")]
+    assert [output.data["text/plain"] for output in view.outputs()] == ["rank 0:", "a", "rank 1:", "b"]
     view.display(1, {"text/markdown": "a"}, display_id="x", update=True)
-    assert [(n.key, n.label) for n in view.natives()] == [("d0-0", "ranks 0-1")]
-    assert view.mimebundle()["text/plain"] == "" and view.text() == "[0-1] a"
+    assert [output.data["text/plain"] for output in view.outputs()] == ["ranks 0-1:", "a"]
+    assert view.text() == "[0-1] a"

@@ -9,12 +9,15 @@ import threading
 from html.parser import HTMLParser
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from monarch_nb._display import CellView, ErrorInfo, LiveDisplay, ansi, fold_errors
+from monarch_nb._display import CellView, ErrorInfo, LiveDisplay, StackView, ansi, fold_errors
 from monarch_nb._display.bundle import MAX_TEXT_LINES, clipped
 from monarch_nb._display.cell_html import LONG_LINES
 from monarch_nb._display.errors import errors_text
-from monarch_nb._display.live import NotebookPublisher, TerminalPublisher, choose_publisher
+from monarch_nb._display.live import NotebookPublisher, TerminalPublisher, View, choose_publisher
+from monarch_nb._display.outputs import MAX_NATIVES
 from monarch_nb._display.progress import CellState, strip_text
 from monarch_nb._display.template import Markup, render, source
 
@@ -152,7 +155,7 @@ def test_nothing_to_show_is_empty() -> None:
         view.result(rank, None)
         view.done(rank, 0.01)
     assert not view.visible()
-    assert view.mimebundle() == {"text/plain": "", "text/html": ""}
+    assert view.outputs() == []
 
 
 def test_output_is_escaped_and_folded() -> None:
@@ -304,6 +307,303 @@ def test_display_update_replaces() -> None:
         view.display(0, {"text/plain": f"step {number}"}, {}, "handle", update=number > 0)
     view.display(0, {"text/plain": "other"}, {}, None, update=True)
     assert view.text() == "step 2\nother"
+
+
+# the order of lines and displays
+
+
+def markdown(text: str) -> dict[str, str]:
+    """What only the front end draws."""
+    return {"text/markdown": text, "text/plain": text}
+
+
+def page(text: str) -> dict[str, str]:
+    return {"text/html": f"<b>{text}</b>", "text/plain": text}
+
+
+def texts_of(view: View) -> list[str]:
+    return [output.data["text/plain"] for output in view.outputs()]
+
+
+def test_lines_and_displays_stand_in_the_order_in_which_they_came() -> None:
+    view, _ = make_view(2)
+    for rank in range(2):
+        view.output(rank, "stdout", "one\nunfinished")
+        view.display(rank, page("two"))
+        view.output(rank, "stdout", "three\n")
+        view.display(rank, page(f"four {rank}"))
+        view.output(rank, "stderr", "five\n")
+        view.result(rank, {"text/plain": "six"})
+    view.error(0, error(0))
+    view.error(1, error(1))
+    assert view.text().splitlines() == [
+        *("[0-1] one", "[0-1] unfinished", "[0-1] two", "[0-1] three", "[0] four 0", "[1] four 1"),
+        *("[0-1] five", "[0-1] six", "ranks 0-1: ValueError: bad", "Traceback", "  x = bad"),
+    ]
+    assert texts_of(view) == [view.text()]
+    html = body_of(view.html())
+    tags_of(html)
+    words = ["one", "unfinished", "<b>two", "three", "<b>four 0", "<b>four 1", "five", "six", "bad"]
+    places = [html.index(word) for word in words]
+    assert places == sorted(places)
+    assert html.count('type="radio"') == 2  # two ranks differ in one display
+    assert html.count("ranks 0-1</div>") == 1
+
+
+def test_ids_in_one_output_are_different() -> None:
+    view, _ = make_view(2)
+    for step in range(3):
+        for rank in range(2):
+            view.output(rank, "stdout", f"{step}\n")
+            view.display(rank, page(f"{rank}"))
+            view.display(rank, page("same"))
+            view.display(rank, page(f"again {rank}"))
+    ids = re.findall(r' id="([^"]*)"', view.html())
+    assert len(ids) == len(set(ids)) == 12
+    assert len(set(re.findall(r' name="([^"]*)"', view.html()))) == 6
+
+
+@pytest.mark.parametrize("group", ["fold", "order", "rank", "none"])
+def test_each_ranks_order_is_kept_however_lines_are_grouped(group: str) -> None:
+    view, _ = make_view(3, group=group)
+    for step in range(3):
+        for rank in range(3):
+            view.output(rank, "stdout", f"line {step}\nopen of {rank}")
+            view.display(rank, page(f"plot {step} of {rank}"))
+    text = view.text()
+    for rank in range(3):
+        own = [line.removeprefix(f"[{rank}] ") for line in text.splitlines() if line.endswith(f"of {rank}")]
+        assert own == [what for step in range(3) for what in (f"open of {rank}", f"plot {step} of {rank}")]
+    assert ("[" in text) is (group != "none")
+    if group == "rank":
+        assert text.index("plot 2 of 0") < text.index("plot 0 of 1")
+
+
+@pytest.mark.parametrize("group", ["fold", "order", "rank", "none"])
+def test_hidden_lines_hide_no_displays(group: str) -> None:
+    view, _ = make_view(1, max_rows=10, group=group)
+    for number in range(5000):
+        view.output(0, "stdout", f"{number}\n")
+        if number == 2500:
+            view.display(0, page("in the middle"))
+    lines = view.text().splitlines()
+    assert lines.count("in the middle") == 1 and "... 4,990 lines not shown; all of them: %mesh logs" in lines
+    assert lines.index("in the middle") < lines.index("4995") and len(lines) == 12
+    assert view.html().count("<b>in the middle</b>") == 1
+
+
+def test_an_update_stays_in_its_place() -> None:
+    view, _ = make_view(2)
+    for rank in range(2):
+        view.display(rank, page(f"v1 of {rank}"), display_id="status")
+        view.output(rank, "stdout", "between\n")
+    assert view.text() == "[0] v1 of 0\n[1] v1 of 1\n[0-1] between"
+    for rank in range(2):
+        view.display(rank, page("v2"), display_id="status", update=True)
+    assert view.text() == "[0-1] v2\n[0-1] between"
+    view.display(1, markdown("v3"), display_id="status", update=True)
+    assert texts_of(view) == ["[0] v2\nrank 1:", "v3", "[0-1] between"]
+
+
+def test_a_rank_that_is_cleared_leaves_the_others_displays() -> None:
+    for group in ("fold", "order", "rank"):
+        view, _ = make_view(2, group=group)
+        for rank in range(2):
+            view.output(rank, "stdout", "a\n")
+            view.display(rank, page("b"))
+            view.display(rank, page(f"c{rank}"))
+        view.clear(1, wait=False)
+        assert view.text() == "[0] a\n[0] b\n[0] c0"
+        view.display(1, page("b"))
+        assert view.text().splitlines()[-1] in ("[0] c0", "[1] b")
+
+
+def test_what_the_front_end_draws_cuts_the_page() -> None:
+    view, _ = make_view(2, title="cell")
+    for rank in range(2):
+        view.output(rank, "stdout", "one\n")
+        view.display(rank, markdown("# Two"))
+        view.display(rank, markdown(f"# Three {rank}"))
+        view.output(rank, "stdout", "four\n")
+        view.display(rank, page("five"))
+        view.result(rank, markdown("# Six"))
+    view.error(0, error(0))
+    assert texts_of(view) == [
+        *("cell\n[0-1] one\nranks 0-1:", "# Two", "rank 0:", "# Three 0", "rank 1:", "# Three 1"),
+        *("[0-1] four\n[0-1] five\nranks 0-1:", "# Six", "rank 0: ValueError: bad\nTraceback\n  x = bad"),
+    ]
+    assert [output.is_page for output in view.outputs()] == [True, False] * 4 + [True]
+    for output in view.outputs()[::2]:
+        tags_of(body_of(output.data["text/html"]))
+
+
+def test_on_one_rank_nothing_stands_between_what_the_front_end_draws() -> None:
+    view, _ = make_view(1)
+    view.display(0, markdown("# One"))
+    view.display(0, markdown("# Two"))
+    assert texts_of(view) == ["# One", "# Two"]
+
+
+def test_more_natives_than_a_notebook_can_take_are_text() -> None:
+    view, _ = make_view(1)
+    for number in range(MAX_NATIVES + 5):
+        view.output(0, "stdout", f"line {number}\n")
+        view.display(0, markdown(f"# {number}"))
+    view.result(0, markdown("# value"))
+    texts = texts_of(view)
+    assert len(texts) == 2 * MAX_NATIVES + 1
+    assert texts[-1].splitlines()[:2] == [f"line {MAX_NATIVES}", f"# {MAX_NATIVES}"]
+    assert texts[-1].splitlines()[-1] == "# value"
+    assert "\n".join(texts) == view.text()
+
+
+def test_views_below_each_other_are_cut_too() -> None:
+    views = [make_view(1, title=title)[0] for title in ("first", "second", "third")]
+    for view in views:
+        view.output(0, "stdout", "a\n")
+    views[1].display(0, markdown("# Between"))
+    views[1].output(0, "stdout", "b\n")
+    assert texts_of(StackView(views)) == ["first\na\nsecond\na", "# Between", "b\nthird\na"]
+
+
+class Screen(NotebookPublisher):
+    """What a notebook has on screen: outputs that are added or replaced, never inserted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: dict[str, tuple[str, object]] = {}
+        self.num_sent = 0
+
+    def _send(self, display_id: str, data: dict[str, str], metadata: object, *, known: bool) -> None:  # type: ignore[override]
+        assert known == (display_id in self.outputs)
+        self.outputs[display_id] = data["text/plain"], metadata
+        self.num_sent += 1
+
+    @property
+    def texts(self) -> list[str]:
+        return [text for text, _ in self.outputs.values() if text]
+
+
+SCREEN_EVENTS = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.sampled_from(["line", "page", "native", "update", "clear", "look"]),
+        st.integers(0, 2),
+    ),
+    max_size=40,
+)
+
+
+@given(SCREEN_EVENTS, st.sampled_from(["fold", "order", "rank"]))
+@settings(max_examples=300)
+def test_a_screen_shows_everything_once_and_in_order(events: list[tuple[int, str, int]], group: str) -> None:
+    view, _ = make_view(3, group=group)
+    screen = Screen()
+    expected: dict[int, list[str]] = {rank: [] for rank in range(3)}
+    for rank, what, value in events:
+        if what == "line":
+            view.output(rank, "stdout", f"line {value}\n")
+            expected[rank].append(f"line {value}")
+        elif what in ("page", "native"):
+            show = page if what == "page" else markdown
+            view.display(rank, show(f"{what} {value}"), display_id=f"{rank}{len(expected[rank])}")
+            expected[rank].append(f"{what} {value}")
+        elif what == "update" and expected[rank] and not expected[rank][-1].startswith("line"):
+            place = len(expected[rank]) - 1
+            view.display(rank, markdown(f"new {value}"), display_id=f"{rank}{place}", update=True)
+            expected[rank][-1] = f"new {value}"
+        elif what == "clear":
+            view.clear(rank, wait=False)
+            expected[rank] = []
+        elif what == "look":
+            screen.publish(view, final=False)
+    screen.publish(view, final=True)
+    assert screen.texts == texts_of(view)
+    seen: dict[int, list[str]] = {rank: [] for rank in range(3)}
+    drawn_by: list[int] = []
+    for line in "\n".join(screen.texts).splitlines():
+        labelled = re.fullmatch(r"\[([\d,-]+)\] (.*)", line)
+        caption = re.fullmatch(r"ranks? ([\d,-]+):", line)
+        if caption:
+            drawn_by = ranks_in(caption[1])
+        for rank in ranks_in(labelled[1]) if labelled else () if caption else drawn_by:
+            seen[rank].append(labelled[2] if labelled else line)
+    assert seen == expected
+
+
+def ranks_in(text: str) -> list[int]:
+    parts = [part.partition("-") for part in text.split(",")]
+    return [rank for low, _, high in parts for rank in range(int(low), int(high or low) + 1)]
+
+
+def test_only_what_has_changed_is_sent_again() -> None:
+    view, _ = make_view(2)
+    screen = Screen()
+    for rank in range(2):
+        view.output(rank, "stdout", "a\n")
+        view.display(rank, markdown("# Plot"))
+    assert screen.publish(view, final=False) > 0 and screen.num_sent == 2
+    assert screen.publish(view, final=False) == 0
+    view.output(0, "stdout", "b\n")
+    screen.publish(view, final=False)
+    assert screen.num_sent == 3 and screen.texts == ["[0-1] a\nranks 0-1:", "# Plot", "[0] b"]
+
+
+def test_what_becomes_of_a_cell_is_said_in_its_last_page_alone() -> None:
+    view, _ = make_view(1)
+    view.describe_rest(lambda: "it goes on")
+    screen = Screen()
+    rest = {"monarch_nb": {"unfinished": "it goes on"}}
+    view.output(0, "stdout", "a\n")
+    screen.publish(view, final=False)
+    assert list(screen.outputs.values()) == [("a", rest)]
+    view.display(0, markdown("# Plot"))
+    view.output(0, "stdout", "b\n")
+    screen.publish(view, final=False)
+    assert list(screen.outputs.values()) == [("a", {}), ("# Plot", {}), ("b", rest)]
+    view.display(0, markdown("# Other"))
+    screen.publish(view, final=False)
+    assert list(screen.outputs.values()) == [("a", {}), ("# Plot", {}), ("b", rest), ("# Other", {})]
+    view.done(0, 0.1)
+    screen.publish(view, final=True)
+    assert not any(metadata for _, metadata in screen.outputs.values())
+
+
+def test_a_terminal_prints_displays_in_their_places_once() -> None:
+    stream = io.StringIO()
+    view, _ = make_view(2)
+    terminal = TerminalPublisher(stream)
+    for rank in range(2):
+        view.output(rank, "stdout", "one\n")
+        view.display(rank, markdown("two\nlines"))
+    view.display(0, page("three"), display_id="x")
+    terminal.publish(view, final=False)
+    assert stream.getvalue() == "[0-1] one\n[0-1] two\n      lines\n"  # rank 1 may show the third, too
+    view.display(1, page("three"), display_id="x")
+    view.output(1, "stdout", "four\n")
+    view.result(1, {"text/plain": "five"})
+    view.close()
+    terminal.publish(view, final=True)
+    assert stream.getvalue().splitlines()[3:] == ["[0-1] three", "[1] four", "[1] five"]
+
+
+def test_displays_in_a_terminal_are_in_the_order_of_ranks() -> None:
+    view, _ = make_view(3)
+    for rank in (2, 0, 1):
+        view.display(rank, page(f"of {rank}"))
+    assert view.drain() == "[0] of 0\n[1] of 1\n[2] of 2\n"
+
+
+def test_a_terminal_is_told_at_the_end_what_has_become_of_a_display() -> None:
+    stream = io.StringIO()
+    view, _ = make_view(1)
+    terminal = TerminalPublisher(stream)
+    for step in range(4):
+        view.display(0, {"text/plain": f"step {step}"}, display_id="x", update=step > 0)
+        terminal.publish(view, final=False)
+    view.output(0, "stdout", "done\n")
+    terminal.publish(view, final=True)
+    assert stream.getvalue() == "step 0\ndone\nstep 3\n"
 
 
 # progress and times

@@ -6,36 +6,133 @@ import random
 import re
 import time
 from collections.abc import Callable
+from itertools import cycle
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_nb._display.fold import FLOATING_ROWS, LOOKAHEAD_ROWS, NOTE, Fold, Row, last_state
+from monarch_nb._display.bundle import Bundle
+from monarch_nb._display.displays import Made
+from monarch_nb._display.fold import DISPLAY, FLOATING_ROWS, LOOKAHEAD_ROWS, NOTE, Fold, Row, last_state
 from monarch_nb._folding import is_trouble, split
 
 LINES = st.sampled_from(
     ["a", "b", "c", "epoch 1", "epoch 2", "", "10%\r20%\r", "x\ry", "\x1b[31mred\x1b[0m", "日本語 🙂"]
 )
 EVENTS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["stdout", "stderr"]), LINES), max_size=80)
+SHOWN = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from(["stdout", "stderr", DISPLAY]), LINES), max_size=80
+)
+
+
+def made(text: str, display_id: str | None = None) -> Made:
+    return Made(display_id, Bundle.of({"text/plain": text}))
+
+
+def shown_by(row: Row, rank: int) -> tuple[str, str]:
+    """Return what a rank has printed or displayed in a row."""
+    if row.stream == DISPLAY:
+        return DISPLAY, row.shown[row.ranks.index(rank)].bundle.text()
+    return row.stream, row.text
 
 
 def lines_of(fold: Fold, rank: int) -> list[tuple[str, str]]:
-    return [(row.stream, row.text) for row in fold.rows() if rank in row.ranks]
+    return [shown_by(row, rank) for row in fold.rows() if rank in row.ranks]
 
 
-@given(EVENTS, st.randoms(use_true_random=False))
+@given(SHOWN, st.randoms(use_true_random=False))
 @settings(max_examples=300)
 def test_each_rank_reads_back_exactly(events: list[tuple[int, str, str]], rng: random.Random) -> None:
     fold = Fold(range(4))
     expected: dict[int, list[tuple[str, str]]] = {rank: [] for rank in range(4)}
     for rank, stream, line in events:
+        if stream == DISPLAY:
+            if unfinished := rng.choice(["", " ", "half"]):
+                fold.feed(rank, "stdout", unfinished)
+                expected[rank] += [("stdout", unfinished)] * bool(unfinished.strip())
+            display = made(line, rng.choice([None, "same", "f" * 31 + str(rank)]))
+            fold.mark(rank, display)
+            expected[rank].append((DISPLAY, display.bundle.text()))
+            continue
         expected[rank].append((stream, last_state(line)))
         text, cut = line + rng.choice(["\n", "\r\n"]), rng.randrange(len(line) + 2)
         fold.feed(rank, stream, text[:cut])
         fold.feed(rank, stream, text[cut:])
     assert {rank: lines_of(fold, rank) for rank in range(4)} == expected
-    assert sum(len(row.ranks) for row in fold.rows()) == len(events)
+    assert sum(len(row.ranks) for row in fold.rows()) == sum(map(len, expected.values()))
+
+
+@given(SHOWN, st.sets(st.integers(0, 80)))
+@settings(max_examples=300)
+def test_what_is_drained_keeps_each_rank_in_order(
+    events: list[tuple[int, str, str]], drains: set[int]
+) -> None:
+    fold = Fold(range(4))
+    expected: dict[int, list[tuple[str, str]]] = {rank: [] for rank in range(4)}
+    drained: list[Row] = []
+    for position, (rank, stream, line) in enumerate(events):
+        if position in drains:
+            drained += fold.drain_rows(num_holds=1)
+        if stream == DISPLAY:
+            fold.mark(rank, made(line))
+            expected[rank].append((DISPLAY, made(line).bundle.text()))
+        else:
+            fold.feed(rank, stream, line + "\n")
+            expected[rank].append((stream, last_state(line)))
+    drained += fold.drain_rows()
+    for rank in range(4):
+        assert [shown_by(row, rank) for row in drained if rank in row.ranks] == expected[rank]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), max_size=30))
+@settings(max_examples=100)
+def test_displays_are_neither_hidden_nor_forgotten(events: list[tuple[int, int]]) -> None:
+    """Between many lines, of which most are hidden and some are forgotten; each rank's stay in order."""
+    fold = Fold(range(3), max_rows=2)
+    expected: dict[int, list[tuple[str, str]]] = {rank: [] for rank in range(3)}
+    lines = cycle("abcde")
+    for number, (rank, num_lines) in enumerate(events):
+        for line in (next(lines) for _ in range(num_lines)):
+            fold.feed(rank, "stdout", line + "\n")
+            expected[rank].append(("stdout", line))
+        fold.mark(rank, made(str(number // 2)))
+        expected[rank].append((DISPLAY, str(number // 2)))
+    num_shown = sum(row.stream not in (DISPLAY, NOTE) for row in fold.rows())
+    assert num_shown <= 2 and all(row.next is None or row.label < row.next.label for row in fold._walk())
+    for rank in range(3):
+        held = iter(expected[rank])
+        found = lines_of(fold, rank)
+        assert all(each in held for each in found), "in their order"
+        assert [each for each in found if each[0] == DISPLAY] == [
+            each for each in expected[rank] if each[0] == DISPLAY
+        ]
+
+
+def test_equal_displays_fold_as_lines_do() -> None:
+    fold = Fold([0, 1, 2])
+    for rank in range(3):
+        fold.feed(rank, "stdout", "train\n")
+        fold.mark(rank, made("loss"))
+        fold.mark(rank, made(f"plot {rank // 2}"))
+        fold.feed(rank, "stdout", "test\n")
+        fold.mark(rank, made("loss"))
+    assert [(row.ranks, shown_by(row, row.ranks[0])[1]) for row in fold.rows()] == [
+        ((0, 1, 2), "train"),
+        ((0, 1, 2), "loss"),
+        ((0, 1), "plot 0"),
+        ((2,), "plot 1"),
+        ((0, 1, 2), "test"),
+        ((0, 1, 2), "loss"),
+    ]
+
+
+def test_displays_of_one_name_fold_though_ranks_show_different_things() -> None:
+    fold = Fold([0, 1])
+    for rank in range(2):
+        fold.mark(rank, made(f"loss {rank}", "status"))
+        fold.mark(rank, made(f"plot {rank}", f"{rank:032x}"))  # an id that nobody has given
+    assert [row.ranks for row in fold.rows()] == [(0, 1), (0,), (1,)]
 
 
 @given(EVENTS, st.sets(st.integers(0, 80)), st.integers(0, 10))
