@@ -56,9 +56,12 @@ PRELOAD_IDLE = (
     "monarch_nb.rdma.broadcast.hosts",
     "monarch_nb.rdma.paths.tcp.path",
     "monarch_nb.rdma.paths.verbs.path",
+    "monarch_nb.mesh.shipping.agent",
 )
 SHELL = PRELOAD_IDLE[0]
-"""Module of the shell that ranks run cells in."""
+"""The shell that ranks run cells in."""
+_AGENT = PRELOAD_IDLE[-1]
+"""What brings an edited environment: its processes start a third sooner."""
 _TORCH = "torch"
 MANY_RANKS = 16
 """Number of ranks for which the shell is always made before they are forked: made by each of them, it would
@@ -92,7 +95,7 @@ def what_to_load(how_much: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """
     if how_much == "none":
         return tuple(name for name in PRELOAD_FIRST if name != _TORCH), (SHELL,)
-    return PRELOAD_FIRST, (SHELL,) if how_much == _TORCH else PRELOAD_IDLE
+    return PRELOAD_FIRST, (SHELL, _AGENT) if how_much == _TORCH else PRELOAD_IDLE
 
 
 def _preload(name: str) -> None:

@@ -30,6 +30,7 @@ from monarch_nb.mesh import drift, newcomers, shipping
 
 if TYPE_CHECKING:
     from monarch_nb._client.session import Session
+    from monarch_nb._sync.env.edits import Edit
     from monarch_nb._sync.env.scan import Scanned
     from monarch_nb.actor.future import Future
     from monarch_nb.mesh.core import Mesh
@@ -121,8 +122,8 @@ def _environment(mesh: Mesh, choice: EnvironmentChoice, *, is_dry: bool) -> tupl
                     progress=progress,
                 ),
             )  # fmt: skip
-        part = shipping.with_scan(
-            lambda scanned: _send(mesh, scanned, progress, copies=choice.copies, is_dry=is_dry),
+        part, scanned = shipping.with_scan(
+            lambda found: (_send(mesh, found, progress, copies=choice.copies, is_dry=is_dry), found),
             verify=choice.verify,
         )
         progress.step(f"{progress.sent_text()} in {elapsed_text(part.seconds)}")
@@ -133,8 +134,8 @@ def _environment(mesh: Mesh, choice: EnvironmentChoice, *, is_dry: bool) -> tupl
     finally:
         over()
     if followed is not None:
-        followed.sent(part)
         _stop_following(session_of(mesh))
+        followed.sent(session_of(mesh), part, scanned)
         _followed[session_of(mesh)] = followed
     return (part, *others)
 
@@ -144,9 +145,21 @@ def _send(
 ) -> EnvironmentPart:
     """Send an environment to all hosts that run ranks; return also the ranks that run another one."""
     hosts = mesh.living().host_indices
-    part = shipping.send_environment(
-        session_of(mesh), hosts, scanned, copies=copies, dry_run=is_dry, progress=progress
+    return _with_old_ranks(
+        mesh,
+        shipping.send_environment(
+            session_of(mesh), hosts, scanned, copies=copies, dry_run=is_dry, progress=progress
+        ),
     )
+
+
+def _patch(mesh: Mesh, edit: Edit, before: EnvironmentPart) -> EnvironmentPart | None:
+    """Bring edited files to all hosts that run ranks, if these have the rest; see `_send`."""
+    part = shipping.patch_environment(session_of(mesh), mesh.living().host_indices, edit, before)
+    return None if part is None else _with_old_ranks(mesh, part)
+
+
+def _with_old_ranks(mesh: Mesh, part: EnvironmentPart) -> EnvironmentPart:
     changed = {host for host, each in part.hosts.items() if each.has_changed}
     living = mesh.living_ranks()
     old = tuple(rank for rank in living if mesh.part([rank]).host_indices[0] in changed)
@@ -166,7 +179,11 @@ def _bring_environment(mesh: Mesh) -> None:
     followed, progress = _followed[session_of(mesh)], shipping.Progress()
     over = show_until_over(progress, BAR_AFTER_S)
     try:
-        part = followed.bring_changes(lambda scanned: _send(mesh, scanned, progress, copies=followed.copies))
+        part = followed.bring_changes(
+            session_of(mesh),
+            lambda scanned: _send(mesh, scanned, progress, copies=followed.copies),
+            lambda edit, before: _patch(mesh, edit, before),
+        )
     except MeshError as error:
         print(f"the environment has changed, and isn't sent: {error}", file=sys.stderr)
         return

@@ -48,10 +48,17 @@ def test_an_edited_file_goes_to_a_new_prefix_unasked(followed: dict[str, Any]) -
     assert followed["living"] == prefix, "living ranks keep what they were started in"
 
 
+def test_an_edited_file_goes_alone_again_and_again(followed: dict[str, Any]) -> None:
+    assert followed["sent as a whole"] == followed["sent as a whole again"] == 1, "by the first sync"
+    prefix, version = followed["edited there"]
+    assert version == 2 and prefix != followed["first"][0]
+    assert "sent, verified; new ranks run in it" in followed["edited again"], followed["edited again"]
+
+
 def test_what_is_installed_anew_goes_too_and_what_is_removed(followed: dict[str, Any]) -> None:
     assert followed["empty folder"] == "", "a folder without files is nothing"
     assert "sent, verified; new ranks run in it" in followed["in a new folder"]
-    assert followed["restarted"][1:] == [2, 3]
+    assert followed["restarted"][1:] == [2.5, 3]
     assert followed["restarted"][0] != followed["first"][0]
     assert "new ranks run in it" in followed["removed"]
 

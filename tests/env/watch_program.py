@@ -18,7 +18,7 @@ from typing import Any
 os.environ["MONARCH_NB_PRELOAD"] = "none"
 
 import monarch_nb.mesh
-from monarch_nb.mesh import Mesh
+from monarch_nb.mesh import Mesh, shipping
 from monarch_nb.mesh import sync as syncing
 
 
@@ -34,8 +34,23 @@ def value(mesh: Mesh, expression: str) -> Any:
     return mesh.pull("found")[0]
 
 
+def counted_sends() -> list[str]:
+    """Return a list that has an environment's id for each time that it's sent as a whole."""
+    sent: list[str] = []
+    send = shipping.send_environment
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        part = send(*arguments, **named)
+        sent.append(part.id)
+        return part
+
+    shipping.send_environment = noted
+    return sent
+
+
 def main(name: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    sent = counted_sends()
     site = Path(next(p for p in sys.path if p.endswith("site-packages")))
     edited, package, new = site / "edited_here.py", site / "package_here", site / "package_here" / "part.py"
     edited.write_text("VERSION = 1\n")
@@ -50,6 +65,12 @@ def main(name: str) -> dict[str, Any]:
         edited.write_text("VERSION = 2\n")
         found["edited"] = said_by(mesh)
         found["living"] = value(mesh, "__import__('sys').prefix")
+        found["sent as a whole"] = len(sent)
+        mesh.restart("all")
+        found["edited there"] = value(mesh, "(__import__('sys').prefix, __import__('edited_here').VERSION)")
+        edited.write_text("VERSION = 2.5\n")
+        found["edited again"] = said_by(mesh)
+        found["sent as a whole again"] = len(sent)
         package.mkdir()
         found["empty folder"] = said_by(mesh)
         new.write_text("VERSION = 3\n")

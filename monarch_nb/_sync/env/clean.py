@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from monarch_nb._sync.env.errors import EnvironmentSyncError
+from monarch_nb._sync.env.place import forget_prefix
+from monarch_nb._sync.env.spare import remove_spares
 from monarch_nb._sync.env.store import locked, remove_leftovers
 
 MAX_AGE_S = 30 * 86400.0
@@ -63,6 +65,7 @@ def clean(
         ) from None
     try:
         remove_leftovers(root)
+        remove_spares(root)
         limit = int(shutil.disk_usage(root).total * MAX_SHARE) if max_bytes is None else max_bytes
         gone, in_use = _remove_prefixes(root, max_age_s, limit)
         num, size = _remove_objects(root, time.time() - fresh_s)
@@ -100,8 +103,7 @@ def _remove_prefix(root: str, name: str) -> bool:
         fd = locked(path + ".lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
-    with suppress(FileNotFoundError):
-        os.unlink(path + ".manifest")  # first: from now on the prefix isn't complete
+    forget_prefix(path)  # first: from now on it isn't complete
     shutil.rmtree(path, ignore_errors=True)
     os.unlink(path + ".lock")
     os.close(fd)

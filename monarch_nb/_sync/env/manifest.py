@@ -80,7 +80,7 @@ class Part:
     def text(self) -> bytes:
         """Canonical bytes."""
         lines = [f"{PART_HEADER}\t{_encoded(self.name)}\t{_encoded(self.version)}"]
-        lines += [f"{_encoded(p)}\t{k}\t{s}\t{_encoded(c)}" for p, k, s, c in sorted(self.entries)]
+        lines += [_line(entry) for entry in sorted(self.entries)]
         return ("\n".join(lines) + "\n").encode("ascii")
 
     @cached_property
@@ -92,6 +92,18 @@ class Part:
     def num_bytes(self) -> int:
         """Bytes of all files."""
         return sum(entry.size for entry in self.entries)
+
+
+class Change(NamedTuple):
+    """A file of a part as it is now; None: it's gone.
+
+    Attributes:
+        path: of an entry that the part has.
+        entry: what it is now, at the same path.
+    """
+
+    path: str
+    entry: Entry | None
 
 
 class PartName(NamedTuple):
@@ -170,6 +182,40 @@ def read_part(text: bytes) -> Part:
     raise ManifestError(f"a part begins with {PART_HEADER!r}, a name and a version, not with {header[:60]!r}")
 
 
+def changed_text(text: bytes, changes: Iterable[Change]) -> bytes:
+    """Return the canonical bytes of a part whose files have changed: without reading all others.
+
+    Raises:
+        ManifestError: if the part has no such file, or what it's to be can't be.
+
+    >>> entry = Entry("env/a.py", FILE, 1, "0" * 64)
+    >>> changed_text(Part("", "", (entry,)).text, [Change("env/a.py", None)]) == Part("", "", ()).text
+    True
+    """
+    for path, entry in changes:
+        start = text.find(f"\n{_encoded(path)}\t".encode("ascii"))
+        if start < 0 or (entry is not None and (entry.path != path or entry.kind == LINK)):
+            raise ManifestError(f"{path[:200]!r} can't change in a part that doesn't have it as a file")
+        line = b"" if entry is None else b"\n" + _line(entry).encode("ascii")
+        if entry is not None:
+            _entry(line[1:].decode("ascii"))
+        text = text[:start] + line + text[text.index(b"\n", start + 1) :]
+    return text
+
+
+def changed_part(part: Part, changes: Sequence[Change]) -> Part:
+    """Return a part whose files have changed.
+
+    Raises:
+        ManifestError: if it has no such file, or what it's to be can't be.
+    """
+    text, new = changed_text(part.text, changes), dict(changes)
+    entries = (new.get(entry.path, entry) for entry in part.entries)
+    found = Part(part.name, part.version, tuple(entry for entry in entries if entry is not None))
+    vars(found)["text"] = text  # what `text` would make of all entries, once more
+    return found
+
+
 def check_tree(parts: Sequence[Part]) -> None:
     """See whether entries of all parts make one tree: no path twice, and nothing below what isn't a
     directory.
@@ -230,6 +276,10 @@ def check_link(path: str, target: str) -> None:
 
 def _has_plain_names(path: str) -> bool:
     return not {"", ".", ".."} & set(path.split("/"))
+
+
+def _line(entry: Entry) -> str:
+    return f"{_encoded(entry.path)}\t{entry.kind}\t{entry.size}\t{_encoded(entry.content)}"
 
 
 def _entry(line: str) -> Entry:

@@ -60,8 +60,13 @@ def identity_of(path: str) -> Identity | None:
     system = file_system_of(path)
     if system.is_remote:
         return Identity(f"{system.type} {system.source}", info.st_ino)
+    return Identity(f"{boot_id()} {info.st_dev}", info.st_ino)
+
+
+def boot_id() -> str:
+    """Return the name of this run of the machine: another one each time it's started."""
     with open("/proc/sys/kernel/random/boot_id") as file:
-        return Identity(f"{file.read().strip()} {info.st_dev}", info.st_ino)
+        return file.read().strip()
 
 
 def _plain(text: str) -> str:

@@ -1,14 +1,20 @@
-"""Prefixes: made of a store's content at their final path, tested there, and complete once the manifest lies
+"""Prefixes: made of a store's content at their final path, tested there, and complete when the manifest lies
 beside them.
+
+::
+
+    envs/ID.manifest   the prefix is complete, on the disk
+    envs/ID.placed     it's complete, perhaps not on the disk: counts until the machine is started anew
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -17,8 +23,10 @@ from monarch_nb._sync.env import templates
 from monarch_nb._sync.env.bytecode import PINNED_S
 from monarch_nb._sync.env.errors import EnvironmentSyncError
 from monarch_nb._sync.env.manifest import Entry, Manifest, Part
+from monarch_nb._sync.env.mounts import boot_id
 from monarch_nb._sync.env.store import ID_LENGTH, MODES, Store, WrongContent, full_or, locked, write_all
 
+_PLACED = ".placed"
 RUNNABLE = ("env/bin/python", "base/bin/python3", "base/bin/python")
 
 
@@ -48,10 +56,17 @@ def find_prefix(store_root: str, environment: str) -> Prefix | None:
     """Return the prefix of an environment, if it's there and complete."""
     root = prefix_root(store_root, environment)
     with suppress(OSError, manifests.ManifestError):
-        with open(root + ".manifest", "rb") as file:
-            found = manifests.read_manifest(file.read())
+        found = manifests.read_manifest(_noted(root))
         if found.id == environment and os.path.isdir(root):
             return _prefix(root, found)
+    return None
+
+
+def placed_manifest(store_root: str, environment: str) -> Manifest | None:
+    """Return the manifest of an environment whose prefix is there and complete."""
+    with suppress(OSError, manifests.ManifestError):
+        found = manifests.read_manifest(_noted(prefix_root(store_root, environment)))
+        return found if found.id == environment else None
     return None
 
 
@@ -65,8 +80,8 @@ def hold(store_root: str, environment: str) -> int:
     fd = os.open(root + ".lock", os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        os.utime(fd)  # marks the time of its last use
-        os.stat(root + ".manifest")
+        os.utime(fd)  # last used now
+        _noted(root)
     except OSError:
         os.close(fd)
         raise
@@ -87,7 +102,7 @@ def place(store: Store, found: Manifest, test: Callable[[Prefix], str]) -> Prefi
     if (there := find_prefix(store.root, found.id)) is not None:  # processes that run in it hold its lock
         return there
     root = prefix_root(store.root, found.id)
-    with _making(root):
+    with making(root):
         if (there := find_prefix(store.root, found.id)) is not None:
             return there
         shutil.rmtree(root, ignore_errors=True)  # left by a process that has died
@@ -95,21 +110,72 @@ def place(store: Store, found: Manifest, test: Callable[[Prefix], str]) -> Prefi
         manifests.check_tree(parts)
         fresh = store.new_folder()
         try:
-            _fill(store, fresh, parts, _roots(root, found))
-            if found.facts.get("system_python"):
-                _link_system_python(fresh)
+            fill_folder(store, fresh, parts, found)
+            write_templates(store, fresh, templates_of(parts), found)
             _write_to_disk(fresh)
             os.rename(fresh, root)
         except OSError as error:
             raise full_or(error, store.root) from None
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
-        prefix = _prefix(root, found)
-        if problem := test(prefix):
-            shutil.rmtree(root, ignore_errors=True)
-            raise EnvironmentSyncError(problem)
+        prefix = tried(root, found, test)
         _complete(store, root, found)
     return prefix
+
+
+def tried(root: str, found: Manifest, test: Callable[[Prefix], str]) -> Prefix:
+    """Return a prefix that was made, if it can be used.
+
+    Raises:
+        EnvironmentSyncError: if it doesn't pass its test; it's removed then.
+    """
+    prefix = _prefix(root, found)
+    if problem := test(prefix):
+        shutil.rmtree(root, ignore_errors=True)
+        raise EnvironmentSyncError(problem)
+    return prefix
+
+
+def note_placed(store: Store, found: Manifest) -> None:
+    """Count a prefix as complete from now on, before it's known to be on the disk; `settle` makes it last."""
+    path = store.new_file()
+    with store.writing(path) as fd:
+        write_all(fd, boot_id().encode() + b"\n" + found.text)
+    os.rename(path, prefix_root(store.root, found.id) + _PLACED)
+
+
+def settle(store: Store, environment: str) -> None:
+    """Have a prefix on the disk, so that it counts when the machine has been started anew, too."""
+    root = prefix_root(store.root, environment)
+    found = placed_manifest(store.root, environment)
+    if found is not None and not os.path.exists(root + ".manifest"):
+        _write_to_disk(root)
+        _complete(store, root, found)
+        with suppress(FileNotFoundError):
+            os.unlink(root + _PLACED)
+
+
+def forget_prefix(root: str) -> None:
+    """Have a prefix not be complete any more."""
+    for name in (".manifest", _PLACED):
+        with suppress(FileNotFoundError):
+            os.unlink(root + name)
+
+
+def _noted(root: str) -> bytes:
+    """Return the text of the manifest of a prefix that is complete.
+
+    Raises:
+        OSError: if it isn't there, or may be lost since the machine was started anew.
+    """
+    with suppress(FileNotFoundError):
+        with open(root + ".manifest", "rb") as file:
+            return file.read()
+    with open(root + _PLACED, "rb") as file:
+        boot, _, text = file.read().partition(b"\n")
+    if boot != boot_id().encode():
+        raise FileNotFoundError(errno.ENOENT, "the machine was started anew since", root)
+    return text
 
 
 def missing_content(store: Store, parts: Sequence[Part]) -> dict[str, int]:
@@ -141,7 +207,12 @@ def _has_file(store_root: str, content: str) -> bool:
     return os.path.exists(path) or os.path.exists(path + "x")
 
 
-def _fill(store: Store, folder: str, parts: Sequence[Part], roots: Mapping[str, str]) -> None:
+def fill_folder(store: Store, folder: str, parts: Sequence[Part], found: Manifest) -> None:
+    """Link all files of an environment into a folder, but those that are written for each prefix.
+
+    Raises:
+        WrongContent: if content is missing or was changed.
+    """
     made = {""}
     links: list[Entry] = []
     for part in parts:
@@ -149,12 +220,29 @@ def _fill(store: Store, folder: str, parts: Sequence[Part], roots: Mapping[str, 
             _make_folders(folder, entry.path.rpartition("/")[0], made)
             if entry.kind == manifests.LINK:
                 links.append(entry)
-            elif entry.kind in manifests.MADE_THERE:
-                _write_template(store, f"{folder}/{entry.path}", entry, roots)
-            else:
-                _link(store, f"{folder}/{entry.path}", entry)
-    for entry in links:  # last: nothing is written through a link
+            elif entry.kind not in manifests.MADE_THERE:
+                link_entry(store, f"{folder}/{entry.path}", entry)
+    for entry in links:  # last: nothing is made through a link
         os.symlink(entry.content, f"{folder}/{entry.path}")
+    if found.facts.get("system_python"):
+        _link_system_python(folder)
+
+
+def templates_of(parts: Iterable[Part]) -> list[Entry]:
+    """Return the entries that are written anew for each prefix."""
+    return [entry for part in parts for entry in part.entries if entry.kind in manifests.MADE_THERE]
+
+
+def write_templates(store: Store, folder: str, entries: Iterable[Entry], found: Manifest) -> None:
+    """Write into a folder what an environment's prefix has for itself.
+
+    Raises:
+        WrongContent: if content is missing or was changed.
+        StoreFull: if there's no room.
+    """
+    roots = _roots(prefix_root(store.root, found.id), found)
+    for entry in entries:
+        _write_template(store, f"{folder}/{entry.path}", entry, roots)
 
 
 def _link_system_python(folder: str) -> None:
@@ -172,7 +260,12 @@ def _make_folders(folder: str, path: str, made: set[str]) -> None:
         made.add(path)
 
 
-def _link(store: Store, path: str, entry: Entry) -> None:
+def link_entry(store: Store, path: str, entry: Entry) -> None:
+    """Link a file of the store to a path.
+
+    Raises:
+        WrongContent: if its content is missing or was changed.
+    """
     is_executable = entry.kind == manifests.EXECUTABLE
     if not store.has(entry.content, entry.size, is_executable=is_executable):
         if not store.has(entry.content, entry.size, is_executable=not is_executable):
@@ -203,7 +296,7 @@ def _prefix(root: str, found: Manifest) -> Prefix:
 
 
 @contextmanager
-def _making(root: str) -> Iterator[None]:
+def making(root: str) -> Iterator[None]:
     """Keep others from making the same prefix, or removing it, meanwhile."""
     fd = locked(root + ".lock", fcntl.LOCK_EX)
     try:

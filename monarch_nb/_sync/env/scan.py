@@ -11,7 +11,7 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -38,9 +38,10 @@ class Scanned:
         parts: by id.
         sources: by kind and sha256, where the bytes are.
         roots: by layer, its directory here.
-        left_out: (path, reason) of files and links that aren't sent.
-        edited: by package, files that differ from what was installed, below the prefix.
-        num_read: number of files that were read.
+        left_out: (path, reason) of files and links that don't go.
+        edited: by package, files that aren't what was installed, below the prefix.
+        num_read: files that were read.
+        layers: as they were looked at, for `after_edits`.
     """
 
     manifest: Manifest
@@ -50,6 +51,7 @@ class Scanned:
     left_out: tuple[tuple[str, str], ...]
     edited: Mapping[str, tuple[str, ...]]
     num_read: int
+    layers: tuple[LayerScan, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def num_bytes(self) -> int:
@@ -69,7 +71,7 @@ def scan(found: Layers, cache: HashCache, *, verify: bool = False) -> Scanned:
     """
     treater = Treater(found.roots)
     cache.load(os.stat(layer.root).st_dev for layer in found.layers)
-    scans = [_LayerScan(layer, treater, cache, verify, found.loaders) for layer in found.layers]
+    scans = [LayerScan(layer, treater, cache, verify, found.loaders) for layer in found.layers]
     with ThreadPoolExecutor(os.cpu_count() or 1, "monarch_nb-scan") as pool:
         try:
             for each in scans:
@@ -82,7 +84,7 @@ def scan(found: Layers, cache: HashCache, *, verify: bool = False) -> Scanned:
     return _joined(found, scans)
 
 
-def _joined(found: Layers, scans: Iterable[_LayerScan]) -> Scanned:
+def _joined(found: Layers, scans: Sequence[LayerScan]) -> Scanned:
     parts = [part for each in scans for part in each.parts()]
     manifest.check_tree(parts)
     return Scanned(
@@ -93,6 +95,7 @@ def _joined(found: Layers, scans: Iterable[_LayerScan]) -> Scanned:
         left_out=(*found.uncovered, *(left for each in scans for left in each.left_out)),
         edited={name: tuple(paths) for each in scans for name, paths in each.edited.items()},
         num_read=sum(each.num_read for each in scans),
+        layers=tuple(scans),
     )
 
 
@@ -143,7 +146,9 @@ def _cuda_version(found: Layers) -> str:
     return ""
 
 
-class _LayerScan:
+class LayerScan:
+    """A layer as it was looked at."""
+
     def __init__(
         self, layer: Layer, treater: Treater, cache: HashCache, verify: bool, loaders: Collection[str]
     ) -> None:
@@ -189,11 +194,8 @@ class _LayerScan:
     def parts(self) -> Iterator[Part]:
         """Yield the parts of the environment: files that belong together."""
         entries: dict[str, list[Entry]] = {}
-        for path, content in self._contents.items():
-            kind = _kind(content, self._status[path])
-            entries.setdefault(self._owner(path), []).append(
-                Entry(f"{self._layer.name}/{path}", kind, content.size, content.sha256)
-            )
+        for path in self._contents:
+            entries.setdefault(self._owner(path), []).append(self._entry(path))
         for path, target in self._links.items():
             entries.setdefault(self._owner(path), []).append(
                 Entry(f"{self._layer.name}/{path}", manifest.LINK, 0, target)
@@ -201,6 +203,70 @@ class _LayerScan:
         for name, found in entries.items():
             version = self._packages[name].version if name in self._packages else ""
             yield Part(name or self._layer.name, version, tuple(sorted(found)))
+
+    @property
+    def layer(self) -> Layer:
+        """The layer."""
+        return self._layer
+
+    def after_edit(self, path: str) -> dict[str, tuple[str, Entry | None]] | None:
+        """Look at one file that was written since; return what is otherwise: by path below a prefix, the
+        name of its part and its entry. None if more must be looked at than the file.
+
+        Args:
+            path: below the layer.
+
+        Raises:
+            OSError: if the file can't be read.
+        """
+        file = f"{self._layer.root}/{path}"
+        if not os.path.lexists(file) and path not in self._status and path not in self._links:
+            return {}  # an editor's own, gone already
+        info = os.lstat(file)
+        if path not in self._contents or not stat.S_ISREG(info.st_mode) or self._says_more(path):
+            return None
+        package = self._packages.get(self._owners.get(path, ""))
+        source = self._source(path, package, None if package is None else package.claims.get(path))
+        if source is None:
+            return None
+        self._status[path] = info
+        content = self._treater.hash(source)
+        self._keep(source, content)
+        self._note_edit(source, content)
+        found = {source.path: (self._part_name(path), self._entry(path))}
+        byte_code = [each for each, of in self._byte_code.items() if of == path and each in self._contents]
+        return found | {
+            f"{self._layer.name}/{each}": (self._part_name(path), self._byte_code_after_edit(each, path))
+            for each in byte_code
+        }
+
+    def _byte_code_after_edit(self, path: str, of: str) -> Entry | None:
+        """Return the entry of byte code whose source was written: none, unless it was compiled since."""
+        del self._contents[path]
+        source = self._byte_code_source(path, of, f"{self._layer.root}/{path}", f"{self._layer.name}/{path}")
+        with suppress(FileNotFoundError):
+            self._status[path] = os.lstat(f"{self._layer.root}/{path}")
+            if source is not None and not self._contents[of].is_template:
+                self._keep(source, self._treater.hash(source))
+        return self._entry(path) if path in self._contents else None
+
+    def _says_more(self, path: str) -> bool:
+        """Say whether what stands in a file decides about others, or is a fact about the environment."""
+        return (
+            path.endswith((".pth", ".pyc", "pyvenv.cfg", "torch/version.py"))
+            or ".dist-info/" in path
+            or "editable" in os.path.basename(path)  # finders: they say where code lies
+            or path.startswith(("conda-meta/", "bin/python", "lib/libpython"))
+            or f"{self._layer.root}/{path}" in self._loaders
+        )
+
+    def _part_name(self, path: str) -> str:
+        return self._owner(path) or self._layer.name
+
+    def _entry(self, path: str) -> Entry:
+        content = self._contents[path]
+        kind = _kind(content, self._status[path])
+        return Entry(f"{self._layer.name}/{path}", kind, content.size, content.sha256)
 
     def _owner(self, path: str) -> str:
         return self._owners.get(self._byte_code.get(path, path), "")
@@ -270,7 +336,9 @@ class _LayerScan:
         name = self._owners.get(path, "")
         claim = self._packages[name].claims.get(path) if name else None
         if claim is not None and source.treatment == RAW and claim.sha256 != content.sha256:
-            self.edited.setdefault(name, []).append(source.path)
+            edited = self.edited.setdefault(name, [])
+            if source.path not in edited:
+                edited.append(source.path)
 
     def _take_link(self, path: str) -> None:
         target = self._inside(path, os.readlink(f"{self._layer.root}/{path}"))

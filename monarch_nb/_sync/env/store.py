@@ -6,6 +6,7 @@
     the inode
     parts/ID              canonical text of a part
     envs/ID/              a prefix; complete if envs/ID.manifest is there
+    spare/           prefixes linked once more, for their next version (`spare`)
     envs/ID.lock          flock: shared by those who run from the prefix, exclusive while it's made or removed
     tmp/                  what is being written; what is left of a process that has died is removed
     lock                  flock: shared by whoever writes content, exclusive while content that nothing links
@@ -224,11 +225,32 @@ class Store:
             ManifestError: if it's malformed, or would lead out of a prefix.
         """
         part = read_part(text)
-        path = self.new_file()
+        self.learn_text(text)
+        return part
+
+    def learn_text(self, text: bytes) -> str:
+        """Remember the canonical text of a part that was checked; return its id."""
+        part, path = hashlib.sha256(text).hexdigest(), self.new_file()
         with self.writing(path) as fd:
             write_all(fd, text)
-        os.rename(path, f"{self.root}/parts/{part.id}")
+        os.rename(path, f"{self.root}/parts/{part}")
         return part
+
+    def part_text(self, part: str) -> bytes:
+        """Return the canonical text of a part that is known.
+
+        Raises:
+            ManifestError: if it isn't, or was changed.
+        """
+        try:
+            with open(f"{self.root}/parts/{part}", "rb") as file:
+                text = file.read()
+        except OSError:
+            raise ManifestError(f"the store doesn't know part {part[:12]}") from None
+        if hashlib.sha256(text).hexdigest() != part:
+            os.unlink(f"{self.root}/parts/{part}")
+            raise ManifestError(f"the store's part {part[:12]} was changed")
+        return text
 
     def part(self, part: str) -> Part:
         """Return a part that is known.
@@ -236,15 +258,7 @@ class Store:
         Raises:
             ManifestError: if it isn't, or was changed.
         """
-        try:
-            with open(f"{self.root}/parts/{part}", "rb") as file:
-                found = read_part(file.read())
-        except OSError:
-            raise ManifestError(f"the store doesn't know part {part[:12]}") from None
-        if found.id != part:
-            os.unlink(f"{self.root}/parts/{part}")
-            raise ManifestError(f"the store's part {part[:12]} was changed")
-        return found
+        return read_part(self.part_text(part))
 
 
 def read_known(root: str, part: str) -> Part | None:

@@ -8,8 +8,6 @@ are looked after by workspaces.
 
 from __future__ import annotations
 
-import os
-
 from monarch_nb._reload.watch import Watch
 from monarch_nb._sync.env.layers import CODE, USER, Layers
 from monarch_nb._sync.env.tree import folders_of
@@ -32,7 +30,7 @@ class EnvironmentWatch:
         self.num_folders = 0
         self.unseen: list[str] = []
         self._watch = Watch()
-        self._has_changed = False
+        self._touched: set[str] | None = set()
         self.follow(found)
 
     def follow(self, found: Layers) -> None:
@@ -53,14 +51,22 @@ class EnvironmentWatch:
     def has_changed(self) -> bool:
         """Say whether something has changed since `taken`. Costs some microseconds if nothing has."""
         touched = self._watch.touched()
-        if touched is None or not all(os.path.basename(path).endswith(_BYTE_CODE) for path in touched):
-            self._has_changed = True
-        return self._has_changed
+        if touched is None or self._touched is None:
+            self._touched = None
+        else:
+            self._touched.update(path for path in touched if not path.endswith(_BYTE_CODE))
+        return self._touched is None or bool(self._touched)
 
-    def taken(self) -> None:
-        """Count the present state as known: called before it's scanned, so that no change is lost."""
+    def taken(self) -> frozenset[str] | None:
+        """Count what is there now as known: called before it's looked at, so that no change is lost.
+
+        Returns:
+            the paths that something has happened to since it was called last; None if there may be others.
+        """
         self.has_changed()
-        self._has_changed = False
+        touched = None if self._touched is None else frozenset(self._touched)
+        self._touched = set()
+        return touched
 
     def close(self) -> None:
         """End the watch."""

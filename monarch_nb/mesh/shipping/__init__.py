@@ -7,6 +7,7 @@ comparing       which packages hosts have otherwise
 agent           a process on each host, in a group of its own: it has the host's store
 host_broadcast  a pack from the notebook's machine to all agents, from agent to agent
 sending         the whole: survey, what is missing, packs, prefixes, other zygotes
+patching        some edited files to hosts that have all others
 channel         a command that runs a shell on another machine, as a channel for bytes
 bootstrap       the environment to machines that have no Python: first an interpreter
 following       what is installed or edited from now on goes before the next cell
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from monarch_nb.mesh.shipping.comparing import HostsDifference, compare_hosts
     from monarch_nb.mesh.shipping.following import FollowedEnvironment
+    from monarch_nb.mesh.shipping.patching import patch_environment
     from monarch_nb.mesh.shipping.progress import Progress
     from monarch_nb.mesh.shipping.sending import scan_here, send_environment, with_scan
     from monarch_nb.mesh.shipping.upkeep import clean_here, export_here, send_to
@@ -37,6 +39,7 @@ _WHERE = {
     "clean_here": "upkeep",
     "compare_hosts": "comparing",
     "export_here": "upkeep",
+    "patch_environment": "patching",
     "scan_here": "sending",
     "send_environment": "sending",
     "send_to": "upkeep",
@@ -50,6 +53,7 @@ __all__ = [
     "clean_here",
     "compare_hosts",
     "export_here",
+    "patch_environment",
     "scan_here",
     "send_environment",
     "send_to",

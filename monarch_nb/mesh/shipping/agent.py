@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_nb._sync.env import manifest as manifests
@@ -19,7 +19,8 @@ from monarch_nb._sync.env.interpreter import this_interpreter
 from monarch_nb._sync.env.layers import find_layers
 from monarch_nb._sync.env.mounts import Identity, identity_of
 from monarch_nb._sync.env.packages import PackageDigest
-from monarch_nb._sync.env.place import Prefix, absent_content, find_prefix, missing_content, place
+from monarch_nb._sync.env.place import Prefix, absent_content, find_prefix, missing_content, place, settle
+from monarch_nb._sync.env.spare import make_spare, place_changed
 from monarch_nb._sync.env.store import Store, default_store, read_known
 from monarch_nb._sync.env.suitable import on_network
 from monarch_nb.actor import Actor, endpoint
@@ -77,6 +78,21 @@ class Taken:
 
     wrong: tuple[str, ...] = ()
     problem: str = ""
+
+
+@dataclass(frozen=True)
+class EnvironmentChange:
+    """The way from one environment to another.
+
+    Attributes:
+        before: id of the one.
+        changes: by part of it, files that are otherwise.
+        contents: by sha256, content that may be new.
+    """
+
+    before: str
+    changes: Mapping[str, tuple[manifests.Change, ...]]
+    contents: Mapping[str, bytes] = field(repr=False)
 
 
 class SyncAgent(Actor):
@@ -182,6 +198,33 @@ class SyncAgent(Actor):
         return place(store, found, lambda prefix: try_prefix(prefix, modules))
 
     @endpoint
+    def place_changed(self, text: bytes, change: EnvironmentChange, modules: Sequence[str]) -> Prefix | None:
+        """Make the prefix of an environment of the spare of another one, and try it; None if there's none.
+
+        Args:
+            text: of the manifest.
+        """
+        self._manifest = manifests.read_manifest(text)
+        store, found = self._opened()
+        modes = _modes_of(entry for several in change.changes.values() for _, entry in several if entry)
+        for sha256, content in change.contents.items():
+            for is_executable in modes.get(sha256, frozenset((False,))):
+                store.add(sha256, [content], is_executable=is_executable)
+        return place_changed(
+            store, found, change.before, change.changes, lambda prefix: try_prefix(prefix, modules)
+        )
+
+    @endpoint
+    def make_spare(self, environment: str) -> None:
+        """Have a prefix on the disk, and make what its next version will be made of."""
+        store = Store(default_store())
+        try:
+            settle(store, environment)
+            make_spare(store, environment)
+        finally:
+            store.close()
+
+    @endpoint
     def close(self) -> None:
         """Remove unfinished files."""
         if self._store is not None:
@@ -202,11 +245,14 @@ def _donors() -> list[str]:
 
 
 def _modes(parts: Sequence[manifests.Part]) -> dict[str, frozenset[bool]]:
+    return _modes_of(entry for part in parts for entry in part.entries)
+
+
+def _modes_of(entries: Iterable[manifests.Entry]) -> dict[str, frozenset[bool]]:
     modes: dict[str, set[bool]] = {}
-    for part in parts:
-        for entry in part.entries:
-            if entry.kind != manifests.LINK:
-                modes.setdefault(entry.content, set()).add(entry.kind == manifests.EXECUTABLE)
+    for entry in entries:
+        if entry.kind != manifests.LINK:
+            modes.setdefault(entry.content, set()).add(entry.kind == manifests.EXECUTABLE)
     return {content: frozenset(found) for content, found in modes.items()}
 
 

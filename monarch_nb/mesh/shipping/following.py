@@ -4,17 +4,26 @@ cell.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 
+from monarch_nb._client.session import Session
+from monarch_nb._sync.env.edits import Edit, after_edits
 from monarch_nb._sync.env.errors import EnvironmentSyncError
 from monarch_nb._sync.env.interpreter import this_interpreter
 from monarch_nb._sync.env.layers import find_layers
+from monarch_nb._sync.env.local import FileChanged
 from monarch_nb._sync.env.scan import Scanned
 from monarch_nb._sync.env.watching import EnvironmentWatch
 from monarch_nb._units import counted
 from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.mesh.shipping.patching import Spares
 from monarch_nb.mesh.shipping.report import EnvironmentPart
 from monarch_nb.mesh.shipping.sending import with_scan
+
+
+def _never(edit: Edit, before: EnvironmentPart) -> None:
+    """Leave all of it to be sent as a whole."""
 
 
 class FollowedEnvironment:
@@ -34,7 +43,9 @@ class FollowedEnvironment:
 
     def __init__(self, *, copies: bool) -> None:
         self.copies = copies
-        self._id = ""
+        self._part: EnvironmentPart | None = None
+        self._scanned: Scanned | None = None
+        self._spares = Spares()
         self._watch = EnvironmentWatch(find_layers(this_interpreter()))
         if self._watch.unseen:
             unseen, first = counted(len(self._watch.unseen), "folder"), self._watch.unseen[0]
@@ -51,30 +62,71 @@ class FollowedEnvironment:
         """
         return self._watch.has_changed()
 
-    def sent(self, part: EnvironmentPart) -> None:
-        """Record the environment that hosts have."""
-        self._id = part.id if part.is_done else ""
+    def sent(self, session: Session, part: EnvironmentPart, scanned: Scanned) -> None:
+        """Note what hosts have, and have them prepare for the next version."""
+        self._part = part if part.is_done else None
+        self._scanned = scanned
+        if self._part is not None:
+            own = [host for host, each in part.hosts.items() if not each.is_shared]
+            self._spares.make(session, own, part.id)
 
-    def bring_changes(self, bring: Callable[[Scanned], EnvironmentPart]) -> EnvironmentPart | None:
-        """Send the environment to hosts, if it has changed; return the result. After an error it isn't tried
+    def bring_changes(
+        self,
+        session: Session,
+        bring: Callable[[Scanned], EnvironmentPart],
+        patch: Callable[[Edit, EnvironmentPart], EnvironmentPart | None] = _never,
+    ) -> EnvironmentPart | None:
+        """Bring it to hosts, if it's another one now; return what was done. What can't be sent isn't tried
         again before the next change.
+
+        Args:
+            bring: sends the whole of it.
+            patch: sends what some edited files are to those who have the rest; returns None if that can't be.
 
         Raises:
             EnvironmentSyncError: if it can't be sent.
         """
+        touched = self._watch.taken()
+        edit = self._edit(touched)
+        part = None
+        if edit is not None and self._part is not None:
+            if edit.scanned.manifest.id == self._part.id:
+                return None
+            self._spares.wait()
+            with suppress(FileChanged):
+                part = patch(edit, self._part)
+        if edit is not None and part is not None:
+            self.sent(session, part, edit.scanned)
+            return part
+        return self._bring_whole(session, bring)
 
-        def changed(scanned: Scanned) -> EnvironmentPart | None:
-            return None if scanned.manifest.id == self._id else bring(scanned)
+    def _edit(self, touched: Collection[str] | None) -> Edit | None:
+        """Return what edited files make of the environment; None if all of it must be looked at."""
+        scanned, self._scanned = self._scanned, None
+        return None if scanned is None or touched is None else after_edits(scanned, touched)
 
-        self._watch.taken()
+    def _bring_whole(
+        self, session: Session, bring: Callable[[Scanned], EnvironmentPart]
+    ) -> EnvironmentPart | None:
         try:
             self._watch.follow(find_layers(this_interpreter()))
-            part = with_scan(changed)
-        except OSError as error:  # somebody is removing it at this moment
+            return with_scan(lambda scanned: self._bring_scanned(session, scanned, bring))
+        except OSError as error:  # somebody is just removing it
             raise EnvironmentSyncError(f"can't read {error.filename}: {error.strerror}") from None
-        if part is not None:
-            self.sent(part)
+
+    def _bring_scanned(
+        self, session: Session, scanned: Scanned, bring: Callable[[Scanned], EnvironmentPart]
+    ) -> EnvironmentPart | None:
+        if self._part is not None and scanned.manifest.id == self._part.id:
+            self._scanned = scanned
+            return None
+        part = bring(scanned)
+        self.sent(session, part, scanned)
         return part
+
+    def wait_for_spares(self) -> None:
+        """Wait until hosts have prepared for the next version, or can't."""
+        self._spares.wait()
 
     def close(self) -> None:
         """End the watch."""

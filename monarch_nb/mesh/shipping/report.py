@@ -48,7 +48,8 @@ class EnvironmentPart:
         id: of the environment; 64 hexadecimal digits.
         num_packages, num_bytes: size of the environment.
         hosts: by host.
-        seconds: duration.
+        seconds: that it took.
+        placed_s: that it took until the prefixes were there; zygotes started in them after that.
         is_dry: whether nothing was done.
         left_out: (path, reason) of files that aren't sent.
         edited: packages with files that differ from what was installed.
@@ -66,6 +67,7 @@ class EnvironmentPart:
     edited: tuple[str, ...] = ()
     corrupting: tuple[int, ...] = ()
     old_ranks: tuple[int, ...] = field(default=())
+    placed_s: float = 0.0
 
     @property
     def is_done(self) -> bool:

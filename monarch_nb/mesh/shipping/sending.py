@@ -89,7 +89,8 @@ def send_environment(
             progress.step("making the environment on hosts, and trying it")
         there = {host: prefix for host in able if (prefix := surveys[host].prefix) is not None}
         placed = {} if dry_run else there | _place(agents, wanting)
-        switched: set[int] = set() if dry_run else _switch(session, agents, scanned, shared, placed)
+        placed_s = time.monotonic() - start
+        switched: set[int] = set() if dry_run else switch_zygotes(session, agents, scanned, shared, placed)
         lost = agents.trust.lost
         found = {}
         for host in hosts:
@@ -107,6 +108,7 @@ def send_environment(
         left_out=scanned.left_out,
         edited=tuple(sorted(scanned.edited)),
         corrupting=tuple(agents.trust.corrupting()),
+        placed_s=placed_s,
     )
 
 
@@ -272,7 +274,7 @@ def tried_modules() -> list[str]:
     return [*sorted(name for name, file in files.items() if "lib-dynload" in file), *_TRIED]
 
 
-def _switch(
+def switch_zygotes(
     session: Session, agents: Agents, scanned: Scanned, shared: Sequence[int], placed: Mapping[int, Prefix]
 ) -> set[int]:
     """Have host processes start zygotes in the environment; return those that ran another one."""
