@@ -14,7 +14,8 @@ from monarch_nb._sync import known_workspaces
 from monarch_nb.actor.handle import session_of, transport_of
 from monarch_nb.exceptions import MeshError
 from monarch_nb.mesh import shipping
-from monarch_nb.mesh.sync import before_cell, environment_has_changed
+from monarch_nb.mesh.brought import environment_has_changed
+from monarch_nb.mesh.sync import before_cell
 
 if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh

@@ -10,7 +10,8 @@ from monarch_nb._reload import SyncMode
 from monarch_nb._sync import SyncOptions, SyncReceipt
 from monarch_nb.actor.checked import checks_arguments
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.mesh.sync import SYNC_S, EnvironmentChoice, SyncRequest, set_sync_mode, sync, sync_mode
+from monarch_nb.mesh.brought import EnvironmentChoice
+from monarch_nb.mesh.sync import SYNC_S, SyncRequest, set_sync_mode, sync, sync_mode
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.core import Mesh

@@ -18,7 +18,7 @@ from monarch_nb.actor.future import Future
 from monarch_nb.actor.handle import placement_of, session_of, transport_of
 from monarch_nb.actor.proc_mesh import HEAL_S, ProcMesh, mark_stopped
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.mesh import newcomers
+from monarch_nb.mesh import brought, newcomers
 from monarch_nb.mesh.replay import replay as run_again
 from monarch_nb.status import MeshStatus, StatusChange
 from monarch_nb.status.messages import Snapshot, UnwatchStatus, WatchStatus
@@ -94,7 +94,7 @@ class Life:
     def heal(self, *, replay: bool = False, timeout_s: float = HEAL_S) -> HealReport:
         """Repair the losses of the mesh; see `Mesh.heal`."""
         report = ProcMesh.heal(self._mesh, timeout_s=timeout_s)
-        newcomers.supply(self._mesh)
+        self._supply_new_hosts()
         if replay and report.ranks:
             report = dataclasses.replace(
                 report, messages=(*report.messages, *run_again(self._mesh, report.ranks))
@@ -104,14 +104,24 @@ class Life:
     def resize(self, /, *, timeout_s: float = HEAL_S, force: bool = False, **sizes: int) -> HealReport:
         """Change the sizes of the mesh, and bring new hosts up to date; see `ProcMesh.resize`."""
         report = ProcMesh.resize(self._mesh, timeout_s=timeout_s, force=force, **sizes)
-        newcomers.supply(self._mesh)
+        self._supply_new_hosts()
         return report
 
     def take_hosts(self, hosts: Sequence[int], *, timeout_s: float = HEAL_S) -> HealReport:
-        """Start ranks on further hosts, which are brought up to date; see `ProcMesh.take_hosts`."""
+        """Start ranks on further hosts, which get what the others were given; see `ProcMesh.take_hosts`."""
+        brought.supply(self._mesh, hosts)  # ranks start in it
         report = ProcMesh.take_hosts(self._mesh, hosts, timeout_s=timeout_s)
         newcomers.supply(self._mesh)
         return report
+
+    def _supply_new_hosts(self) -> None:
+        """Give hosts on which ranks were just started what the others were given. If that's an environment,
+        they are started once more, in that: they hold nothing yet.
+        """
+        ranks = brought.supply(self._mesh)
+        if ranks:
+            self.restart(ranks)
+        newcomers.supply(self._mesh)
 
     def notice(self) -> float | None:
         """Return how long before an engine takes hosts away programs are warned, in seconds; None: they

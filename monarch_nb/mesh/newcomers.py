@@ -20,7 +20,7 @@ from monarch_nb.actor.handle import session_of
 from monarch_nb.actor.proc_mesh import work_on
 from monarch_nb.actor.workspace import answers
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.mesh import drift
+from monarch_nb.mesh import brought, drift
 
 if TYPE_CHECKING:
     from monarch_nb.actor.future import Future
@@ -44,6 +44,7 @@ def supply(mesh: Mesh) -> None:
     if _seen.get(session, 0) == session.num_moves:
         return
     _seen[session] = session.num_moves
+    brought.supply(mesh)
     rows = session.request(Status()).hosts
     ours = set(mesh.living().host_indices)
     generations = {r.index: r.generation for r in rows if r.index in ours and r.state == HostState.UP}

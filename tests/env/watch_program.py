@@ -18,8 +18,7 @@ from typing import Any
 os.environ["MONARCH_NB_PRELOAD"] = "none"
 
 import monarch_nb.mesh
-from monarch_nb.mesh import Mesh, shipping
-from monarch_nb.mesh import sync as syncing
+from monarch_nb.mesh import Mesh, brought, shipping
 
 
 def said_by(mesh: Mesh, cell: str = "pass") -> str:
@@ -86,7 +85,7 @@ def main(name: str) -> dict[str, Any]:
         mesh.sync_mode = "warn"
         edited.write_text("VERSION = 4\n")
         found["stopped"] = said_by(mesh)
-        found["followed"] = len(syncing._followed)
+        found["followed"] = len(brought._followed)
     finally:
         mesh.stop().get(60)
     return found

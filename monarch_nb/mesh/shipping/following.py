@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import replace
 
 from monarch_nb._client.session import Session
 from monarch_nb._sync.env.edits import Edit, after_edits
@@ -67,8 +68,17 @@ class FollowedEnvironment:
         self._part = part if part.is_done else None
         self._scanned = scanned
         if self._part is not None:
-            own = [host for host, each in part.hosts.items() if not each.is_shared]
-            self._spares.make(session, own, part.id)
+            self._make_spares(session, part)
+
+    def joined(self, session: Session, part: EnvironmentPart) -> None:
+        """Note that further hosts have it."""
+        if self._part is not None and part.is_done and part.id == self._part.id:
+            self._part = replace(self._part, hosts={**self._part.hosts, **part.hosts})
+            self._make_spares(session, part)
+
+    def _make_spares(self, session: Session, part: EnvironmentPart) -> None:
+        hosts = [host for host, each in part.hosts.items() if not each.is_shared and host not in part.idle]
+        self._spares.make(session, hosts, part.id)
 
     def bring_changes(
         self,

@@ -55,6 +55,7 @@ class EnvironmentPart:
         edited: packages with files that differ from what was installed.
         corrupting: hosts that passed wrong content on to other hosts.
         old_ranks: ranks that still run another environment.
+        idle: hosts without ranks: nothing is left running there, for they're taken when they're needed.
     """
 
     id: str
@@ -68,6 +69,7 @@ class EnvironmentPart:
     corrupting: tuple[int, ...] = ()
     old_ranks: tuple[int, ...] = field(default=())
     placed_s: float = 0.0
+    idle: frozenset[int] = frozenset()
 
     @property
     def is_done(self) -> bool:

@@ -1,0 +1,97 @@
+"""Run by the interpreter of a small environment: gives it to a mesh whose hosts have stores of their own, has
+hosts join and take lost ones' places, and prints what their first ranks ran in as JSON.
+
+usage: joining_program.py NAME FOLDER
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["MONARCH_NB_PRELOAD"] = "none"
+sys.path.append(str(Path(__file__).parents[1]))
+
+from waiting import wait_until
+
+import monarch_nb.mesh
+from monarch_nb._client import launch
+from monarch_nb._host.starting import host_command
+from monarch_nb._protocol.programs import Status
+from monarch_nb._protocol.states import HostState
+from monarch_nb.actor.handle import session_of
+from monarch_nb.mesh import Mesh, brought
+
+OWN_STORE = 'MONARCH_NB_STORE="$0/$$/store" exec "$@"'
+
+
+def prefixes(mesh: Mesh) -> list[str]:
+    """Return what each rank was started in."""
+    mesh.run("found = __import__('sys').prefix")
+    return [value for _, value in mesh.pull("found").items()]
+
+
+def said_by(do: Callable[[], Any]) -> str:
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        do()
+    return said.getvalue()
+
+
+def spares(mesh: Mesh) -> list[int]:
+    rows = session_of(mesh).request(Status()).hosts
+    return [r.index for r in rows if r.state == HostState.UP and r.index not in (0, *mesh.host_indices)]
+
+
+def lose_last_host(mesh: Mesh, folder: str) -> None:
+    """Kill the process of the last host; its store is gone with it."""
+    index = mesh.host_indices[-1]
+    row = next(row for row in session_of(mesh).request(Status()).hosts if row.index == index)
+    os.kill(row.pid, signal.SIGKILL)
+    shutil.rmtree(f"{folder}/{row.pid}")
+    wait_until(lambda: len(mesh.living_ranks()) < len(mesh), "the loss is known")
+
+
+def id_given(mesh: Mesh) -> str:
+    return brought._given[session_of(mesh)].id
+
+
+def main(name: str, folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    site = Path(next(p for p in sys.path if p.endswith("site-packages")))
+    edited = site / "edited_here.py"
+    edited.write_text("VERSION = 1\n")
+    command = host_command()
+    launch.host_command = lambda: ["sh", "-c", OWN_STORE, folder, *command]
+    mesh = monarch_nb.mesh.start(name, {"gpus": 1}, num_hosts=2, num_spares=3)
+    try:
+        mesh.sync(env=True, copy=True, watch=True)
+        found["id"] = id_given(mesh)
+        lose_last_host(mesh, folder)
+        found["heal said"] = said_by(lambda: mesh.heal())
+        found["healed"] = prefixes(mesh)
+        edited.write_text("VERSION = 2\n")
+        found["grow said"] = said_by(lambda: mesh.take_hosts(spares(mesh)[:1]))
+        found["new id"] = id_given(mesh)
+        found["grown"] = prefixes(mesh)
+        mesh.run("version = __import__('edited_here').VERSION")
+        found["version"] = [value for _, value in mesh.pull("version").items()][-1]
+        mesh.sync_mode = "warn"
+        found["joined later"] = said_by(lambda: mesh.take_hosts(spares(mesh)[:1]))
+        found["not followed"] = prefixes(mesh)
+        mesh.run("version = __import__('edited_here').VERSION")
+        found["version later"] = [value for _, value in mesh.pull("version").items()][-1]
+    finally:
+        mesh.stop().get(60)
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))

@@ -1,0 +1,57 @@
+"""Hosts that join a mesh, or take a lost one's place, have the environment that it was given before ranks
+start on them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from environments import bare
+from runtime import make_runtime
+
+from monarch_nb._sync.env.store import ID_LENGTH
+
+PROGRAM = Path(__file__).with_name("joining_program.py")
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("joined")
+    runtime = make_runtime(folder / "venv")
+    (folder / "work").mkdir()
+    env = {
+        **bare(),
+        "MONARCH_NB_STORE": str(folder / "store"),
+        "JUPYTER_DATA_DIR": str(folder / "data"),
+        "JUPYTER_RUNTIME_DIR": str(folder / "run"),
+    }
+    command = [runtime.python, str(PROGRAM), f"joined-{os.getpid()}", str(folder / "hosts")]
+    ended = subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder / "work", timeout=290)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_host_in_a_lost_ones_place_starts_ranks_in_it(joined: dict[str, Any]) -> None:
+    assert joined["id"][:ID_LENGTH] in joined["healed"][-1], joined["heal said"]
+
+
+def test_a_host_that_joins_gets_what_is_followed_as_it_is_then(joined: dict[str, Any]) -> None:
+    assert joined["new id"] != joined["id"]
+    assert joined["new id"][:ID_LENGTH] in joined["grown"][-1], joined["grow said"]
+    assert joined["version"] == 2
+
+
+def test_a_host_that_joins_later_gets_what_the_others_have(joined: dict[str, Any]) -> None:
+    assert "/store/envs/" in joined["not followed"][-1], joined["joined later"]
+    assert joined["version later"] == 2
+
+
+def test_each_had_a_store_of_its_own(joined: dict[str, Any]) -> None:
+    prefixes = [joined["healed"][-1], joined["grown"][-1], joined["not followed"][-1]]
+    assert len({prefix.partition("/store/")[0] for prefix in prefixes}) == len(prefixes)
