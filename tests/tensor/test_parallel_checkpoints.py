@@ -96,7 +96,7 @@ def test_what_cant_be_restored(mesh: Mesh, tmp_path: Path) -> None:
     larger = monarch_nb.parallelize(nn.Linear(4, 2), mesh)
     with pytest.raises(DeviceMeshError, match=r"(?i)size"):
         monarch_nb.restore(tmp_path / "run", larger)
-    with pytest.raises(MeshUsageError, match=r"a module of monarch_nb\.parallelize"):
+    with pytest.raises(MeshUsageError, match=r"a module that monarch_nb\.parallelize"):
         monarch_nb.save(tmp_path / "run", nn.Linear(3, 2))
     (tmp_path / "file").write_text("")
     with pytest.raises(RemoteException, match=r"saving failed on rank 0 of 4: NotADirectoryError"):
