@@ -230,6 +230,18 @@ def _interrupt(pending: Pending) -> None:
     send_interrupts(pending)
 
 
+def sent(future: Future[T], send: Callable[[], object]) -> Future[T]:
+    """Send the call of a future, and return the future. It's made before, since the answer may come while
+    `send` still runs: an error that nobody can read is reported only if the future was known by then.
+    """
+    try:
+        send()
+    except KeyboardInterrupt:  # the call may be out, and the caller gets no future to interrupt it by
+        future.interrupt()
+        raise
+    return future
+
+
 def wait_in_loop(
     when_ready: Callable[[Callable[[], None]], None], cancelled: Callable[[], None]
 ) -> Generator[Any, None, None]:

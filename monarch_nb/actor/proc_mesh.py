@@ -34,7 +34,7 @@ from monarch_nb.actor.active import activate
 from monarch_nb.actor.actor_mesh import spawn_actors
 from monarch_nb.actor.checked import checked
 from monarch_nb.actor.envoy import ask_envoy, is_relayed
-from monarch_nb.actor.future import Future
+from monarch_nb.actor.future import Future, sent
 from monarch_nb.actor.handle import MeshHandle, disown, known_transport, mesh_of, own_by_caller, placement_of
 from monarch_nb.actor.outcome import value_mesh
 from monarch_nb.actor.placement import Placement
@@ -150,13 +150,14 @@ class ProcMesh(MeshHandle):
         self._check_alive(what)
         transport, where = self._transport, self._placement
         body = codec.encode(fields, what)
-        gather = GatherReply(transport, where.procs)
-        call(
-            gather, where.receivers, name.encode(), body, context=where.context,
-            origin=origin_in(transport) if origin is None else origin,
+        gather, shape = GatherReply(transport, where.procs), where.shape
+        return sent(
+            Future(gather, lambda pending: value_mesh(pending, shape, what), what),
+            lambda: call(
+                gather, where.receivers, name.encode(), body, context=where.context,
+                origin=origin_in(transport) if origin is None else origin,
+            ),
         )  # fmt: skip
-        shape = where.shape
-        return Future(gather, lambda pending: value_mesh(pending, shape, what), what)
 
     def set_environment(self, variables: Mapping[str, str] | Sequence[Mapping[str, str]]) -> Future[Any]:
         """Set environment variables on all processes: the same, or one mapping for each in rank order."""

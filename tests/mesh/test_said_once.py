@@ -8,6 +8,7 @@ import gc
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from waiting import wait_until
 
 import monarch_nb
 from monarch_nb._client import reports as client_reports
+from monarch_nb._transport.pending import Pending
 from monarch_nb._transport.transport import Transport
 from monarch_nb.actor import ProcMesh
 from monarch_nb.exceptions import (
@@ -135,6 +137,37 @@ def test_a_future_that_is_dropped_after_its_answer_says_so(
     reports.flush()
     output = capsys.readouterr().err
     assert "dropped_later.raise_alone: rank 0 failed" in output and "ValueError: rank 0 is unique" in output
+
+
+@pytest.mark.parametrize("how", ["call", "call_one", "execute"])
+def test_an_answer_that_comes_while_the_call_is_sent_counts(
+    procs: ProcMesh, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    faulty = procs.spawn("answered_early", Faulty)
+    one, reports = procs.slice(hosts=0, gpus=0), procs._session.reports
+    reports.begin_cell()
+
+    def send_and_hear(send: Callable[..., None]) -> Callable[..., None]:
+        def wrapped(pending: Pending, *args: Any, **kwargs: Any) -> None:
+            send(pending, *args, **kwargs)
+            pending.transport.reader.ensure_reading()
+            wait_until(lambda: pending.ready, "the answer")
+
+        return wrapped
+
+    with monkeypatch.context() as patch:
+        for place in ("endpoint.call", "endpoint.call_one", "proc_mesh.call"):
+            module, name = place.split(".")
+            functions = sys.modules[f"monarch_nb.actor.{module}"]
+            patch.setattr(functions, name, send_and_hear(getattr(functions, name)))
+        if how == "execute":
+            one.execute(int, "rank 0 is unique")
+        else:
+            getattr(faulty.slice(hosts=0, gpus=0).raise_alone, how)()
+    gc.collect()
+    reports.flush()
+    output = capsys.readouterr().err
+    assert "a call has failed, and its answer was not read" in output and "rank 0 is unique" in output
 
 
 def test_futures_that_were_read_or_went_well_say_nothing(
