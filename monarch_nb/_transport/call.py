@@ -46,10 +46,12 @@ def call(
         >>> Future(gather, lambda pending: value_mesh(pending, shape, "noop"), "noop").get()  # doctest: +SKIP
     """
     transport = pending.transport
-    transport.post_all(
+    not_sent = transport.post_all(
         receivers, wire.CALL, body, flags=flags, ref=transport.expect(pending), target=target,
         origin=origin, name=name, context=context,
     )  # fmt: skip
+    for end in not_sent:
+        pending.lost(end.proc, end)
     if transport.ends:
         transport.check_ends(pending)
     return pending
@@ -67,6 +69,8 @@ def call_each(
     transport = pending.transport
     ref = transport.expect(pending)
     for (proc, slot), (body, flags) in zip(receivers, bodies, strict=True):
+        if _has_ended(pending, proc):
+            continue
         transport.post(
             proc, wire.CALL, body, flags=flags, slot=slot, ref=ref, target=target,
             origin=origin, name=name, context=context,
@@ -83,6 +87,8 @@ def call_one(
     """Send a message to one process; otherwise like `call`. Arguments are positional, for speed."""
     transport = pending.transport
     ref = transport.expect(pending)
+    if transport.ends and _has_ended(pending, proc):
+        return pending
     if body.buffers or len(body.payload) >= MIN_BYTES:
         transport.post(
             proc, wire.CALL, body, flags=flags, slot=slot, ref=ref, target=target,
@@ -96,6 +102,17 @@ def call_one(
     if transport.ends:
         transport.check_ends(pending)
     return pending
+
+
+def _has_ended(pending: Pending, proc: int) -> bool:
+    """Return whether a process has ended, and tell `pending` in that case. Nothing must be sent to the process
+    then: the one that is started in its place would receive it.
+    """
+    end = pending.transport.ends.get(proc)
+    if end is None:
+        return False
+    pending.lost(proc, end)
+    return True
 
 
 def answer(

@@ -446,24 +446,28 @@ class GatherReply(Pending):
 class Arrivals(Pending):
     """A stream of answers, one by one, in order of arrival."""
 
-    __slots__ = ("_next", "replies")
+    __slots__ = ("_lost", "_next", "replies")
 
     def __init__(self, transport: Transport, procs: Sequence[int]) -> None:
         super().__init__(transport, procs)
         self.replies = [OneReply(transport, procs) for _ in procs]
         self._next = 0
+        self._lost: dict[int, OneReply] = {}
+        """By slot: the replies of processes that were lost before they answered."""
 
     def deliver(self, slot: int, body: Body) -> Pending | None:
-        return self._take_reply().deliver(slot, body)
+        lost = self._lost.pop(slot, None)
+        if lost is None:
+            return self._take_reply().deliver(slot, body)
+        return None if lost.ready else lost.deliver(slot, body)
 
     def lost(self, proc: int, end: RankExit) -> Pending | None:
         if proc not in self.procs or self.ready:
             return None
-        answered = {r.slot for r in self.replies[: self._next] if r.body is not None}
         slot = self.procs.index(proc)
-        if slot in answered:
+        if slot in self._settled_slots():
             return None
-        reply = self._take_reply()
+        reply = self._lost[slot] = self._take_reply()
         reply.slot = slot
         return reply.lost(proc, end)
 
@@ -479,8 +483,12 @@ class Arrivals(Pending):
     def handles_end(self, end: RankExit) -> bool:
         if self.ready or end.proc not in self.procs:
             return False
-        answered = {r.slot for r in self.replies[: self._next] if r.body is not None}
-        return self.procs.index(end.proc) not in answered
+        return self.procs.index(end.proc) not in self._settled_slots()
+
+    def _settled_slots(self) -> set[int]:
+        """Return the slots that have answered, or whose process was lost."""
+        taken = self.replies[: self._next]
+        return {reply.slot for reply in taken if reply.body is not None or reply.end is not None}
 
     def _take_reply(self) -> OneReply:
         reply = self.replies[self._next]

@@ -180,17 +180,18 @@ class Transport:
 
     def post_all(
         self, receivers: Sequence[Receiver], kind: int, body: Encoded = _NOTHING, **fields: Any
-    ) -> None:
-        """Send one message to all `receivers`: one frame each on this machine, one per other host."""
+    ) -> Sequence[RankExit]:
+        """Send one message to all `receivers`: one frame each on this machine, one per other host. Return the
+        ends of those that it wasn't sent to because they have ended.
+        """
         if body.buffers and kind in _LENT_KINDS:
             remote_receivers = [r for r in receivers if r[0] >> 32 != self.host]
             to_remote = [proc for proc, _ in remote_receivers]
             offered = remote_arguments().offer(self, body, to_remote) if to_remote else body
             if offered is not body:
-                self.post_all(remote_receivers, kind, offered, **fields)
-                receivers = [r for r in receivers if r[0] >> 32 == self.host]
-                if not receivers:
-                    return
+                not_sent = self.post_all(remote_receivers, kind, offered, **fields)
+                near = [r for r in receivers if r[0] >> 32 == self.host]
+                return [*not_sent, *(self.post_all(near, kind, body, **fields) if near else ())]
         if self._releases:
             self._flush_releases()
         if body.buffers or len(body.payload) >= _INLINE_PAYLOAD_BYTES:
@@ -200,13 +201,16 @@ class Transport:
             fields["table"] = table
         frame = wire.pack(kind, src=self.me, dst=0, payload=body.payload, **fields)
         remote: dict[int, list[Receiver]] = {}
+        not_sent: list[RankExit] = []
         ends, routes, host = self.ends, self._routes, self.host
         addressed = wire.addressing(frame)
         for proc, slot in receivers:
-            if ends and proc in ends:
+            end = ends.get(proc) if ends else None
+            if end is not None:  # the process that is started in its place must not receive the message
                 if self.closed or self.lost:  # no other process is asked that would report it
                     raise self.closing_error()
-                continue  # `check_ends` tells the waiters; a restarted process must not receive the message
+                not_sent.append(end)
+                continue
             if proc >> 32 == host:
                 (routes.get(proc) or self.route(proc)).send(addressed(slot, proc))
             else:
@@ -214,6 +218,7 @@ class Transport:
         for remote_host, theirs in remote.items():
             to = address.host_proc(remote_host)
             self.route(to).send(wire.pack_fanout(self.me, to, theirs, frame))
+        return not_sent
 
     def _holder(self, dst: int) -> int:
         """Return the process of this machine that maps a buffer that is sent to `dst`, or has one that came
@@ -277,7 +282,12 @@ class Transport:
     def request(self, host_process: int, request: Request[T]) -> Reply[T]:
         """Ask a host process."""
         reply = Reply(self, (host_process,), request)
-        self.ask(host_process, request, self.expect(reply))
+        ref = self.expect(reply)
+        end = self.ends.get(host_process)
+        if end is not None:  # the process that takes its place must not receive the request
+            reply.lost(host_process, end)
+            return reply
+        self.ask(host_process, request, ref)
         self.check_ends(reply)
         return reply
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from monarch_nb._protocol.exits import RankExit
+from monarch_nb._protocol.programs import Status
 from monarch_nb._transport.call import call, call_each, call_one
-from monarch_nb._transport.pending import GatherReply, OneReply, Pending
+from monarch_nb._transport.pending import Arrivals, GatherReply, OneReply, Pending
 from monarch_nb._transport.transport import Transport
 from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
@@ -104,7 +105,7 @@ def test_one_is_called(echoes: list[Echo], caller: Transport, size: int) -> None
 
 
 def test_who_has_ended_before_is_not_waited_for(echoes: list[Echo], caller: Transport) -> None:
-    caller.ends[9] = RankExit(proc=9, group="dev", rank=1, host="here", pid=0)
+    caller.ends[9] = end_of(9, 1)
     gather = call(GatherReply(caller, (1, 9)), [(1, 0), (9, 1)], b"noop", Encoded(b""))
     assert answered(gather)
     assert list(gather.ends) == [1]
@@ -114,6 +115,51 @@ def test_who_has_ended_before_is_not_waited_for(echoes: list[Echo], caller: Tran
     ):
         assert answered(one)
         assert one.end is caller.ends[9]
+
+
+def end_of(proc: int, rank: int) -> RankExit:
+    return RankExit(proc=proc, group="dev", rank=rank, host="here", pid=0)
+
+
+def test_a_restarted_process_does_not_get_what_was_for_its_predecessor(
+    join: Callable[[int], Transport], echoes: list[Echo], caller: Transport
+) -> None:
+    """One that listens already, and one that begins to listen later."""
+    caller.ends[2], caller.ends[9] = end_of(2, 1), end_of(9, 1)
+    for proc in (2, 9):
+        gather = GatherReply(caller, (1, proc))
+        assert answered(call(gather, [(1, 0), (proc, 1)], b"noop", Encoded(b"")))
+        assert list(gather.ends) == [1]
+        one = OneReply(caller, (proc,))
+        assert answered(call_one(one, proc, b"noop", Encoded(b"")))
+        large = OneReply(caller, (proc,))
+        assert answered(call_one(large, proc, b"noop", Encoded(b"", (memoryview(bytearray(3 << 20)),))))
+        each = OneReply(caller, (proc,))
+        assert answered(call_each(each, [(proc, 0)], b"noop", [(Encoded(b""), 0)]))
+        asked = caller.request(proc, Status())
+        assert answered(asked)
+        assert one.end is large.end is each.end is asked.end is caller.ends[proc]
+    echoes.append(Echo(join(9)))
+    echoes[2].transport.start()
+    echoes[2].transport.reader.ensure_reading()
+    caller.ends.clear()
+    for proc in (2, 9):
+        assert answered(call_one(OneReply(caller, (proc,)), proc, b"last", Encoded(b"")))
+    assert [[m.name for m in echo.messages] for echo in echoes[1:]] == [[b"last"]] * 2
+
+
+def test_a_stream_takes_an_answer_that_comes_after_the_end(echoes: list[Echo], caller: Transport) -> None:
+    arrivals = Arrivals(caller, (1, 2, 9))
+    end = end_of(9, 2)
+    arrivals.lost(9, end)
+    arrivals.lost(9, end)
+    assert arrivals.handles_end(end_of(2, 1))
+    assert not arrivals.handles_end(end)
+    ref = caller.expect(arrivals)
+    for slot, proc in ((2, 9), (0, 1), (1, 2)):
+        echoes[1].transport.post(caller.me, wire.REPLY, codec.encode(proc), slot=slot, ref=ref)
+    assert all(answered(reply) for reply in arrivals.replies)
+    assert {r.slot: r.body.value() for r in arrivals.replies if r.body is not None} == {0: 1, 1: 2, 2: 9}
 
 
 def test_nobody_is_left_waiting(echoes: list[Echo], caller: Transport) -> None:
