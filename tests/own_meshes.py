@@ -8,7 +8,7 @@ from typing import Any
 
 from monarch_nb import mesh as meshes
 from monarch_nb._client import session as sessions
-from monarch_nb.actor import HostMesh, this_host
+from monarch_nb.actor import HostMesh, shutdown_context, this_host
 from monarch_nb.job import ProcessJob
 from monarch_nb.mesh import Mesh
 
@@ -22,6 +22,17 @@ def own_mesh(name: str, dims: Mapping[str, int], **options: Any) -> Iterator[Mes
         yield started
     finally:
         started.stop().get(30)
+        sessions._current = before
+
+
+@contextmanager
+def own_this_host() -> Iterator[None]:
+    """Let `this_host()` be a mesh of its own, which has ended afterwards; that of other tests goes on."""
+    before, sessions._current = sessions._current, None
+    try:
+        yield
+        shutdown_context().get(30)
+    finally:
         sessions._current = before
 
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from own_meshes import own_this_host
 
-from monarch_nb.actor import shutdown_context
 from monarch_nb.exceptions import ActorError, MeshUsageError, SupervisionError
 from monarch_nb.job import job_loads
 from monarch_nb.job.spmd import Command, SPMDJob, serve
@@ -41,9 +41,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     found, before = tmp_path_factory.mktemp("served"), os.getcwd()
     (found / "train.py").write_text(SCRIPT)
     os.chdir(found)
-    yield found
-    os.chdir(before)
-    shutdown_context().get(30)
+    with own_this_host():
+        yield found
+        os.chdir(before)
 
 
 @pytest.fixture(scope="module")
