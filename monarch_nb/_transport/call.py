@@ -105,8 +105,8 @@ def call_one(
 
 
 def _has_ended(pending: Pending, proc: int) -> bool:
-    """Return whether a process has ended, and tell `pending` in that case. Nothing must be sent to the process
-    then: the one that is started in its place would receive it.
+    """Return whether a process has ended, and tell `pending` in that case. Nothing must be sent to it then:
+    the process that is started in its place would receive it.
     """
     end = pending.transport.ends.get(proc)
     if end is None:

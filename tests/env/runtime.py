@@ -4,13 +4,16 @@ torch. Linked, so that it takes no room.
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from environments import Made, make_venv
+from environments import Made, bare, make_venv
 
 ROOT = Path(__file__).parents[2]
 NEEDED = ("pyzmq", "cloudpickle", "ipython", "psutil", "numpy", "msgspec", "pathspec", "jupyter_core", "rich")
@@ -29,6 +32,25 @@ def add_runtime(made: Made) -> Made:
         _link(name, made.site, seen)
     write_editable(made.site)
     return made
+
+
+def run_in_runtime(folder: Path, program: Path, *arguments: str) -> dict[str, Any]:
+    """Run a program in an environment made for it, with a store and journals of its own; return what its last
+    line says, as JSON.
+    """
+    runtime = make_runtime(folder / "venv")
+    (folder / "work").mkdir()
+    env = {
+        **bare(),
+        "MONARCH_NB_STORE": str(folder / "store"),
+        "JUPYTER_DATA_DIR": str(folder / "data"),
+        "JUPYTER_RUNTIME_DIR": str(folder / "run"),
+    }
+    command = [runtime.python, str(program), *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder / "work", timeout=290)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
 
 
 def write_editable(site: Path) -> None:

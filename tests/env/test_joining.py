@@ -4,15 +4,12 @@ start on them.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from environments import bare
-from runtime import make_runtime
+from runtime import run_in_runtime
 
 from monarch_nb._sync.env.store import ID_LENGTH
 
@@ -22,19 +19,7 @@ PROGRAM = Path(__file__).with_name("joining_program.py")
 @pytest.fixture(scope="module")
 def joined(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("joined")
-    runtime = make_runtime(folder / "venv")
-    (folder / "work").mkdir()
-    env = {
-        **bare(),
-        "MONARCH_NB_STORE": str(folder / "store"),
-        "JUPYTER_DATA_DIR": str(folder / "data"),
-        "JUPYTER_RUNTIME_DIR": str(folder / "run"),
-    }
-    command = [runtime.python, str(PROGRAM), f"joined-{os.getpid()}", str(folder / "hosts")]
-    ended = subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder / "work", timeout=290)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    return found
+    return run_in_runtime(folder, PROGRAM, f"joined-{os.getpid()}", str(folder / "hosts"))
 
 
 def test_a_host_in_a_lost_ones_place_starts_ranks_in_it(joined: dict[str, Any]) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from environments import Made, bare
-from runtime import make_runtime
+from environments import Made
+from runtime import run_in_runtime
 
 from monarch_nb._sync.env.interpreter import interpreter_of
 from monarch_nb._sync.env.layers import find_layers
@@ -24,20 +22,7 @@ PROGRAM = Path(__file__).with_name("watch_program.py")
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("followed")
-    runtime = make_runtime(folder / "venv")
-    (folder / "work").mkdir()
-    env = {
-        **bare(),
-        "MONARCH_NB_STORE": str(folder / "store"),
-        "JUPYTER_DATA_DIR": str(folder / "data"),
-        "JUPYTER_RUNTIME_DIR": str(folder / "run"),
-    }
-    command = [runtime.python, str(PROGRAM), f"watch-{os.getpid()}"]
-    ended = subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder / "work", timeout=280)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    return found
+    return run_in_runtime(tmp_path_factory.mktemp("followed"), PROGRAM, f"watch-{os.getpid()}")
 
 
 def test_an_edited_file_goes_to_a_new_prefix_unasked(followed: dict[str, Any]) -> None:

@@ -108,19 +108,29 @@ def place(store: Store, found: Manifest, test: Callable[[Prefix], str]) -> Prefi
         shutil.rmtree(root, ignore_errors=True)  # left by a process that has died
         parts = [store.part(part.id) for part in found.parts]
         manifests.check_tree(parts)
-        fresh = store.new_folder()
-        try:
+        with moved_to(store, store.new_folder(), root) as fresh:
             fill_folder(store, fresh, parts, found)
             write_templates(store, fresh, templates_of(parts), found)
             _write_to_disk(fresh)
-            os.rename(fresh, root)
-        except OSError as error:
-            raise full_or(error, store.root) from None
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
         prefix = tried(root, found, test)
         _complete(store, root, found)
     return prefix
+
+
+@contextmanager
+def moved_to(store: Store, folder: str, path: str) -> Iterator[str]:
+    """Give a folder of tmp/, and move it to `path` once the block is over; remove it if the block fails.
+
+    Raises:
+        StoreFull: if there's no room.
+    """
+    try:
+        yield folder
+        os.rename(folder, path)
+    except OSError as error:
+        raise full_or(error, store.root) from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def tried(root: str, found: Manifest, test: Callable[[Prefix], str]) -> Prefix:

@@ -24,6 +24,7 @@ from monarch_nb._sync.env.place import (
     find_prefix,
     link_entry,
     making,
+    moved_to,
     note_placed,
     placed_manifest,
     prefix_root,
@@ -31,7 +32,7 @@ from monarch_nb._sync.env.place import (
     tried,
     write_templates,
 )
-from monarch_nb._sync.env.store import ID_LENGTH, Store, full_or, locked, write_all
+from monarch_nb._sync.env.store import ID_LENGTH, Store, locked, write_all
 
 MAX_SPARES = 2
 """That a store keeps: each has as many directories as a prefix, on the disk."""
@@ -52,15 +53,9 @@ def make_spare(store: Store, environment: str) -> None:
         if os.path.isdir(path):
             return
         parts = [store.part(part.id) for part in found.parts]
-        fresh = store.new_folder()
-        try:
+        with moved_to(store, store.new_folder(), path) as fresh:
             fill_folder(store, fresh, parts, found)
             _write_list(store, path + ".list", templates_of(parts))
-            os.rename(fresh, path)
-        except OSError as error:
-            raise full_or(error, store.root) from None
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
         _remove_but(store.root, MAX_SPARES)
 
 
@@ -94,15 +89,10 @@ def place_changed(
             return None
         folder, templates = taken
         shutil.rmtree(root, ignore_errors=True)  # what a process that has died had made
-        try:
+        with moved_to(store, folder, root):
             for change in (each for several in changes.values() for each in several):
                 _change(store, folder, change, templates)
             write_templates(store, folder, templates.values(), found)
-            os.rename(folder, root)
-        except OSError as error:
-            raise full_or(error, store.root) from None
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
         prefix = tried(root, found, test)
         note_placed(store, found)
     return prefix
