@@ -189,9 +189,9 @@ class Transport:
             to_remote = [proc for proc, _ in remote_receivers]
             offered = remote_arguments().offer(self, body, to_remote) if to_remote else body
             if offered is not body:
-                not_sent = self.post_all(remote_receivers, kind, offered, **fields)
+                remote_ends = self.post_all(remote_receivers, kind, offered, **fields)
                 near = [r for r in receivers if r[0] >> 32 == self.host]
-                return [*not_sent, *(self.post_all(near, kind, body, **fields) if near else ())]
+                return [*remote_ends, *(self.post_all(near, kind, body, **fields) if near else ())]
         if self._releases:
             self._flush_releases()
         if body.buffers or len(body.payload) >= _INLINE_PAYLOAD_BYTES:
