@@ -11,6 +11,7 @@ from monarch_nb._commands.values import (
     DEFAULT_NAME,
     dims,
     host_count,
+    mesh_before_paths,
     mesh_name,
     num_bytes,
     num_nodes,
@@ -148,6 +149,11 @@ START = (
 # --- sync, doctor
 
 SYNC = (
+    argument(
+        "name", about="name of the mesh; may be left out if there's only one, and no path is given",
+        only=TERMINAL, nargs="?", type=mesh_before_paths,
+    ),
+    NAME_FLAG,
     argument(
         "paths",
         about="files or folders to reload, all that has changed if there are none; a folder outside of the "

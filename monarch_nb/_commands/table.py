@@ -544,7 +544,7 @@ _CODE = (
     Command(
         "sync",
         "Send the workspace to the other hosts; have ranks run what the files of your modules hold now.",
-        (*OF_MESH, *SYNC),
+        SYNC,
         "In a terminal, the status is 1 if a host or a rank lacks something.",
         run=actions.sync,
         status=lambda found: 0 if found.is_done or found.is_dry else 1,

@@ -26,6 +26,14 @@ def mesh_name(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def mesh_before_paths(text: str) -> str:
+    """Parse the name of a mesh that stands before paths."""
+    try:
+        return mesh_name(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; paths stand behind the mesh's name") from None
+
+
 def mesh_or_invitation(text: str) -> str:
     """Parse the name of a mesh, or an invitation: its file, or itself in one line."""
     return text if is_invitation(text) else mesh_name(text)

@@ -205,6 +205,14 @@ def test_a_prefix_that_does_not_work_is_not_there(scanned: Scanned, tmp_path: Pa
     assert find_prefix(str(tmp_path / "s"), scanned.manifest.id) is None
 
 
+def test_a_file_is_no_place_for_a_store(scanned: Scanned, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for advice, named in (("", "MONARCH_NB_STORE=DIRECTORY"), ("--export DIRECTORY names another", "--export")):
+        with pytest.raises(EnvironmentSyncError, match=f"no store can be at {file} .* directory: {named}"):
+            export(str(file), scanned, advice=advice)
+
+
 KILLED = """
     import os, signal, sys
     sys.path[:0] = {path!r}

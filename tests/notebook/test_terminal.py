@@ -247,6 +247,7 @@ def test_who_stops_reading_is_no_error(mesh: str) -> None:
         ),
         (["fly"], "monarch-nb has no command 'fly'. monarch-nb --help lists all commands"),
         (["logs", "--folow"], "Did you mean --follow? Usage: monarch-nb logs "),
+        (["sync", "model.py"], "not 'model.py'; paths stand behind the mesh's name"),
     ],
 )
 def test_typos_are_asked_back(words: list[str], says: str) -> None:

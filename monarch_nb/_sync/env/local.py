@@ -34,13 +34,19 @@ def fill_store(store: Store, scanned: Scanned) -> int:
     return sum(missing.values())
 
 
-def export(root: str, scanned: Scanned, modules: Sequence[str] = ()) -> Prefix:
+def export(root: str, scanned: Scanned, modules: Sequence[str] = (), advice: str = "") -> Prefix:
     """Make a prefix of an environment in the store `root`; it runs at that path, on any host that it fits.
+
+    Args:
+        root: absolute path of a directory.
+        scanned: the environment.
+        modules: that can be imported there.
+        advice: how the user names another directory, for errors.
 
     Raises:
         EnvironmentSyncError: if it can't be made, or doesn't pass its test.
     """
-    store = Store(root)
+    store = Store(root, advice)
     try:
         fill_store(store, scanned)
         return place(store, scanned.manifest, lambda prefix: try_prefix(prefix, modules))

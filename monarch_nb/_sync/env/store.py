@@ -60,27 +60,31 @@ def default_store() -> str:
     return local if file_system_of(cache).is_remote else os.path.join(cache, "monarch_nb", "store")
 
 
+_NAMED_BY = f"{STORE_VARIABLE}=DIRECTORY names another"
+
+
 class Store:
     """The environment store of one host, created if it doesn't exist.
 
     Args:
         root: its absolute directory.
+        advice: how the user names another directory, for errors.
 
     Raises:
         EnvironmentSyncError: if it can't be made, is somebody else's, or is on a file system without what it
             needs: hard links, locks, renames.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, advice: str = "") -> None:
         self.root = root
         self._tmp = os.path.join(root, "tmp", f"{os.getpid()}-{secrets.token_hex(4)}")
-        if problem := on_network(root):
+        if problem := on_network(root, advice):
             raise EnvironmentSyncError(problem)
         try:
             os.makedirs(root, 0o700, exist_ok=True)
             if os.stat(root).st_uid != os.getuid():
                 raise EnvironmentSyncError(
-                    f"the store {root} belongs to another user: {STORE_VARIABLE}=DIRECTORY names another"
+                    f"the store {root} belongs to another user: {advice or _NAMED_BY}"
                 )
             for name in ("objects", "parts", "envs", "tmp"):
                 os.makedirs(os.path.join(root, name), 0o700, exist_ok=True)
@@ -89,11 +93,11 @@ class Store:
             self._lock = locked(os.path.join(root, "lock"), fcntl.LOCK_SH)
             self._tmp_lock = locked(self._tmp + ".lock", fcntl.LOCK_EX)
             os.mkdir(self._tmp, 0o700)  # after the lock: other processes remove unlocked files
-            problem = lacking(root, self._tmp)
+            problem = lacking(root, self._tmp, advice)
         except OSError as error:
             reason = f"{error.filename}: {error.strerror}"
             raise EnvironmentSyncError(
-                f"no store can be at {root} ({reason}): expected a directory: {STORE_VARIABLE}=DIRECTORY"
+                f"no store can be at {root} ({reason}): expected a directory: {advice or _NAMED_BY}"
             ) from None
         if problem:
             self.close()

@@ -16,24 +16,29 @@ _ADVICE = f"start the host with {STORE_VARIABLE}=DIRECTORY, which names one on a
 _CANNOT = {errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL, errno.ENOLCK}
 
 
-def on_network(root: str) -> str:
+def on_network(root: str, advice: str = "") -> str:
     """Return why no store can be at `root`, as its file system is another machine's; empty if it isn't.
 
     Nothing is written: not even the directory needs to be there.
+
+    Args:
+        advice: how to name another directory.
     """
     system = file_system_of(root)
     if system.type not in NETWORK:
         return ""
     where = f"{system.type} ({system.source})"
-    return f"the store {root} is on {where}, where neither links nor locks can be relied on: {_ADVICE}"
+    return f"the store {root} is on {where}, where neither links nor locks can be relied on: "
+        f"{advice or _ADVICE}"
 
 
-def lacking(root: str, tmp: str) -> str:
+def lacking(root: str, tmp: str, advice: str = "") -> str:
     """Return the features that the file system of a store lacks, as text; empty if it has all that are
     needed. Tries them.
 
     Args:
         tmp: a directory of our own in it; what is tried is removed.
+        advice: how to name another directory.
 
     Raises:
         OSError: if it can't be tried: no room, no permission.
@@ -53,10 +58,10 @@ def lacking(root: str, tmp: str) -> str:
             except OSError as error:
                 if error.errno not in _CANNOT:
                     raise
-                return _cannot(root, what)
+                return _cannot(root, what, advice)
         if os.stat(there).st_ino != os.stat(link).st_ino:
-            return _cannot(root, "link files")
-        return "" if _locks(there) else _cannot(root, "lock files")
+            return _cannot(root, "link files", advice)
+        return "" if _locks(there) else _cannot(root, "lock files", advice)
     finally:
         with suppress(OSError):
             os.unlink(made)
@@ -74,9 +79,9 @@ def _probes(root: str, name: str) -> tuple[str, str]:
     return f"{root}/objects/{name}.probe", f"{root}/envs/{name}.probe"
 
 
-def _cannot(root: str, what: str) -> str:
+def _cannot(root: str, what: str, advice: str) -> str:
     kind = file_system_of(root).type or "a file system"
-    return f"the store {root} is on {kind} that can't {what} there: {_ADVICE}"
+    return f"the store {root} is on {kind} that can't {what} there: {advice or _ADVICE}"
 
 
 def _locks(path: str) -> bool:

@@ -38,7 +38,9 @@ def export_here(folder: str, *, verify: bool = False) -> str:
     Raises:
         EnvironmentSyncError: if it can't be made there, or doesn't work.
     """
-    prefix = export(os.path.abspath(os.path.expanduser(folder)), scan_here(verify=verify), tried_modules())
+    root = os.path.abspath(os.path.expanduser(folder))
+    advice = "monarch-nb sync --env --export DIRECTORY names another"
+    prefix = export(root, scan_here(verify=verify), tried_modules(), advice)
     return f"environment {prefix.id[:12]} is at {prefix.root}: {prefix.python}"
 
 
