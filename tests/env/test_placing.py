@@ -208,7 +208,10 @@ def test_a_prefix_that_does_not_work_is_not_there(scanned: Scanned, tmp_path: Pa
 def test_a_file_is_no_place_for_a_store(scanned: Scanned, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    for advice, named in (("", "MONARCH_NB_STORE=DIRECTORY"), ("--export DIRECTORY names another", "--export")):
+    for advice, named in (
+        ("", "MONARCH_NB_STORE=DIRECTORY"),
+        ("--export DIRECTORY names another", "--export"),
+    ):
         with pytest.raises(EnvironmentSyncError, match=f"no store can be at {file} .* directory: {named}"):
             export(str(file), scanned, advice=advice)
 

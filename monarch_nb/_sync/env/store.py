@@ -83,9 +83,7 @@ class Store:
         try:
             os.makedirs(root, 0o700, exist_ok=True)
             if os.stat(root).st_uid != os.getuid():
-                raise EnvironmentSyncError(
-                    f"the store {root} belongs to another user: {advice or _NAMED_BY}"
-                )
+                raise EnvironmentSyncError(f"the store {root} belongs to another user: {advice or _NAMED_BY}")
             for name in ("objects", "parts", "envs", "tmp"):
                 os.makedirs(os.path.join(root, name), 0o700, exist_ok=True)
             for i in range(256):

@@ -28,8 +28,9 @@ def on_network(root: str, advice: str = "") -> str:
     if system.type not in NETWORK:
         return ""
     where = f"{system.type} ({system.source})"
-    return f"the store {root} is on {where}, where neither links nor locks can be relied on: "
-        f"{advice or _ADVICE}"
+    return (
+        f"the store {root} is on {where}, where neither links nor locks can be relied on: {advice or _ADVICE}"
+    )
 
 
 def lacking(root: str, tmp: str, advice: str = "") -> str:
