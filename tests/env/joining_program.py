@@ -50,12 +50,20 @@ def spares(mesh: Mesh) -> list[int]:
     return [r.index for r in rows if r.state == HostState.UP and r.index not in (0, *mesh.host_indices)]
 
 
+def pid_of_last_host(mesh: Mesh) -> int:
+    rows = session_of(mesh).request(Status()).hosts
+    return next(row.pid for row in rows if row.index == mesh.host_indices[-1])
+
+
+def kill_last_host(mesh: Mesh) -> int:
+    pid = pid_of_last_host(mesh)
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
 def lose_last_host(mesh: Mesh, folder: str) -> None:
     """Kill the process of the last host; its store is gone with it."""
-    index = mesh.host_indices[-1]
-    row = next(row for row in session_of(mesh).request(Status()).hosts if row.index == index)
-    os.kill(row.pid, signal.SIGKILL)
-    shutil.rmtree(f"{folder}/{row.pid}")
+    shutil.rmtree(f"{folder}/{kill_last_host(mesh)}")
     wait_until(lambda: len(mesh.living_ranks()) < len(mesh), "the loss is known")
 
 
@@ -70,13 +78,21 @@ def main(name: str, folder: str) -> dict[str, Any]:
     edited.write_text("VERSION = 1\n")
     command = host_command()
     launch.host_command = lambda: ["sh", "-c", OWN_STORE, folder, *command]
-    mesh = monarch_nb.mesh.start(name, {"gpus": 1}, num_hosts=2, num_spares=3)
+    mesh = monarch_nb.mesh.start(name, {"gpus": 1}, num_hosts=2, num_spares=4)
     try:
         mesh.sync(env=True, copy=True, watch=True)
         found["id"] = id_given(mesh)
         lose_last_host(mesh, folder)
         found["heal said"] = said_by(lambda: mesh.heal())
         found["healed"] = prefixes(mesh)
+        mesh.on_failure("heal")
+        lost = kill_last_host(mesh)
+        wait_until(
+            lambda: pid_of_last_host(mesh) not in (lost, 0) and len(mesh.living_ranks()) == len(mesh),
+            "another host is in its place, and ranks are being started",
+        )
+        mesh.run("waited = True", timeout=60)  # its zygote is being replaced: the store is there
+        found["healed by itself"] = list(mesh.pull("waited").values())
         edited.write_text("VERSION = 2\n")
         found["grow said"] = said_by(lambda: mesh.take_hosts(spares(mesh)[:1]))
         found["new id"] = id_given(mesh)

@@ -37,6 +37,10 @@ def test_a_host_that_joins_later_gets_what_the_others_have(joined: dict[str, Any
     assert joined["version later"] == 2
 
 
+def test_a_cell_is_run_by_ranks_whose_zygote_is_being_replaced(joined: dict[str, Any]) -> None:
+    assert joined["healed by itself"] == [True, True]
+
+
 def test_each_had_a_store_of_its_own(joined: dict[str, Any]) -> None:
     prefixes = [joined["healed"][-1], joined["grown"][-1], joined["not followed"][-1]]
     assert len({prefix.partition("/store/")[0] for prefix in prefixes}) == len(prefixes)

@@ -147,8 +147,8 @@ class Supervisor:
             if old is not None:
                 with suppress(OSError):  # it has died already
                     old.send(_encoded({"retire": True}))
-        for ranks, spec, method in switch.waiting:
-            self.start(ranks, spec, method)
+        for own, spec, method in switch.waiting:
+            self._launch(own, spec, method)
 
     def move(self, belongings: dict[str, object], sys_path: list[str]) -> None:
         """Have this zygote, and later ones, run with another program's environment, module path and
@@ -203,10 +203,23 @@ class Supervisor:
     # --- starting
 
     def start(self, ranks: list[RankPlace], spec: SharedSpec, method: StartMethod) -> None:
-        """Start ranks; `ranks` has their own settings, `spec` the shared ones."""
+        """Start ranks; `ranks` has their own settings, `spec` the shared ones. From now on messages to them
+        are kept, and they can be stopped, though they may have to wait for another environment's zygote.
+        """
+        own = [OwnSpec(place, secrets.token_hex(4)) for place in ranks]
+        for one in own:
+            place = one.place
+            rank = self.ranks[place.proc] = Rank(place.proc, place.rank, spec.group.group, one.token)
+            rank.gpu = RankSpec(spec, one).gpu
+            with suppress(OSError):  # left by the rank that had this place before
+                os.unlink(address.stop_path(self._directory, rank.proc))
         if self._switch is not None:
-            self._switch.waiting.append((ranks, spec, method))
-            return
+            self._switch.waiting.append((own, spec, method))
+        else:
+            self._launch(own, spec, method)
+
+    def _launch(self, own: list[OwnSpec], spec: SharedSpec, method: StartMethod) -> None:
+        """Have registered ranks' processes begin."""
         python = sys.executable
         if self._environment is not None:
             python = self._environment.python
@@ -216,20 +229,13 @@ class Supervisor:
         elif not spec.group.python:
             path = module_path(spec.group.sys_path, self._sys_path)
             spec = replace(spec, group=replace(spec.group, sys_path=path))
-        specs = [RankSpec(spec, OwnSpec(place, secrets.token_hex(4))) for place in ranks]
-        for one in specs:
-            place = one.place
-            rank = self.ranks[place.proc] = Rank(place.proc, place.rank, spec.group.group, one.own.token)
-            rank.gpu = one.gpu
-            with suppress(OSError):  # left by the rank that had this place before
-                os.unlink(address.stop_path(self._directory, rank.proc))
         if method == StartMethod.SPAWN or spec.group.commands or (spec.group.python or python) != python:
-            for one in specs:
-                self._spawn(one)
+            for one in own:
+                self._spawn(RankSpec(spec, one))
             return
         self.warm_up()
-        for i in range(0, len(specs), RANKS_PER_REQUEST):
-            self._ask_zygote([one.own for one in specs[i : i + RANKS_PER_REQUEST]], spec)
+        for i in range(0, len(own), RANKS_PER_REQUEST):
+            self._ask_zygote(own[i : i + RANKS_PER_REQUEST], spec)
 
     def _ask_zygote(self, ranks: list[OwnSpec], spec: SharedSpec) -> None:
         assert self._link is not None

@@ -11,7 +11,7 @@ from contextlib import suppress
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.warming import Zygote, start_zygote
 from monarch_nb._protocol.environment import RankEnvironment
-from monarch_nb._protocol.rank_spec import RankPlace, SharedSpec
+from monarch_nb._protocol.rank_spec import OwnSpec, SharedSpec
 from monarch_nb._protocol.states import StartMethod
 
 
@@ -39,7 +39,7 @@ class ZygoteSwitch:
         self.environment = environment
         self.zygote: Zygote | None = None
         self.held: list[int] = []
-        self.waiting: list[tuple[list[RankPlace], SharedSpec, StartMethod]] = []
+        self.waiting: list[tuple[list[OwnSpec], SharedSpec, StartMethod]] = []
         self._loop = loop
         self._directory = directory
         self._over = over
