@@ -81,7 +81,7 @@ class HashCache:
         return row.content if row.ctime_ns == info.st_ctime_ns or row.nlink != info.st_nlink else None
 
     def put(self, info: os.stat_result, treatment: str, content: Content) -> None:
-        """Remember what a file goes as."""
+        """Record the content that a file is sent as; one that was changed a moment ago is left out."""
         if info.st_mtime_ns < self._now_ns - RACY_NS and info.st_ctime_ns < self._now_ns - RACY_NS:
             row = _Row(info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_nlink, content)
             self._new[info.st_dev, info.st_ino, treatment] = row

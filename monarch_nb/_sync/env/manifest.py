@@ -217,7 +217,7 @@ def changed_part(part: Part, changes: Sequence[Change]) -> Part:
 
 
 def check_tree(parts: Sequence[Part]) -> None:
-    """See whether entries of all parts make one tree: no path twice, and nothing below what isn't a
+    """Check that entries of all parts make one tree: no path twice, and nothing below what isn't a
     directory.
 
     Raises:
@@ -242,7 +242,7 @@ def check_tree(parts: Sequence[Part]) -> None:
 
 
 def check_path(path: str) -> None:
-    """See whether a path may be made below a prefix.
+    """Check that a path may be made below a prefix.
 
     Raises:
         ManifestError: if it's absolute, not normalised, leads upwards, has a NUL, or names no layer.
@@ -258,7 +258,7 @@ def check_path(path: str) -> None:
 
 
 def check_link(path: str, target: str) -> None:
-    """See whether a link stays in its prefix, whatever other links there are.
+    """Check that a link stays in its prefix, whatever other links there are.
 
     `..` may only stand at its beginning: links are made in directories, so these steps are what they look
     like; behind a link they wouldn't be.

@@ -170,7 +170,7 @@ class LayerScan:
         self.num_read = 0
 
     def look(self) -> None:
-        """Walk, and take what is known without reading."""
+        """Walk the layer, and list the files whose content is known without reading them."""
         for path, info in files_of(self._layer):
             if stat.S_ISLNK(info.st_mode):
                 self._take_link(path)

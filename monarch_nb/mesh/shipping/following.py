@@ -24,7 +24,7 @@ from monarch_nb.mesh.shipping.sending import with_scan
 
 
 def _never(edit: Edit, before: EnvironmentPart) -> None:
-    """Leave all of it to be sent as a whole."""
+    """Send nothing: the whole environment is sent instead."""
 
 
 class FollowedEnvironment:

@@ -105,7 +105,7 @@ def _contents(edit: Edit) -> dict[str, bytes]:
 
 
 class Spares:
-    """Has hosts make spares of what they have been given, behind one's back, one environment at a time."""
+    """The background thread that has hosts make spares of their environments, one environment at a time."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
