@@ -202,6 +202,7 @@ def sync(mesh: Mesh, arguments: Namespace) -> SyncReceipt:
         verify=arguments.verify,
         copy=arguments.copy,
         to=arguments.to,
+        from_index=arguments.source == "index",
         watch=arguments.env and bool(getattr(arguments, "watch", False)),
     )
 

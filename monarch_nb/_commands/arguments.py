@@ -187,6 +187,12 @@ SYNC = (
         action="append", default=[], metavar="MACHINE",
     ),
     argument(
+        "--from",
+        about="with --env: hosts get what they lack of packages from the package index that they are "
+        "configured to use, as far as content there is the same",
+        dest="source", choices=("index",),
+    ),
+    argument(
         "--watch", "-w",
         about="from now on before each cell and each call of an actor; with --env, also what is installed",
         only=NOTEBOOK, action="store_true",

@@ -65,6 +65,8 @@ class EnvironmentChoice(msgspec.Struct, frozen=True):
         machines: others than the mesh's hosts, which need `sh` and `tar` only: names for ssh, or commands.
         same_path: whether these get a link to it at the environment's own path.
         watch: whether what is installed or edited from then on goes before the next cell.
+        index: whether hosts get what they lack of distributions from their package indexes, as far as that
+            is the same.
     """
 
     verify: bool = False
@@ -72,6 +74,7 @@ class EnvironmentChoice(msgspec.Struct, frozen=True):
     machines: tuple[str, ...] = ()
     same_path: bool = False
     watch: bool = False
+    index: bool = False
 
 
 def bring(mesh: Mesh, choice: EnvironmentChoice, *, is_dry: bool) -> tuple[Part, ...]:
@@ -91,7 +94,10 @@ def bring(mesh: Mesh, choice: EnvironmentChoice, *, is_dry: bool) -> tuple[Part,
                 ),
             )  # fmt: skip
         part, scanned = shipping.with_scan(
-            lambda found: (_send(mesh, found, progress, copies=choice.copies, is_dry=is_dry), found),
+            lambda found: (
+                _send(mesh, found, progress, copies=choice.copies, index=choice.index, is_dry=is_dry),
+                found,
+            ),
             verify=choice.verify,
         )
         progress.step(f"{progress.sent_text()} in {elapsed_text(part.seconds)}")
@@ -114,6 +120,7 @@ def _send(
     progress: shipping.Progress,
     *,
     copies: bool,
+    index: bool = False,
     is_dry: bool = False,
     hosts: Sequence[int] = (),
 ) -> EnvironmentPart:
@@ -125,6 +132,7 @@ def _send(
         scanned,
         copies=copies,
         dry_run=is_dry,
+        index=index,
         progress=progress,
     )
     if not is_dry:

@@ -38,6 +38,7 @@ class Code:
         copy: bool = False,
         to: Sequence[str] = (),
         watch: bool = False,
+        from_index: bool = False,
         timeout_s: float = SYNC_S,
     ) -> SyncReceipt:
         """Copy the workspace to all other hosts; then have this program and all ranks run the present code of
@@ -70,6 +71,9 @@ class Code:
                 `tar`, no Python. With `same_path`, a link is made there at the environment's own path.
             watch: with `env`: what is installed or edited in the environment from then on goes to the hosts
                 before the next cell. `sync_mode = "warn"` ends that.
+            from_index: with `env`: have hosts get what they lack of distributions from the package indexes
+                that they are configured to use, by their own uv or pip; files whose content isn't the same
+                there are sent from here. For slow ways to hosts.
             timeout_s: so long a rank that is busy is waited for; it reloads when it's done, and the receipt
                 says so.
 
@@ -89,9 +93,16 @@ class Code:
                 f"sync: --to {to[0]!r} says where the environment goes: %mesh sync --env --to MACHINE, or "
                 "mesh.sync(env=True, to=[...])"
             )
+        if from_index and not env:
+            raise MeshUsageError(
+                "sync: --from index is about the environment: %mesh sync --env --from index, or "
+                "mesh.sync(env=True, from_index=True)"
+            )
         if watch and not env:
             raise MeshUsageError("sync: watch=True goes with env=True; for your modules: sync_mode = 'watch'")
-        environment = EnvironmentChoice(verify, copy, tuple(to), same_path, watch) if env else None
+        environment = (
+            EnvironmentChoice(verify, copy, tuple(to), same_path, watch, from_index) if env else None
+        )
         return sync(self._mesh, SyncRequest(paths, timeout_s, reload, environment), options)
 
     @property

@@ -194,6 +194,17 @@ def donors(folder: Path) -> dict[str, Any]:
     return found
 
 
+def from_index(folder: Path) -> dict[str, Any]:
+    """A host gets what its package index has like this; the rest is sent."""
+    found: dict[str, Any] = {}
+    index = {"UV_FIND_LINKS": os.environ["WHEELS"], "UV_OFFLINE": "1", "UV_CACHE_DIR": f"{folder}/uv"}
+    with hosts(folder, 1, **index) as (session, meshes):
+        part = send(session, indices(meshes), sending.scan_here(), index=True)
+        found["first"] = {**told(part), "index": [h.index_bytes for h in part.hosts.values()]}
+        found["new"] = prefix_of(meshes[0].spawn_procs())
+    return found
+
+
 def without_links(folder: Path) -> dict[str, Any]:
     """The store of a host is where files can't be linked: it's named, its ranks run as before, the other goes
     on.
@@ -222,6 +233,7 @@ if __name__ == "__main__":
         "killed": killed,
         "full": full,
         "donors": donors,
+        "from_index": from_index,
         "without_links": without_links,
         "corrupting": corrupting,
     }

@@ -18,6 +18,7 @@ from monarch_nb._sync.env.installed import installed
 from monarch_nb._sync.env.interpreter import this_interpreter
 from monarch_nb._sync.env.layers import find_layers
 from monarch_nb._sync.env.mounts import Identity, identity_of
+from monarch_nb._sync.env.package_index import FromIndex, take_from_index
 from monarch_nb._sync.env.packages import PackageDigest
 from monarch_nb._sync.env.place import Prefix, absent_content, find_prefix, missing_content, place, settle
 from monarch_nb._sync.env.spare import make_spare, place_changed
@@ -59,12 +60,16 @@ class Lack:
     Attributes:
         sizes: by content, its size in bytes.
         found_bytes: bytes that were found on the host outside its store, and copied from there.
+        index_bytes: bytes that came from the host's package index.
+        index_problem: why a distribution couldn't be had from there; "" if all could.
         refusal: why the host has no room for it; "" if it has.
     """
 
     sizes: Mapping[str, int]
     refusal: str
     found_bytes: int = 0
+    index_bytes: int = 0
+    index_problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,17 @@ class SyncAgent(Actor):
         num_files = sum(len(part.entries) for part in parts)
         refused = no_room(sum(sizes.values()), num_files, this_machine(store.root))
         return Lack(sizes, refused, sum(there.values()))
+
+    @endpoint
+    def take_from_index(self, sizes: Mapping[str, int]) -> FromIndex:
+        """Copy missing content from this host's package index to the store.
+
+        Args:
+            sizes: of the content, by sha256.
+        """
+        store, found = self._opened()
+        parts = [store.part(part.id) for part in found.parts]
+        return take_from_index(store, parts, sizes, found.facts["python"])
 
     @endpoint
     def make_room(self, num: int) -> list[RDMABuffer]:

@@ -23,6 +23,7 @@ class HostEnvironment:
         was_there: whether the prefix was there already.
         sent_bytes: bytes sent over the network.
         found_bytes: bytes found on the host outside its store: in other environments, in caches.
+        index_bytes: bytes that came from the host's package index.
         problem: why the host doesn't have it; "" if it has.
         warnings: restrictions of the environment there.
         has_changed: whether the host started ranks in another one before.
@@ -34,6 +35,7 @@ class HostEnvironment:
     was_there: bool = False
     sent_bytes: int = 0
     found_bytes: int = 0
+    index_bytes: int = 0
     problem: str = ""
     warnings: tuple[str, ...] = ()
     has_changed: bool = False
@@ -101,6 +103,8 @@ class EnvironmentPart:
             there = "is there already"
         else:
             there = f"{size_text(host.sent_bytes)} {'to send' if self.is_dry else 'sent, verified'}"
+            if host.index_bytes:
+                there = f"{size_text(host.index_bytes)} from its package index, {there}"
             if host.found_bytes:
                 there = f"{size_text(host.found_bytes)} were there, {there}"
         return f"{what}: {there}{self._done(host)}"

@@ -20,6 +20,7 @@ from monarch_nb._sync.env.interpreter import this_interpreter
 from monarch_nb._sync.env.layers import find_layers
 from monarch_nb._sync.env.local import FileChanged, changed
 from monarch_nb._sync.env.mounts import identity_of
+from monarch_nb._sync.env.package_index import FromIndex
 from monarch_nb._sync.env.place import Prefix
 from monarch_nb._sync.env.scan import Scanned, scan
 from monarch_nb._sync.env.store import default_store
@@ -39,6 +40,7 @@ from monarch_nb.rdma import RDMABuffer, empty
 SLOTS = 3
 """Packs under way at once."""
 PLACE_S = 900.0
+INDEX_S = 1800.0
 SWITCH_S = 150.0
 _TRIED = ("zmq", "cloudpickle", "monarch_nb._protocol.base")
 
@@ -58,6 +60,7 @@ def send_environment(
     copies: bool = False,
     dry_run: bool = False,
     donors: bool = True,
+    index: bool = False,
     progress: Progress | None = None,
 ) -> EnvironmentPart:
     """Have hosts start ranks in the environment of this program from now on.
@@ -68,6 +71,8 @@ def send_environment(
         copies: make prefixes of their own also on hosts that see this program's files.
         dry_run: only say what would be done.
         donors: hosts copy what they have in environments of their own, and in caches of uv and conda.
+        index: hosts get what they lack of distributions from the package index that they are configured to
+            use, if content there is the same.
         progress: told how far it is, and shown by who waits.
 
     Raises:
@@ -85,6 +90,9 @@ def send_environment(
         lacks = _lacks(agents, scanned, wanting, surveys, dry_run=dry_run, donors=donors)
         plans = _plans(agents, scanned, lacks) if dry_run else {}
         if not dry_run:
+            if index:
+                progress.step("hosts ask their package indexes")
+                lacks |= _taken_from_index(agents, lacks)
             _send(agents, scanned, lacks, progress)
             progress.step("making the environment on hosts, and trying it")
         there = {host: prefix for host in able if (prefix := surveys[host].prefix) is not None}
@@ -150,6 +158,27 @@ def _learning(texts: list[bytes], donors: bool) -> Callable[[SyncAgent], Future[
 
 def _lacking(texts: list[bytes], donors: bool) -> Callable[[SyncAgent], Future[dict[str, int]]]:
     return lambda agent: agent.lacking.call_one(texts, donors)
+
+
+def _taken_from_index(agents: Agents, lacks: Mapping[int, Lack]) -> dict[int, Lack]:
+    """Have hosts get content from their package indexes; return what they lack then."""
+    asked = {
+        host: agents.by_host[host].take_from_index.call_one(lack.sizes)
+        for host, lack in lacks.items()
+        if lack.sizes
+    }
+    left: dict[int, Lack] = {}
+    for host, future in asked.items():
+        try:
+            found: FromIndex = future.get(INDEX_S)
+        except MeshError as error:
+            agents.trust.lose(host, reason_of(error))
+            continue
+        sizes = {sha256: size for sha256, size in lacks[host].sizes.items() if sha256 not in found.taken}
+        left[host] = replace(
+            lacks[host], sizes=sizes, index_bytes=sum(found.taken.values()), index_problem=found.problem
+        )
+    return left
 
 
 def _plans(agents: Agents, scanned: Scanned, lacks: Mapping[int, Lack]) -> dict[int, tuple[PlannedPart, ...]]:
@@ -302,9 +331,16 @@ def _host_environment(
         was_there=survey is not None and survey.prefix is not None,
         sent_bytes=0 if lack is None else sum(lack.sizes.values()),
         found_bytes=0 if lack is None else lack.found_bytes,
+        index_bytes=0 if lack is None else lack.index_bytes,
         problem=problem,
-        warnings=() if survey is None else survey.warnings,
+        warnings=(*(() if survey is None else survey.warnings), *_index_notes(lack)),
     )
+
+
+def _index_notes(lack: Lack | None) -> list[str]:
+    if lack is None or not lack.index_problem:
+        return []
+    return [f"its package index didn't give all: {lack.index_problem}; that was sent from here"]
 
 
 def scan_here(*, verify: bool = False) -> Scanned:
