@@ -267,7 +267,11 @@ def _send_to(arguments: argparse.Namespace) -> int:
     from monarch_nb.mesh import shipping
 
     done = shipping.send_to(
-        arguments.to, same_path=arguments.same_path, dry_run=arguments.dry_run, verify=arguments.verify
+        arguments.to,
+        same_path=arguments.same_path,
+        dry_run=arguments.dry_run,
+        verify=arguments.verify,
+        from_index=arguments.source == "index",
     )
     _say(arguments, str(done))
     return 0 if done.is_done or done.is_dry else 1

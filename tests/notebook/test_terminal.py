@@ -248,12 +248,19 @@ def test_who_stops_reading_is_no_error(mesh: str) -> None:
         (["fly"], "monarch-nb has no command 'fly'. monarch-nb --help lists all commands"),
         (["logs", "--folow"], "Did you mean --follow? Usage: monarch-nb logs "),
         (["sync", "model.py"], "not 'model.py'; paths stand behind the mesh's name"),
+        (["sync", "--env", "--from", "there"], "argument --from: "),
     ],
 )
 def test_typos_are_asked_back(words: list[str], says: str) -> None:
     found = ran(*words)
     assert (found.returncode, found.stdout) == (2, "")
     assert says in found.stderr
+
+
+def test_machines_without_a_mesh_have_no_index_to_ask() -> None:
+    found = ran("sync", "--env", "--to", "box", "--from", "index")
+    assert found.returncode == 1
+    assert "--to 'box' is sent everything, and --from index is for hosts of a mesh" in found.stderr
 
 
 def test_what_a_notebook_can_do_the_terminal_can(mesh: str) -> None:

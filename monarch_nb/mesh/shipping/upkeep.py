@@ -11,6 +11,7 @@ from monarch_nb._sync.env.clean import clean
 from monarch_nb._sync.env.local import export
 from monarch_nb._sync.env.store import default_store
 from monarch_nb._units import size_text
+from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.mesh.shipping.bootstrap import ArrivedPart, place_on
 from monarch_nb.mesh.shipping.progress import Progress
 from monarch_nb.mesh.shipping.sending import scan_here, tried_modules, with_scan
@@ -50,6 +51,7 @@ def send_to(
     same_path: bool = False,
     dry_run: bool = False,
     verify: bool = False,
+    from_index: bool = False,
     progress: Progress | None = None,
 ) -> ArrivedPart:
     """Make the environment of this program on machines that need `sh` and `tar` only; no mesh is needed.
@@ -59,11 +61,17 @@ def send_to(
         same_path: make a link at the environment's own path on each machine.
         dry_run: only say what would be sent at most.
         verify: read every file here.
+        from_index: refused: a package index is asked by hosts of a mesh only.
 
     Raises:
-        MeshUsageError: if no command can be made of a machine's name.
+        MeshUsageError: if no command can be made of a machine's name, or with `from_index`.
         EnvironmentSyncError: if the environment can't be sent.
     """
+    if from_index:
+        raise MeshUsageError(
+            f"sync: --to {machines[0]!r} is sent everything, and --from index is for hosts of a mesh, which "
+            "have an uv or pip of their own: one of them at a time"
+        )
     return with_scan(
         lambda scanned: place_on(
             machines, scanned, tried_modules(), same_path=same_path, dry_run=dry_run, progress=progress
