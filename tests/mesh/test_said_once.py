@@ -93,12 +93,13 @@ def test_a_failure_that_is_told_before_spawn_has_returned_counts(
     monkeypatch.setattr(client_reports, "WINDOW_S", 600.0)
     reports, post_all = procs._session.reports, Transport.post_all
 
-    def post_and_hear(*args: Any, **kwargs: Any) -> None:
+    def post_and_hear(*args: Any, **kwargs: Any) -> Any:
         known = set(reports._actors)
-        post_all(*args, **kwargs)
+        not_sent = post_all(*args, **kwargs)
         wait_until(
             lambda: any(len(reports._actors[x]) == 4 for x in set(reports._actors) - known), "four failures"
         )
+        return not_sent
 
     with monkeypatch.context() as patch:
         patch.setattr(Transport, "post_all", post_and_hear)

@@ -49,6 +49,13 @@ while True:
 """
 
 
+class Report(dict[str, Any]):
+    """What a program has said; whoever misses something in it is shown all."""
+
+    def __missing__(self, key: str) -> Any:
+        raise AssertionError(f"no {key!r} in what the program has said: {dict(self)}")
+
+
 class Program:
     """A script that starts two ranks, says what they are, and goes on until told to end."""
 
@@ -65,10 +72,10 @@ class Program:
         )  # fmt: skip
         self.started.append(self.process)
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> Report:
         assert self.process.stdout is not None and self.process.stderr is not None
         line = self.process.stdout.readline()
-        return dict(json.loads(line)) if line else {"error": self.process.stderr.read()}
+        return Report(json.loads(line) if line else {"error": self.process.stderr.read()})
 
     def end(self) -> None:
         self.process.communicate("\n")
