@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from faults import kill
 from own_meshes import own_mesh
+from processes import wait_for_exit
 from sample_actors import Counter, Faulty
 from two_by_two import spawn_two_by_two
 
@@ -18,7 +19,7 @@ import monarch_nb
 import monarch_nb.actor
 from monarch_nb._client import session as sessions
 from monarch_nb._protocol.programs import Status
-from monarch_nb.actor import Actor, MeshFailure, ProcMesh, endpoint
+from monarch_nb.actor import Actor, MeshFailure, ProcMesh, endpoint, this_host
 from monarch_nb.actor.handle import placement_of
 from monarch_nb.exceptions import ActorError, HealError, MeshError
 from monarch_nb.job import ProcessJob
@@ -66,6 +67,18 @@ def test_old_handles_work_again(doomed: ProcMesh) -> None:
     assert list(counter.increment.call().get(T).values()) == [7, 7, 7, 6]
     assert corner.increment.call_one().get(T) == 7
     assert str(doomed.heal()) == "nothing was lost"
+
+
+def test_who_heals_at_once_need_not_wait_for_the_loss_to_be_known() -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    for _ in range(10):
+        pids = list(procs.execute(os.getpid).get(T).values())
+        os.kill(pids[0], signal.SIGKILL)
+        assert wait_for_exit(pids[0])
+        procs.heal()
+        again = list(procs.execute(os.getpid).get(T).values())
+        assert (again[0] != pids[0], again[1]) == (True, pids[1])
+    procs.stop().get(T)
 
 
 def test_all_ranks_at_once(doomed: ProcMesh) -> None:

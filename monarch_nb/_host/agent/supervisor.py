@@ -333,6 +333,15 @@ class Supervisor:
 
     # --- ending
 
+    def handle_ends(self) -> None:
+        """Handle the ends of ranks that the loop has not come to yet."""
+        by_fd = {rank.pidfd: rank for rank in self.ranks.values() if rank.pidfd >= 0}
+        poll = select.poll()
+        for fd in by_fd:
+            poll.register(fd, select.POLLIN)
+        for fd, _ in poll.poll(0):
+            self._reap(by_fd[fd])
+
     def _reap(self, rank: Rank) -> None:
         self._loop.forget_file(rank.pidfd)
         try:

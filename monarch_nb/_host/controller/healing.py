@@ -170,7 +170,10 @@ class Healing:
 
     @handles(Heal)
     def do_heal(self, request: Heal, sender: Sender) -> Report | Later:
-        """Repair the losses of a group; answers with a report."""
+        """Repair the losses of a group; answers with a report. Ends on this machine that nobody knows of yet
+        count.
+        """
+        self._controller.supervisor.handle_ends()
         self.heal(request, partial(self._controller.reply, sender.proc, sender.ref), sender.proc)
         return LATER
 
