@@ -55,6 +55,7 @@ from monarch_nb._wire import message as wire
 from monarch_nb.exceptions import describe_end
 
 if TYPE_CHECKING:
+    from monarch_nb._host.agent.supervisor import Supervisor
     from monarch_nb._host.controller.asking import Asking
     from monarch_nb._host.controller.checkpoints import CheckpointService
     from monarch_nb._host.controller.clients import ClientService
@@ -80,6 +81,7 @@ class Parts(reshaping.Parts, Protocol):
     checkpoints: CheckpointService
     clients: ClientService
     status_publisher: StatusPublisher
+    supervisor: Supervisor
 
 
 class _Turn(NamedTuple):
