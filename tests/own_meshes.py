@@ -31,8 +31,8 @@ def own_this_host() -> Iterator[None]:
     before, sessions._current = sessions._current, None
     try:
         yield
-        shutdown_context().get(30)
     finally:
+        shutdown_context().get(30)
         sessions._current = before
 
 

@@ -69,7 +69,7 @@ def call_each(
     transport = pending.transport
     ref = transport.expect(pending)
     for (proc, slot), (body, flags) in zip(receivers, bodies, strict=True):
-        if _has_ended(pending, proc):
+        if transport.has_ended(proc, pending):
             continue
         transport.post(
             proc, wire.CALL, body, flags=flags, slot=slot, ref=ref, target=target,
@@ -87,7 +87,7 @@ def call_one(
     """Send a message to one process; otherwise like `call`. Arguments are positional, for speed."""
     transport = pending.transport
     ref = transport.expect(pending)
-    if transport.ends and _has_ended(pending, proc):
+    if transport.ends and transport.has_ended(proc, pending):
         return pending
     if body.buffers or len(body.payload) >= MIN_BYTES:
         transport.post(
@@ -102,17 +102,6 @@ def call_one(
     if transport.ends:
         transport.check_ends(pending)
     return pending
-
-
-def _has_ended(pending: Pending, proc: int) -> bool:
-    """Return whether a process has ended, and tell `pending` in that case. Nothing must be sent to it then:
-    the process that is started in its place would receive it.
-    """
-    end = pending.transport.ends.get(proc)
-    if end is None:
-        return False
-    pending.lost(proc, end)
-    return True
 
 
 def answer(

@@ -265,6 +265,16 @@ class Transport:
             if end is not None:
                 pending.lost(proc, end)
 
+    def has_ended(self, proc: int, pending: Pending) -> bool:
+        """Return whether a process has ended, and tell `pending` in that case. Nothing must be sent to it
+        then: the process that is started in its place would receive it.
+        """
+        end = self.ends.get(proc)
+        if end is None:
+            return False
+        pending.lost(proc, end)
+        return True
+
     def drop_unread(self) -> None:
         """Report all errors that nobody has read, because this program leaves the mesh."""
         for unread in list(self.unread.values()):
@@ -283,12 +293,9 @@ class Transport:
         """Ask a host process."""
         reply = Reply(self, (host_process,), request)
         ref = self.expect(reply)
-        end = self.ends.get(host_process)
-        if end is not None:  # the process that takes its place must not receive the request
-            reply.lost(host_process, end)
-            return reply
-        self.ask(host_process, request, ref)
-        self.check_ends(reply)
+        if not self.has_ended(host_process, reply):
+            self.ask(host_process, request, ref)
+            self.check_ends(reply)
         return reply
 
     def ask(self, host_process: int, request: Request[Any], ref: int = 0) -> None:

@@ -46,8 +46,12 @@ def run_in_runtime(folder: Path, program: Path, *arguments: str) -> dict[str, An
         "JUPYTER_DATA_DIR": str(folder / "data"),
         "JUPYTER_RUNTIME_DIR": str(folder / "run"),
     }
-    command = [runtime.python, str(program), *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder / "work", timeout=290)
+    return result_of([runtime.python, str(program), *arguments], env, folder / "work", 290)
+
+
+def result_of(command: list[str], env: dict[str, str], folder: Path, timeout_s: float) -> dict[str, Any]:
+    """Run a program in a folder; return what its last line says, as JSON."""
+    ended = subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder, timeout=timeout_s)
     assert ended.returncode == 0, ended.stderr[-3000:]
     found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return found

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from environments import Made, bare, make_venv
-from runtime import make_runtime
+from runtime import make_runtime, result_of
 
 from monarch_nb._sync.env import package_index
 from monarch_nb._sync.env.manifest import Part
@@ -101,12 +99,8 @@ def test_a_host_gets_the_environment_from_its_index(tmp_path: Path) -> None:
         "PATH": f"{TOOLS}:{os.environ['PATH']}",
     }
     program = str(Path(__file__).with_name("sending_program.py"))
-    ended = subprocess.run(
-        [runtime.python, program, "from_index", str(tmp_path / "hosts")],
-        capture_output=True, text=True, env=env, cwd=tmp_path, timeout=220,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    found = json.loads(ended.stdout.splitlines()[-1])
+    command = [runtime.python, program, "from_index", str(tmp_path / "hosts")]
+    found = result_of(command, env, tmp_path, 220)
     assert found["first"]["done"], found["first"]["problems"]
     assert 2 * MIN_BYTES <= found["first"]["index"][0] < 3 * MIN_BYTES
     assert " MiB from its package index, " in found["first"]["lines"][0]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from environments import Made, bare
-from runtime import ROOT, add_runtime, make_runtime
+from runtime import ROOT, add_runtime, make_runtime, result_of
 from small_disk import small_disk
 
 from monarch_nb._sync.env.store import Store
@@ -37,16 +37,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Made:
 def run(runtime: Made, scenario: str, folder: Path) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     env = {**bare(), "MONARCH_NB_STORE": str(folder / "home" / "store")}
-    ended = subprocess.run(
-        [runtime.python, str(PROGRAM), scenario, str(folder)],
-        capture_output=True,
-        text=True,
-        env=env,
-        cwd=folder,
-        timeout=220,
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    return json.loads(ended.stdout.splitlines()[-1])
+    return result_of([runtime.python, str(PROGRAM), scenario, str(folder)], env, folder, 220)
 
 
 @pytest.fixture(scope="module")

@@ -175,15 +175,11 @@ class SyncAgent(Actor):
         return Lack(sizes, refused, sum(there.values()))
 
     @endpoint
-    def take_from_index(self, sizes: Mapping[str, int]) -> FromIndex:
-        """Copy missing content from this host's package index to the store.
-
-        Args:
-            sizes: of the content, by sha256.
-        """
+    def take_from_index(self) -> FromIndex:
+        """Copy missing content from this host's package index to the store."""
         store, found = self._opened()
         parts = [store.part(part.id) for part in found.parts]
-        return take_from_index(store, parts, sizes, found.facts["python"])
+        return take_from_index(store, parts, missing_content(store, parts), found.facts["python"])
 
     @endpoint
     def make_room(self, num: int) -> list[RDMABuffer]:

@@ -162,23 +162,14 @@ def _lacking(texts: list[bytes], donors: bool) -> Callable[[SyncAgent], Future[d
 
 def _taken_from_index(agents: Agents, lacks: Mapping[int, Lack]) -> dict[int, Lack]:
     """Have hosts get content from their package indexes; return what they lack then."""
-    asked = {
-        host: agents.by_host[host].take_from_index.call_one(lack.sizes)
-        for host, lack in lacks.items()
-        if lack.sizes
-    }
-    left: dict[int, Lack] = {}
-    for host, future in asked.items():
-        try:
-            found: FromIndex = future.get(INDEX_S)
-        except MeshError as error:
-            agents.trust.lose(host, reason_of(error))
-            continue
-        sizes = {sha256: size for sha256, size in lacks[host].sizes.items() if sha256 not in found.taken}
-        left[host] = replace(
-            lacks[host], sizes=sizes, index_bytes=sum(found.taken.values()), index_problem=found.problem
-        )
-    return left
+    asked = [host for host, lack in lacks.items() if lack.sizes]
+    found = agents.ask(lambda agent: agent.take_from_index.call_one(), INDEX_S, asked)
+    return {host: _without(lacks[host], each) for host, each in found.items()}
+
+
+def _without(lack: Lack, found: FromIndex) -> Lack:
+    sizes = {sha256: size for sha256, size in lack.sizes.items() if sha256 not in found.taken}
+    return replace(lack, sizes=sizes, index_bytes=sum(found.taken.values()), index_problem=found.problem)
 
 
 def _plans(agents: Agents, scanned: Scanned, lacks: Mapping[int, Lack]) -> dict[int, tuple[PlannedPart, ...]]:
