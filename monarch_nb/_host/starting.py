@@ -55,7 +55,7 @@ class ZygoteAnswer(TypedDict, total=False):
     Attributes:
         ready: it can fork.
         warm: it has imported everything that ranks need; `modules`: what that is, by directory.
-        proc, pid: a rank that was forked.
+        proc, pid: a rank that was forked; or `failure`: why it couldn't be.
         groups: process groups of the ranks that it has forked: its last message, after `retire`.
     """
 
@@ -64,6 +64,7 @@ class ZygoteAnswer(TypedDict, total=False):
     modules: dict[str, list[str]]
     proc: int
     pid: int
+    failure: str
     groups: list[int]
 
 

@@ -25,6 +25,7 @@ from monarch_nb._protocol.rank_spec import OwnSpec, RankSpec, SharedSpec
 from monarch_nb._rank import child_processes, keyboard, launchers, streams, workspace
 from monarch_nb._rank.binding import BindingError, bind
 from monarch_nb._rank.debugger import Debugger
+from monarch_nb._rank.forking import wait_for_adoption
 from monarch_nb._rank.rank_actors import RankActors
 from monarch_nb._rank.reloading import Reloader
 from monarch_nb._rank.worker import Worker
@@ -43,7 +44,6 @@ from monarch_nb._wire.mesh_address import MeshAddress
 _PR_SET_NAME = 15
 _NOTICE_S = 0.5
 _PR_SET_PDEATHSIG = 1
-_ADOPTION_S = 5.0
 LINGER_S = 0.5
 UNREACHABLE = (
     "ended: code that ran there closed the file descriptors by which the rank hears of the mesh, as "
@@ -140,9 +140,10 @@ def read_whole_spec(encoded: bytes) -> RankSpec:
     return decode(RankSpec, encoded)
 
 
-def run_rank(spec: RankSpec, host_pid: int) -> None:
-    """Run a rank until told to stop. Called in a fresh process."""
-    _tie_to_host(host_pid)
+def run_rank(spec: RankSpec, host_pid: int, cores: int | None = None) -> None:
+    """Run a rank until told to stop. Called in a fresh process; `cores`: as `granted_cores` gives them, if
+    that's known: it takes a millisecond.
+    """
     _set_name(f"mnb-rank{spec.place.rank}")
     _set_environment(spec)
     pipe = streams.install(spec.own.token)
@@ -150,7 +151,7 @@ def run_rank(spec: RankSpec, host_pid: int) -> None:
     _reload.install()
     _reseed()
     _bind(spec)
-    _limit_threads(spec)
+    _limit_threads(spec, cores)
     rank = Rank(spec, pipe)
     process_context.set_transport(rank.transport)
     process_context.rank = rank
@@ -158,6 +159,7 @@ def run_rank(spec: RankSpec, host_pid: int) -> None:
     on_terminate = partial(_on_terminate, rank)
     signal.signal(signal.SIGTERM, on_terminate)
     dump_file = DumpFile(address.dump_path(spec.host.directory, spec.place.proc))
+    _tie_to_host(host_pid)
     if spec.group.bootstrap is not None:
         _run_bootstrap(spec.group.bootstrap)
     _prepare_namespace(rank)
@@ -231,11 +233,8 @@ def _is_for_host(spec: RankSpec) -> bool:
 
 def _tie_to_host(host_pid: int) -> None:
     """Wait until the host process has adopted this one, then ask the kernel to end this process with it."""
-    limit = time.monotonic() + _ADOPTION_S
-    while os.getppid() != host_pid:
-        if time.monotonic() > limit:
-            os._exit(1)
-        os.sched_yield()
+    if not wait_for_adoption(host_pid):
+        os._exit(1)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != host_pid:
         os._exit(1)
@@ -263,7 +262,8 @@ def _set_environment(spec: RankSpec) -> None:
     sys.argv[:] = [group.argv0]
     if group.cwd and os.path.isdir(group.cwd):
         os.chdir(group.cwd)
-    workspace.adopt(spec.shared.place.elsewhere, group.cwd)
+    if spec.shared.place.elsewhere:
+        workspace.adopt(spec.shared.place.elsewhere, group.cwd)
     if spec.gpu and "CUDA_VISIBLE_DEVICES" not in group.env:
         os.environ["CUDA_VISIBLE_DEVICES"] = spec.gpu
 
@@ -276,14 +276,16 @@ def _reseed() -> None:
         numpy_random.seed()
 
 
-def _limit_threads(spec: RankSpec) -> None:
+def _limit_threads(spec: RankSpec, cores: int | None) -> None:
     """Limit this rank's threads to its share of the cores, unless the user has set another limit."""
-    given = os.environ.get("OMP_NUM_THREADS")
-    if given is None:
-        num = granted_cores() if spec.group.bind else max(1, granted_cores() // spec.place.local_world_size)
+    wanted = os.environ.get("OMP_NUM_THREADS")
+    if wanted is None:
+        if cores is None or spec.group.bind:
+            cores = granted_cores()
+        num = cores if spec.group.bind else max(1, cores // spec.place.local_world_size)
         os.environ["OMP_NUM_THREADS"] = str(num)
     else:
-        outermost = given.split(",")[0].strip()  # OpenMP accepts a number for each level of nesting
+        outermost = wanted.split(",")[0].strip()  # OpenMP accepts a number for each level of nesting
         if not outermost.isdecimal() or not int(outermost):
             return  # as in OpenMP, an invalid value has no effect
         num = int(outermost)

@@ -2,15 +2,16 @@
 started no thread.
 
 It stays single-threaded and free of event loops, or its forks would inherit locks that
-nobody will ever release. A rank is forked twice: the intermediate child ends at once, so the rank is adopted
-by the host process (a child subreaper), which then has its exit status at first hand.
+nobody will ever release. Ranks are forked by a child of it that ends then (see `forking`), so they are
+adopted by the host process (a child subreaper), which has their exit statuses at first hand.
 
 What training imports late is loaded while nobody asks for ranks: torch._dynamo, which the first DDP step
 pulls in, costs 1.2 s in each rank otherwise. A request that comes earlier is served at once, between two
 imports.
 
 Protocol, on a SOCK_SEQPACKET pair with the host process: one request is a JSON object {"ranks": [...]} with
-descriptors (spec, then stdout and stderr of each rank); each rank is answered by {"proc": ..., "pid": ...}.
+descriptors (spec, then stdout and stderr of each rank); each rank is answered by {"proc": ..., "pid": ...},
+or "failure" in place of the pid.
 When it can be asked it says {"ready": true}. Another is {"move": true}, with what the program has that the
 controller belongs to from now on. A third, {"retire": true}, ends it for its successor: it answers with the
 process groups of its ranks, which that is told by {"adopt": ...}. When the host process goes, the socket
@@ -30,13 +31,18 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from monarch_nb._host.starting import HUGE_PAGES, RANKS_PER_REQUEST, ZygoteAnswer, ZygoteRequest
 from monarch_nb._host.warming import ONE_THREAD
+from monarch_nb._rank import huge_pages
+from monarch_nb._rank.forking import fork_many
 from monarch_nb._rank.mending import note_modules
+from monarch_nb._wire.granted import granted_cores
 from monarch_nb._wire.process import set_process_name
 
 PRELOAD_FIRST = ("cloudpickle", "monarch_nb._rank.main", "monarch_nb._reload:install", "torch")
@@ -113,14 +119,15 @@ class _Zygote:
         self._link = link
         self._directory = directory
         self._later = list(later)
+        self._warming = self._warm_up()
         self._groups: set[int] = set()
         self._parent = os.getppid()
 
     def serve(self) -> None:
         self._tell({"ready": True})
         while True:
-            while self._later and not select.select([self._link], [], [], 0)[0]:
-                self._load(self._later[0])
+            while not select.select([self._link], [], [], 0)[0] and next(self._warming, None):
+                pass
             if not self._serve_one():
                 break
         for group in self._groups:
@@ -133,12 +140,21 @@ class _Zygote:
         with suppress(OSError):  # the host process has died: noticed when the connection is read
             self._link.send(json.dumps(answer).encode())
 
+    def _warm_up(self) -> Iterator[bool]:
+        """Do what was left for later, a part at each step; say so when all is done."""
+        while self._later:
+            self._load(self._later[0])
+            yield True
+        gc.collect()
+        yield True
+        for region in list(huge_pages.regions(Path("/proc/self/maps").read_text())):
+            huge_pages.join(region)
+            yield True
+        self._tell({"warm": True, "modules": _imported()})
+
     def _load(self, name: str) -> None:
-        """Load something that was left for later; say so when all is there."""
         self._later.remove(name)
         _preload(name)
-        if not self._later:
-            self._tell({"warm": True, "modules": _imported()})
 
     def _tidy_up(self) -> None:
         """Remove what a host process that was killed has left. One that ends by itself does so, and kills
@@ -165,16 +181,13 @@ class _Zygote:
             self._move(json.loads(_read_all(fds[0])))
             os.close(fds[0])
             return True
-        spec_fd, *outputs = fds
-        spec, ranks = _read_all(spec_fd), request["ranks"]
+        ranks = request["ranks"]
         if len(ranks) >= MANY_RANKS and SHELL in self._later:
             self._load(SHELL)
         note_modules()
+        importlib.invalidate_caches()  # files may be new; in each rank it would copy some 600 pages
         gc.freeze()  # otherwise the first collection in a fork would write to, and so copy, every page
-        for i, own in enumerate(ranks):
-            pid = self._fork(spec, own, outputs[2 * i], outputs[2 * i + 1], fds)
-            self._groups.add(pid)
-            self._tell({"proc": own["place"]["proc"], "pid": pid})
+        self._fork_ranks(_read_all(fds[0]), ranks, fds)
         for fd in fds:
             os.close(fd)
         return True
@@ -197,50 +210,42 @@ class _Zygote:
         with suppress(OSError):
             os.chdir(belongings["cwd"])
 
-    def _fork(self, spec: bytes, own: object, out_fd: int, err_fd: int, fds: list[int]) -> int:
-        """Fork a grandchild that becomes the rank; return its pid. `spec`: a `SharedSpec`, encoded; `own`: an
-        `OwnSpec`, as JSON gives it.
-        """
-        read_end, write_end = os.pipe()
-        child = os.fork()
-        if child == 0:
-            grandchild = os.fork()
-            if grandchild:
-                os.write(write_end, str(grandchild).encode())
-                os._exit(0)
-            self._become_rank(spec, own, out_fd, err_fd, [*fds, read_end, write_end])
-        os.close(write_end)
-        pid = int(os.read(read_end, 32))
-        os.close(read_end)
-        os.waitpid(child, 0)
-        return pid
+    def _fork_ranks(self, spec: bytes, ranks: Sequence[Any], fds: Sequence[int]) -> None:
+        """Fork ranks, and tell the host process, which has adopted them, their pids.
 
-    def _become_rank(self, spec: bytes, own: object, out_fd: int, err_fd: int, fds: list[int]) -> None:
-        status = 1
-        try:
-            os.setsid()
-            self._link.close()
-            os.dup2(out_fd, 1)
-            os.dup2(err_fd, 2)
-            for fd in fds:
-                os.close(fd)
-            null = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(null, 0)
-            os.close(null)
-            gc.enable()
+        Args:
+            spec: a `SharedSpec`, encoded.
+            ranks: their `OwnSpec`s, as JSON gives them.
+            fds: of the request: the specification, then two outputs for each rank.
+        """
+        cores = granted_cores()
+
+        def run(number: int) -> None:
+            self._prepare_fork(fds[1 + 2 * number : 3 + 2 * number], fds)
             from monarch_nb._rank.main import read_spec, run_rank  # not before the fork: see PRELOAD_FIRST
 
-            run_rank(read_spec(spec, own), self._parent)
-            status = 0
-        except BaseException as error:
-            if isinstance(error, SystemExit) and not error.code:
-                status = 0  # told to end before or after it served
-            else:
-                import traceback
+            run_rank(read_spec(spec, ranks[number]), self._parent, cores)
 
-                traceback.print_exc()
-        finally:
-            os._exit(status)
+        forks = fork_many(len(ranks), run)
+        self._groups.update(forks.pids)
+        for own, pid in zip_longest(ranks, forks.pids):
+            proc = own["place"]["proc"]
+            self._tell(
+                {"proc": proc, "failure": forks.failure} if pid is None else {"proc": proc, "pid": pid}
+            )
+
+    def _prepare_fork(self, outputs: Sequence[int], fds: Sequence[int]) -> None:
+        """Make a fork a process of its own, with its outputs and nothing of the zygote's."""
+        os.setsid()
+        self._link.close()
+        os.dup2(outputs[0], 1)
+        os.dup2(outputs[1], 2)
+        for fd in fds:
+            os.close(fd)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        gc.enable()
 
 
 def _imported() -> dict[str, list[str]]:

@@ -190,14 +190,16 @@ class Supervisor:
                 self.warm = True
                 self.on_warm(answer["modules"])
                 return
-            self._started(self.ranks[answer["proc"]], answer["pid"])
+            rank = self.ranks[answer["proc"]]
+            if "failure" in answer:
+                self._ended(rank, None, f"was never started: it can't be forked: {answer['failure']}")
+            else:
+                self._started(rank, answer["pid"])
             return
         self._loop.forget_file(link.fileno())
         link.close()
         process.wait()
-        for rank in [
-            r for r in self.ranks.values() if r.state == ProcState.STARTING and not r.pid and r.asked is link
-        ]:
+        for rank in [r for r in self._forking() if r.asked is link]:
             self._ended(rank, None, "was never started: the zygote, which forks ranks, had died")
 
     # --- starting
@@ -353,7 +355,13 @@ class Supervisor:
         with suppress(OSError):
             os.killpg(rank.pid, signal.SIGKILL)  # child processes that it left behind
         self._ended(rank, status)
-        reap_strangers({r.pid for r in self.ranks.values() if r.pidfd >= 0} | {self.zygote_pid or 0})
+        if not self._forking():  # of its forks not all are known
+            reap_strangers({r.pid for r in self.ranks.values() if r.pidfd >= 0} | {self.zygote_pid or 0})
+
+    def _forking(self) -> list[Rank]:
+        """Return the ranks that a zygote was asked for and whose pids it hasn't told."""
+        states = (ProcState.STARTING, ProcState.STOPPING)
+        return [r for r in self.ranks.values() if r.state in states and not r.pid and r.asked is not None]
 
     def _ended(self, rank: Rank, status: Any, reason: str = "") -> None:
         for output in rank.outputs:
