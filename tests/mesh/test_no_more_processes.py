@@ -49,7 +49,8 @@ def group() -> Iterator[Path]:
             path.rmdir()
         pytest.skip(f"needs a control group for the number of processes: {error}")
     yield path
-    wait_for_exit([int(pid) for pid in (path / "cgroup.procs").read_text().split()])
+    for pid in (path / "cgroup.procs").read_text().split():
+        assert wait_for_exit(int(pid))
     path.rmdir()
 
 
