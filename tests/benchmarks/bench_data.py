@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy
 import psutil
+from bench_actor import wait_until_warm
 
 from monarch_nb import mesh as meshes
 
@@ -42,6 +43,7 @@ def values(num_bytes: int) -> dict[str, Any]:
 def main() -> None:
     num_bytes = (int(sys.argv[1]) if len(sys.argv) > 1 else 256) << 20
     mesh = meshes.start("bench-data", {"procs": 1}, with_program=True)
+    wait_until_warm()
     processes = [psutil.Process(), psutil.Process(mesh.status().ranks[0].pid)]
     source = numpy.ones(num_bytes, dtype=numpy.uint8)
     target = numpy.zeros_like(source)

@@ -13,6 +13,8 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 
+from bench_actor import wait_until_warm
+
 from monarch_nb import mesh as meshes
 
 NUM_TASKS, MEAN_S, ROUNDS = 100, 0.02, 5
@@ -44,6 +46,7 @@ def main() -> None:
     num_ranks = int(sys.argv[1]) if len(sys.argv) > 1 else 4
     lengths = uneven()
     mesh = meshes.start("bench-map", {"procs": num_ranks}, with_program=True)
+    wait_until_warm()
     with ProcessPoolExecutor(num_ranks) as pool:
         list(pool.map(time.sleep, [0.0] * num_ranks))
         mesh.map(time.sleep, [0.0] * num_ranks).get()

@@ -21,6 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
+from bench_actor import wait_until_warm
 
 from monarch_nb.actor import Actor, endpoint, shutdown_context, this_host
 from monarch_nb.rdma import Published, RDMABuffer, empty, load_into, publish
@@ -167,6 +168,7 @@ def main() -> None:
     """Print all rows."""
     procs = this_host().spawn_procs({"gpus": 8})
     actors: Any = procs.spawn("memory", Memory)
+    wait_until_warm()
     owner, reader = actors.slice(gpus=0), actors.slice(gpus=1)
     print(f"{'what':<58} {'ours':>12} {'':>12} {'one copy':>10} {'memmove':>10}  aim")
     for mebibytes in (256, 1024):

@@ -27,9 +27,11 @@ from monarch_nb.mesh import Mesh
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 
+from bench_actor import wait_until_warm
 from titan_files import write_titan_files
 
 NUM_RANKS, NUM_WARM = 2, 10
+TRIES, LIMIT_S = 3, 150
 OURS, THEIRS, AGAIN = "mesh.run_script", "torchrun", "torchrun again"
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 DDP = """
@@ -43,7 +45,7 @@ net = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
 batch = torch.randn(64, 512)
 steps = []
-for number in range(110):
+for number in range(310):
     optimizer.zero_grad()
     loss = net(batch).square().mean()
     loss.backward()
@@ -79,15 +81,25 @@ def read_steps(folder: Path) -> Steps:
     return Steps(min(wall) * 1e3, statistics.median(wall) * 1e3, cpu_s * 1e3)
 
 
-def torchrun(words: tuple[str, ...], environment: dict[str, str]) -> None:
-    """Run a script as torchrun does."""
+def torchrun(folder: Path, words: tuple[str, ...], environment: dict[str, str]) -> None:
+    """Run a script as torchrun does; again if it hasn't come to its last step. Gloo's threads may abort a
+    script that has ended ("terminate called without an active exception"): its steps are there, and count.
+    """
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
-    ran = subprocess.run(
-        [*launcher, str(NUM_RANKS), *words], env={**os.environ, **environment},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if ran.returncode:
-        sys.exit(f"torchrun {' '.join(words)} has failed:\n{ran.stderr[-8000:]}")
+    said = ""
+    for _ in range(TRIES):
+        try:
+            ran = subprocess.run(
+                [*launcher, str(NUM_RANKS), *words], env={**os.environ, **environment},
+                capture_output=True, text=True, check=False, timeout=LIMIT_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            said = f"no end within {LIMIT_S} s"
+            continue
+        if all((folder / f"steps{rank}").exists() for rank in range(NUM_RANKS)):
+            return
+        said = ran.stderr[-8000:]
+    sys.exit(f"torchrun {' '.join(words)} has failed {TRIES} times, at last:\n{said}")
 
 
 def compare(mesh: Mesh, folder: Path, what: str, words: tuple[str, ...], rounds: int) -> None:
@@ -98,7 +110,7 @@ def compare(mesh: Mesh, folder: Path, what: str, words: tuple[str, ...], rounds:
         mesh.run_script(words[0], *words[1:], env=environment, quiet=True)
 
     def theirs() -> None:
-        torchrun(words, environment)
+        torchrun(folder, words, environment)
 
     ways: dict[str, Callable[[], object]] = {THEIRS: theirs, OURS: ours, AGAIN: theirs}
     found: dict[str, list[Steps]] = {way: [] for way in ways}
@@ -127,6 +139,7 @@ def started(folder: Path) -> Iterator[Mesh]:
     before = Path.cwd()
     os.chdir(folder)
     mesh = meshes.start("bench-training", {"procs": NUM_RANKS}, with_program=True, env=ONE_THREAD)
+    wait_until_warm()
     try:
         yield mesh
     finally:

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy
 import raw
 import torch
-from bench_actor import Bench
+from bench_actor import Bench, wait_until_warm
 
 from monarch_nb.actor import SupervisionError, shutdown_context, this_host
 
@@ -61,6 +61,7 @@ def calls(table: Table) -> None:
     procs = this_host().spawn_procs({"gpus": 8})
     actor: Any = procs.spawn("bench", Bench)
     actor.noop.call().get()
+    wait_until_warm()
     one = actor.slice(gpus=0)
     floor = raw.RawZmq(8)
     measure = raw.median_us
@@ -167,6 +168,7 @@ def many_ranks(table: Table) -> None:
     actor: Any = procs.spawn("bench", Bench)
     ranks = list(procs.execute(os.getpid).get().values())
     actor.noop.call().get()
+    wait_until_warm()
     floor = raw.RawZmq(32)
     fan_out(table, actor, ranks, floor)
     floor.close()
@@ -330,6 +332,7 @@ def cells(table: Table) -> None:
     mesh = shell.user_ns["mesh"]
     actor: Any = mesh.spawn("bench", Bench)
     actor.noop.call().get()
+    wait_until_warm()
     floor = raw.RawZmq(8)
     table.ratio(
         "no-op to 8 ranks and back, beside raw pyzmq",
@@ -391,6 +394,7 @@ def faults(table: Table) -> None:
     procs = this_host().spawn_procs({"gpus": 8})
     actor: Any = procs.spawn("bench", Bench)
     actor.noop.call().get()
+    wait_until_warm()
     healed = [kill_and_heal(procs, actor, rank) for rank in (1, 4, 7)]
     table.value("heal of 1 of 8 ranks, torch imported, its actor made", "s", healed, "1 s")
     procs.stop(grace_s=0.0).get(30)
@@ -443,6 +447,7 @@ def checkpoint_stall() -> tuple[float, float]:
 
     procs = this_host().spawn_procs({"gpus": 1})
     big: Any = procs.spawn("big", Big, 256 << 20)
+    wait_until_warm()
     stalls, plain = [], []
     for _ in range(5):
         big.checkpoint.call_one().get(120)  # what was being written is on disk
