@@ -41,7 +41,6 @@ Receiver = tuple[int, int]
 """A proc id and the slot (position in the sending slice) that it has in this message."""
 
 LINGER_S = 2.0
-_INLINE_PAYLOAD_BYTES = segment.MIN_BYTES
 _NOTHING = Encoded(b"")
 _INODE = struct.Struct("<Q")
 
@@ -169,9 +168,7 @@ class Transport:
         """Send one message with an encoded value."""
         if body.buffers and dst >> 32 != self.host and kind in _LENT_KINDS:
             body = remote_arguments().offer(self, body, (dst,))
-        is_large = (
-            len(body.payload) >= _INLINE_PAYLOAD_BYTES and kind != wire.CONTROL
-        )  # host processes map no segments
+        is_large = kind != wire.CONTROL and _is_large(body.payload)  # host processes map no segments
         if body.buffers or is_large:
             body, flags, table = self._outboard(body, [self._holder(dst)])
             fields["flags"] = fields.get("flags", 0) | flags
@@ -194,7 +191,7 @@ class Transport:
                 return [*remote_ends, *(self.post_all(near, kind, body, **fields) if near else ())]
         if self._releases:
             self._flush_releases()
-        if body.buffers or len(body.payload) >= _INLINE_PAYLOAD_BYTES:
+        if body.buffers or _is_large(body.payload):
             holders = {self._holder(proc) for proc, _ in receivers}
             body, flags, table = self._outboard(body, holders)
             fields["flags"] = fields.get("flags", 0) | flags
@@ -230,7 +227,7 @@ class Transport:
         buffers = list(body.buffers)
         flags = 0
         payload = body.payload
-        if len(payload) >= _INLINE_PAYLOAD_BYTES:
+        if _is_large(payload):
             buffers.append(memoryview(payload))
             payload, flags = b"", wire.BULK
         return Encoded(payload), flags, self.pool.write(buffers, holders)
@@ -427,11 +424,18 @@ class Transport:
     def releases_for(self, dst: int) -> bytes:
         """Return the segments of `dst` dropped here, to go along in an answer to it."""
         releases = self._releases
-        if not releases or any(owner != dst for owner, _ in releases):
+        if not releases:
             return b""
-        inodes = []
-        while releases:
-            inodes.append(releases.popleft()[1])
+        inodes: list[int] = []
+        others: list[tuple[int, int]] = []
+        with suppress(IndexError):  # others append and take meanwhile: whoever drops a value, from any thread
+            while True:
+                owner, inode = release = releases.popleft()
+                if owner == dst:
+                    inodes.append(inode)
+                else:
+                    others.append(release)
+        releases.extend(others)
         return struct.pack(f"<{len(inodes)}Q", *inodes)
 
     def settle(self) -> None:
@@ -535,6 +539,11 @@ class Transport:
 
 
 _LENT_KINDS = (wire.CALL, wire.REPLY)
+
+
+def _is_large(payload: bytes) -> bool:
+    """Say whether a payload travels outside of its message."""
+    return len(payload) >= segment.MIN_BYTES and len(payload) >= segment.min_bytes()
 
 
 def _closed() -> TransportClosed:

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 
 from monarch_nb._tracebacks import ShowsItself
 from monarch_nb._wire import long_bytes, plain
-from monarch_nb._wire.segment import MIN_BYTES
+from monarch_nb._wire.segment import min_bytes
 from monarch_nb._wire.tables import reduce_table
 
 _SOURCED: Final = b"\x01"
@@ -63,7 +63,7 @@ class CannotUnpickle(ShowsItself, RuntimeError):
 
 
 def encode(value: object, what: str = "value") -> Encoded:
-    """Return `value` as bytes; contiguous buffers of 1 MiB and more stay where they are.
+    """Return `value` as bytes; long contiguous buffers stay where they are (`segment.min_bytes`).
 
     Raises:
         CannotPickle: naming, from `what` on, the part that can't be pickled.
@@ -183,11 +183,12 @@ def _make_pickler_class() -> type[Any]:
         def __init__(self, stream: io.BytesIO, buffers: list[memoryview]) -> None:
             self.sources: dict[str, str] = {}
             self._storages: dict[int, _StorageBytes] = {}
+            least = min_bytes()
 
             # No method: a pickler that refers to itself would keep buffers until the next garbage collection.
             def take_buffer(buffer: pickle.PickleBuffer) -> bool:
                 raw = buffer.raw()
-                if raw.nbytes < MIN_BYTES:
+                if raw.nbytes < least:
                     return True
                 buffers.append(raw)
                 return False

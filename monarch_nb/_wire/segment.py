@@ -20,6 +20,8 @@ import functools
 import itertools
 import mmap
 import os
+import resource
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -28,8 +30,15 @@ from contextlib import suppress
 from monarch_nb._tracebacks import ShowsItself
 from monarch_nb._wire.message import ENTRY, SHM
 
-MIN_BYTES = 1 << 20
-"""Buffers from this size on travel outside of messages."""
+MIN_BYTES = 1 << 17
+"""Buffers from this size on travel outside of messages, while this process has few segments: below it, copies
+through the kernel are cheaper than mapping.
+"""
+MIN_OF_MANY_BYTES = 1 << 20
+"""The same while it has `FEW` segments or more: each takes two descriptors here, and a mapping wherever the
+value is kept. A process often may have 1,024 and 65,530 of these.
+"""
+FEW = 256
 
 ALIGN = 4096
 IDLE_S = 5.0
@@ -76,21 +85,40 @@ class SharedMemoryError(ShowsItself, MemoryError):
         return cls(f"no {num_bytes:,} bytes of shared memory: {reason}. {advice}")
 
 
+def min_bytes() -> int:
+    """Return the number of bytes from which on a buffer travels outside of its message at present."""
+    if Segment.num_open >= _max_open():
+        return sys.maxsize
+    return MIN_BYTES if Segment.num_open < FEW else MIN_OF_MANY_BYTES
+
+
+@functools.cache
+def _max_open() -> int:
+    """Return how many segments this process may have: they take half of its descriptors."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+
+
 class Segment:
     """A memfd of this process, with the receivers that still hold it."""
 
     __slots__ = ("capacity", "fd", "holders", "inode", "key", "map", "since")
 
+    num_open = 0
+    """Number of segments of this process."""
+
     def __init__(self, key: int, capacity: int) -> None:
         self.key = key
         self.capacity = capacity
-        self.fd = os.memfd_create("monarch_nb", os.MFD_CLOEXEC)
+        self.fd = -1
         try:
+            self.fd = os.memfd_create("monarch_nb", os.MFD_CLOEXEC)
             reserve(self.fd, capacity)
             self.map = mmap.mmap(self.fd, capacity)
         except (OSError, ValueError) as error:
-            os.close(self.fd)
+            if self.fd >= 0:
+                os.close(self.fd)
             raise SharedMemoryError.of(capacity, error) from None
+        Segment.num_open += 1
         self.inode = os.fstat(self.fd).st_ino
         self.holders: set[int] = set()
         self.since = 0.0
@@ -102,6 +130,7 @@ class Segment:
         with suppress(BufferError):
             self.map.close()
         os.close(self.fd)
+        Segment.num_open -= 1
 
 
 class SegmentPool:
@@ -206,7 +235,7 @@ def copy_bytes(address: int, source: memoryview) -> None:
     One core doesn't saturate the memory bus, and starting a thread costs 50 us.
     """
     start, size = address_of(source), source.nbytes
-    num_threads = max(1, min(MAX_COPY_THREADS, os.cpu_count() or 1, size // BYTES_PER_COPY_THREAD))
+    num_threads = min(max(1, size // BYTES_PER_COPY_THREAD), _max_copy_threads())
     share = -(-size // num_threads)
     parts = [(address + at, start + at, min(share, size - at)) for at in range(0, size, share)]
     helpers = [threading.Thread(target=ctypes.memmove, args=part) for part in parts[1:]]
@@ -215,6 +244,12 @@ def copy_bytes(address: int, source: memoryview) -> None:
     ctypes.memmove(*parts[0])
     for helper in helpers:
         helper.join()
+
+
+@functools.cache
+def _max_copy_threads() -> int:
+    """Return the maximum number of threads. Kept: to count the cores takes as long as to copy 100 KiB."""
+    return min(MAX_COPY_THREADS, os.cpu_count() or 1)
 
 
 def address_of(buffer: memoryview) -> int:

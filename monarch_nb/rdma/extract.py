@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb._wire.segment import MIN_BYTES
+from monarch_nb._wire.segment import MIN_OF_MANY_BYTES
 from monarch_nb.rdma.buffer import RDMABuffer
 from monarch_nb.rdma.segments import empty
 
@@ -63,13 +63,15 @@ def _is_big(leaf: Any) -> bool:
             and not leaf.is_conj()
             and not leaf.is_neg()
         )
-        return bool(plain and not leaf.requires_grad and leaf.numel() * leaf.element_size() >= MIN_BYTES)
+        return bool(
+            plain and not leaf.requires_grad and leaf.numel() * leaf.element_size() >= MIN_OF_MANY_BYTES
+        )
     numpy = sys.modules.get("numpy")
     return (
         numpy is not None
         and type(leaf) is numpy.ndarray
         and not leaf.dtype.hasobject
-        and leaf.nbytes >= MIN_BYTES
+        and leaf.nbytes >= MIN_OF_MANY_BYTES
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from monarch_nb._wire import segment
+from monarch_nb._wire.codec import decode, encode
 from monarch_nb._wire.message import ENTRY
 from monarch_nb._wire.segment import Mapping, SegmentError, SegmentPool, open_segment
 
@@ -197,6 +199,7 @@ def test_a_killed_reader_leaves_no_memory_and_its_segment_is_used_again(
 OWNER = """
 import os, sys
 from monarch_nb._wire.segment import SegmentPool
+from monarch_nb._wire.codec import decode, encode
 from monarch_nb._wire.message import ENTRY
 pool = SegmentPool()
 _, fd, pid, inode, _, _ = ENTRY.unpack(pool.write([memoryview(bytes([7]) * (2 << 20))], [1]))
@@ -290,3 +293,35 @@ def test_a_mapping_that_is_refused_raises_and_is_quiet(monkeypatch: pytest.Monke
         open_segment(os.getpid(), fd, os.fstat(fd).st_ino, on_release=lambda: None)
     os.close(fd)
     assert complaints == []
+
+
+def test_with_many_segments_small_buffers_ride_along_and_at_last_all_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small, large = b"s" * segment.MIN_BYTES, b"l" * segment.MIN_OF_MANY_BYTES
+
+    def beside() -> list[bool]:
+        return [bool(encode(each).buffers) for each in (small, large)]
+
+    assert beside() == [True, True]
+    monkeypatch.setattr(segment.Segment, "num_open", segment.FEW)
+    assert beside() == [False, True]
+    monkeypatch.setattr(segment.Segment, "num_open", resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+    assert beside() == [False, False]
+    assert decode(*encode([small, large])) == [small, large]
+
+
+def test_segments_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = segment.Segment.num_open
+    pool = SegmentPool()
+    written(pool, 1, [1])
+    assert segment.Segment.num_open == before + 1
+    monkeypatch.setattr(segment, "reserve", _refuse)
+    with pytest.raises(segment.SharedMemoryError):
+        written(pool, 1, [1])
+    pool.close()
+    assert segment.Segment.num_open == before
+
+
+def _refuse(fd: int, num_bytes: int) -> None:
+    raise OSError(28, "full")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import sys
 import threading
 from pathlib import Path
 
@@ -90,3 +92,33 @@ def _wait(transport: Transport, told: list[TransportClosed]) -> None:
         inbox.take_message(transport)
     except TransportClosed as error:
         told.append(error)
+
+
+def test_segments_dropped_by_other_threads_meanwhile_are_told_once_each(tmp_path: Path) -> None:
+    """A value is dropped wherever its last reference is, while another thread answers."""
+    transport = Transport(address.new_client_id(), str(tmp_path))
+    owner, other, num = 7, 8, 30_000
+    dropped = threading.Event()
+
+    def drop() -> None:
+        for number in range(num):
+            transport._releases.append((owner if number % 3 else other, number))
+        dropped.set()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=drop, daemon=True)
+    told: list[int] = []
+    try:
+        thread.start()
+        while not dropped.is_set():
+            told += [inode for (inode,) in struct.iter_unpack("<Q", transport.releases_for(owner))]
+    finally:
+        sys.setswitchinterval(before)
+    thread.join(PATIENCE_S)
+    told += [inode for (inode,) in struct.iter_unpack("<Q", transport.releases_for(owner))]
+    assert sorted(told) == [number for number in range(num) if number % 3]
+    assert [release for release in transport._releases if release[0] == owner] == []
+    assert len(transport._releases) == num // 3
+    transport._releases.clear()
+    transport.close()
