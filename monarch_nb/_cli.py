@@ -266,12 +266,9 @@ def _send_to(arguments: argparse.Namespace) -> int:
     """Copy this environment to other machines; this needs no mesh."""
     from monarch_nb.mesh import shipping
 
+    shipping.check_source(arguments.to, from_index=arguments.source == "index")
     done = shipping.send_to(
-        arguments.to,
-        same_path=arguments.same_path,
-        dry_run=arguments.dry_run,
-        verify=arguments.verify,
-        from_index=arguments.source == "index",
+        arguments.to, same_path=arguments.same_path, dry_run=arguments.dry_run, verify=arguments.verify
     )
     _say(arguments, str(done))
     return 0 if done.is_done or done.is_dry else 1

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 def sync(state: State, arguments: Namespace) -> Any:
     """Send the workspace, now or continuously; with `--to`, no mesh is needed: its hosts may start there."""
     if arguments.to and arguments.env and state.current is None and not arguments.name:
+        shipping.check_source(arguments.to, from_index=arguments.source == "index")
         return shipping.send_to(
             arguments.to, same_path=arguments.same_path, dry_run=arguments.dry_run, verify=arguments.verify
         )

@@ -18,12 +18,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import math
 import mmap
 import os
 import resource
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
@@ -45,6 +47,10 @@ IDLE_S = 5.0
 MAX_FREE_BYTES = 1 << 30
 MAX_COPY_THREADS = 4
 BYTES_PER_COPY_THREAD = 8 << 20
+COPY_TRIES, COPIES_PER_TRY = 3, 50
+"""Each number of threads is tried so often at first, and the worse one again so often."""
+COST_GROWTH = 1.05
+"""Factor by which the least cost grows with each copy, for what else the machine does changes."""
 
 
 class SegmentError(RuntimeError):
@@ -228,28 +234,62 @@ class SegmentPool:
             self._free.clear()
 
 
+class _CopyThreads:
+    """The number of threads that copy a buffer, found by trying. Several are faster where one core doesn't
+    saturate the memory bus. Where it does, they are slower: the C library copies past the cache what is
+    longer than most of it, which the threads' parts may not be.
+    """
+
+    def __init__(self) -> None:
+        self._num_copies: Counter[int] = Counter()
+        self._costs: dict[tuple[int, int], float] = {}
+        """Least seconds for a byte, by magnitude of the size and number of threads; it grows with time."""
+
+    def choose(self, size: int) -> int:
+        """Return the number of threads for the next copy of `size` bytes."""
+        most = min(size // BYTES_PER_COPY_THREAD, MAX_COPY_THREADS, _num_cores())
+        if most <= 1:
+            return 1
+        magnitude = size.bit_length()
+        number = self._num_copies[magnitude]
+        self._num_copies[magnitude] += 1
+        if number < 2 * COPY_TRIES:
+            return (most, 1)[number % 2]
+        better, worse = sorted((most, 1), key=lambda each: self._costs.get((magnitude, each), 0.0))
+        return worse if number % COPIES_PER_TRY == 0 else better
+
+    def note(self, size: int, num_threads: int, seconds: float) -> None:
+        """Record how long a copy has taken."""
+        key = size.bit_length(), num_threads
+        self._costs[key] = min(seconds / size, COST_GROWTH * self._costs.get(key, math.inf))
+
+
+_copy_threads = _CopyThreads()
+
+
 def copy_bytes(address: int, source: memoryview) -> None:
     """Copy `source` (contiguous) to `address` without holding the interpreter lock; large ones with several
-    threads.
-
-    One core doesn't saturate the memory bus, and starting a thread costs 50 us.
+    threads, where that's faster.
     """
     start, size = address_of(source), source.nbytes
-    num_threads = min(max(1, size // BYTES_PER_COPY_THREAD), _max_copy_threads())
+    num_threads = _copy_threads.choose(size)
     share = -(-size // num_threads)
     parts = [(address + at, start + at, min(share, size - at)) for at in range(0, size, share)]
     helpers = [threading.Thread(target=ctypes.memmove, args=part) for part in parts[1:]]
+    began = time.perf_counter()
     for helper in helpers:
         helper.start()
     ctypes.memmove(*parts[0])
     for helper in helpers:
         helper.join()
+    if size >= 2 * BYTES_PER_COPY_THREAD:
+        _copy_threads.note(size, num_threads, time.perf_counter() - began)
 
 
 @functools.cache
-def _max_copy_threads() -> int:
-    """Return the maximum number of threads. Kept: to count the cores takes as long as to copy 100 KiB."""
-    return min(MAX_COPY_THREADS, os.cpu_count() or 1)
+def _num_cores() -> int:
+    """Return the number of cores. Kept: to count them takes as long as to copy 100 KiB."""
+    return os.cpu_count() or 1
 
 
 def address_of(buffer: memoryview) -> int:

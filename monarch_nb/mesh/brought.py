@@ -90,7 +90,7 @@ def bring(mesh: Mesh, choice: EnvironmentChoice, *, is_dry: bool) -> tuple[Part,
             others = (
                 shipping.send_to(
                     choice.machines, same_path=choice.same_path, dry_run=is_dry, verify=choice.verify,
-                    from_index=choice.index, progress=progress,
+                    progress=progress,
                 ),
             )  # fmt: skip
         part, scanned = shipping.with_scan(

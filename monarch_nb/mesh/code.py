@@ -10,6 +10,7 @@ from monarch_nb._reload import SyncMode
 from monarch_nb._sync import SyncOptions, SyncReceipt
 from monarch_nb.actor.checked import checks_arguments
 from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.mesh import shipping
 from monarch_nb.mesh.brought import EnvironmentChoice
 from monarch_nb.mesh.sync import SYNC_S, SyncRequest, set_sync_mode, sync, sync_mode
 
@@ -100,6 +101,8 @@ class Code:
             )
         if watch and not env:
             raise MeshUsageError("sync: watch=True goes with env=True; for your modules: sync_mode = 'watch'")
+        if to:
+            shipping.check_source(to, from_index=from_index)
         environment = (
             EnvironmentChoice(verify, copy, tuple(to), same_path, watch, from_index) if env else None
         )

@@ -171,6 +171,7 @@ CASES = {
         r"CannotPickle: push of kept, key 'kept', key 'by': cannot pickle '_thread\.lock'"
     ),
     "mesh.sync(timeout_s='x')": r"TypeError: sync: timeout_s must be a number of seconds, not str: 'x'",
+    "mesh.sync(env=True, to=['box'], from_index=True)": r"MeshUsageError: sync: --to 'box' is sent ",
     "mesh.sync(include='*.py')": r"TypeError: sync: include must be a list of str, not str: '\*\.py'",
     "mesh.submit(5)": r"TypeError: submit: source must be a str, not int: 5\ncalled from:\n  Cell",
     "mesh.cells.submit('1', timeout='x')": (

@@ -108,4 +108,6 @@ def test_a_syntax_error_is_shown_once_and_the_cell_does_not_run(kernel: RawKerne
 
 def test_wrong_arguments(kernel: RawKernel) -> None:
     assert "there is no 'nowhere.py'" in kernel.show("%mesh sync nowhere.py")
+    both = kernel.show("%mesh sync --env --to box --from index")
+    assert "--to 'box' is sent everything, and --from index is for hosts of a mesh" in both
     assert "expected warn|watch|strict|off, not 'sometimes'" in kernel.show("%mesh set sync sometimes")

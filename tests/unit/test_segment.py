@@ -274,14 +274,46 @@ def test_several_buffers_share_a_segment_on_page_borders() -> None:
     pool.close()
 
 
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
 @pytest.mark.parametrize("size", [1, 4096, (16 << 20) - 1, (24 << 20) + 3])
-def test_copies_are_whole_whatever_the_number_of_threads(size: int) -> None:
+def test_copies_are_whole_whatever_the_number_of_threads(
+    size: int, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment._copy_threads, "choose", lambda _size: num_threads)
     source = os.urandom(4096) * (size // 4096 + 1)
     target = bytearray(size + 8)
     address = segment.address_of(memoryview(target))
     segment.copy_bytes(address + 4, memoryview(source)[:size])
     assert target[4:-4] == source[:size]
     assert (target[:4], target[-4:]) == (bytes(4), bytes(4))
+
+
+@pytest.mark.parametrize("seconds", [{1: 0.008, 2: 0.004}, {1: 0.004, 2: 0.008}])
+def test_number_of_threads_is_the_quicker_one(
+    seconds: dict[int, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment, "_num_cores", lambda: 2)
+    threads, size = segment._CopyThreads(), 64 << 20
+    chosen = []
+    for _ in range(40):
+        chosen.append(threads.choose(size))
+        threads.note(size, chosen[-1], seconds[chosen[-1]])
+    quicker = min(seconds, key=lambda num: seconds[num])
+    assert sorted(chosen[:6]) == [1, 1, 1, 2, 2, 2] and set(chosen[6:]) == {quicker}
+    other = 3 - quicker
+    later = [threads.choose(size) for _ in range(200)]
+    assert 0 < later.count(other) <= 5  # tried again now and then
+    assert threads.choose(4 << 20) == 1
+
+
+def test_a_machine_that_changes_gets_another_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment, "_num_cores", lambda: 2)
+    threads, size = segment._CopyThreads(), 64 << 20
+    for change in ({1: 0.004, 2: 0.008}, {1: 0.016, 2: 0.008}):
+        for _ in range(400):
+            num = threads.choose(size)
+            threads.note(size, num, change[num])
+    assert [threads.choose(size) for _ in range(10)].count(2) >= 9
 
 
 def test_a_mapping_that_is_refused_raises_and_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:

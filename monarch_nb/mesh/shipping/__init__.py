@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     from monarch_nb.mesh.shipping.patching import patch_environment
     from monarch_nb.mesh.shipping.progress import Progress
     from monarch_nb.mesh.shipping.sending import scan_here, send_environment, with_scan
-    from monarch_nb.mesh.shipping.upkeep import clean_here, export_here, send_to
+    from monarch_nb.mesh.shipping.upkeep import check_source, clean_here, export_here, send_to
 
 _WHERE = {
     "FollowedEnvironment": "following",
     "HostsDifference": "comparing",
     "Progress": "progress",
+    "check_source": "upkeep",
     "clean_here": "upkeep",
     "compare_hosts": "comparing",
     "export_here": "upkeep",
@@ -50,6 +51,7 @@ __all__ = [
     "FollowedEnvironment",
     "HostsDifference",
     "Progress",
+    "check_source",
     "clean_here",
     "compare_hosts",
     "export_here",

@@ -45,13 +45,23 @@ def export_here(folder: str, *, verify: bool = False) -> str:
     return f"environment {prefix.id[:12]} is at {prefix.root}: {prefix.python}"
 
 
+def check_source(machines: Sequence[str], *, from_index: bool) -> None:
+    """Raise a `MeshUsageError` if machines without a mesh shall take packages from an index: that's done by
+    the uv or pip of a host.
+    """
+    if machines and from_index:
+        raise MeshUsageError(
+            f"sync: --to {machines[0]!r} is sent everything, and --from index is for hosts of a mesh, which "
+            "have an uv or pip of their own: one of them at a time"
+        )
+
+
 def send_to(
     machines: Sequence[str],
     *,
     same_path: bool = False,
     dry_run: bool = False,
     verify: bool = False,
-    from_index: bool = False,
     progress: Progress | None = None,
 ) -> ArrivedPart:
     """Make the environment of this program on machines that need `sh` and `tar` only; no mesh is needed.
@@ -61,17 +71,11 @@ def send_to(
         same_path: make a link at the environment's own path on each machine.
         dry_run: only say what would be sent at most.
         verify: read every file here.
-        from_index: refused: a package index is asked by hosts of a mesh only.
 
     Raises:
-        MeshUsageError: if no command can be made of a machine's name, or with `from_index`.
+        MeshUsageError: if no command can be made of a machine's name.
         EnvironmentSyncError: if the environment can't be sent.
     """
-    if from_index:
-        raise MeshUsageError(
-            f"sync: --to {machines[0]!r} is sent everything, and --from index is for hosts of a mesh, which "
-            "have an uv or pip of their own: one of them at a time"
-        )
     return with_scan(
         lambda scanned: place_on(
             machines, scanned, tried_modules(), same_path=same_path, dry_run=dry_run, progress=progress
