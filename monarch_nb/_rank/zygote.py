@@ -11,13 +11,12 @@ imports.
 
 Protocol, on a SOCK_SEQPACKET pair with the host process: one request is a JSON object {"ranks": [...]} with
 descriptors (spec, then stdout and stderr of each rank); each rank is answered by {"proc": ..., "pid": ...},
-or "failure" in place of the pid.
-When it can be asked it says {"ready": true}. Another is {"move": true}, with what the program has that the
-controller belongs to from now on. A third, {"retire": true}, ends it for its successor: it answers with the
-process groups of its ranks, which that is told by {"adopt": ...}. When the host process goes, the socket
-ends, and the zygote kills the process groups of its ranks, takes the directory of their sockets away, and
-leaves: ranks die with the host process by themselves, what they started does not, nor do files go. (So the
-zygote must not ask the kernel to be killed with its parent.)
+or "failure" in place of the pid. When it can be asked it says {"ready": true}. Another is {"move": true},
+with what the program has that the controller belongs to from now on. A third, {"retire": true}, ends it for
+its successor: it answers with the process groups of its ranks, which that is told by {"adopt": ...}. When the
+host process goes, the socket ends, and the zygote kills the process groups of its ranks, takes the directory
+of their sockets away, and leaves: ranks die with the host process by themselves, what they started does not,
+nor do files go. (So the zygote must not ask the kernel to be killed with its parent.)
 """
 
 from __future__ import annotations
@@ -121,6 +120,7 @@ class _Zygote:
         self._later = list(later)
         self._warming = self._warm_up()
         self._groups: set[int] = set()
+        self._has_forked = False
         self._parent = os.getppid()
 
     def serve(self) -> None:
@@ -145,12 +145,21 @@ class _Zygote:
         while self._later:
             self._load(self._later[0])
             yield True
-        gc.collect()
-        yield True
+        yield from self._join_memory()
+        self._tell({"warm": True, "modules": _imported()})
+
+    def _join_memory(self) -> Iterator[bool]:
+        """Join memory in huge pages, a part at each step, some 0.7 s in all for 300 MB; but only until ranks
+        are forked: what they share by then would be copied, and most meshes are forked once.
+        """
+        if not self._has_forked:
+            gc.collect()
+            yield True
         for region in list(huge_pages.regions(Path("/proc/self/maps").read_text())):
+            if self._has_forked:
+                return
             huge_pages.join(region)
             yield True
-        self._tell({"warm": True, "modules": _imported()})
 
     def _load(self, name: str) -> None:
         self._later.remove(name)
@@ -226,6 +235,7 @@ class _Zygote:
 
             run_rank(read_spec(spec, ranks[number]), self._parent, cores)
 
+        self._has_forked = True
         forks = fork_many(len(ranks), run)
         self._groups.update(forks.pids)
         for own, pid in zip_longest(ranks, forks.pids):
