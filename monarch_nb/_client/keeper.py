@@ -56,7 +56,7 @@ class Keeper:
         self._failures = 0
         self._next_at = _now() + wait_s
         self._ends_at = self._next_at + WARM_UP_S + for_s
-        self._looked_at = requirements
+        self._looked_at = requirements.packages
         self._look_at = _now() + LOOK_S
         self._packages_have_changed = False
         self._should_end = False
@@ -66,7 +66,8 @@ class Keeper:
         """Keep a controller warm until the time is up, or until told to end; end the controller then."""
         wakeup_fd, wake_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, self._on_signal)
         signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
         self._write_note()
         try:
@@ -97,8 +98,8 @@ class Keeper:
         """Check whether packages were installed, and that installation is finished: programs have another key
         since, and can't use the warm controller.
         """
-        before, self._looked_at = self._looked_at, warm_key.requirements()
-        self._packages_have_changed = self._looked_at == before != self._requirements
+        before, self._looked_at = self._looked_at, warm_key.requirements().packages
+        self._packages_have_changed = self._looked_at == before != self._requirements.packages
         self._look_at = _now() + LOOK_S
 
     def _wait_s(self) -> float:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from msgspec.structs import replace
 from processes import PATIENCE_S, mesh_processes, wait_for_exit
 from waiting import wait_until
 
@@ -24,6 +25,7 @@ from monarch_nb._client import keeper, launch, warm, warm_key
 from monarch_nb._client.warm import Kept
 from monarch_nb._client.warm_key import why_path_differs
 from monarch_nb._host.controller.handover import CLAIM, WARM, YOURS, socket_path
+from monarch_nb._wire.claim import Claim
 from monarch_nb._wire.directory import socket_root
 
 TIME = r"(?:\d{4}-\d\d-\d\d )?\d\d:\d\d"
@@ -304,6 +306,23 @@ def test_keeper_that_connects_late_hears_that_it_is_warm(folder: Path) -> None:
 
 
 # --- ends
+
+
+def test_keeper_looks_at_packages_only(tmp_path: Path) -> None:
+    """What a program needs besides can't change for others; of the keeper itself it does: it handles a signal
+    that nohup has ignored.
+    """
+    path = str(tmp_path / "claim")
+    claim, now = Claim.acquire(path), warm_key.requirements()
+    assert claim is not None
+    goes_on = []
+    for known in (replace(now, signals=()), replace(now, packages=())):
+        keeps = keeper.Keeper(claim, path, known, for_s=600.0, wait_s=600.0)
+        for _ in range(2):  # one look may fall into an installation
+            keeps._look_at_packages()
+        goes_on.append(keeps._goes_on())
+    claim.release()
+    assert goes_on == [True, False]
 
 
 def test_time_is_up(folder: Path) -> None:

@@ -58,7 +58,7 @@ def travelled(value: Any) -> tuple[Any, codec.Encoded]:
 
 
 def num_bytes(encoded: codec.Encoded) -> int:
-    return sum(buffer.nbytes for buffer in encoded.buffers)
+    return len(encoded.payload) + sum(buffer.nbytes for buffer in encoded.buffers)
 
 
 @pytest.mark.parametrize("made", [arrow_table, polars_frame, pandas_frame])
@@ -80,7 +80,7 @@ def test_a_slice_takes_only_itself_along() -> None:
     assert travelled(batch)[0].equals(batch)
     frame = polars_frame()
     found, encoded = travelled(frame.slice(10, NUM_ROWS // 4))
-    assert found.equals(frame.slice(10, NUM_ROWS // 4)) and num_bytes(encoded) < 0.3 * frame.estimated_size()
+    assert found.equals(frame.slice(10, NUM_ROWS // 4)) and num_bytes(encoded) < 0.4 * frame.estimated_size()
     assert (
         travelled(frame["kind"])[0].equals(frame["kind"])
         and travelled(frame["kind"])[0].dtype == frame["kind"].dtype
