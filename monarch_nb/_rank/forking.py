@@ -5,7 +5,6 @@ One child for all of them, for each fork copies the page tables of this process.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import select
@@ -17,9 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from monarch_nb._wire.process import die_with_parent
+
 _PID = struct.Struct("=i")
 _ADOPTION_S = 5.0
-_PR_SET_PDEATHSIG = 1
 
 
 class Forks(NamedTuple):
@@ -76,7 +76,7 @@ def fork_many(num: int, run: Callable[[int], None]) -> Forks:
 
 def _fork_each(num: int, run: Callable[[int], None], write_end: int) -> int:
     """Fork the processes, and report each. Returns the number of the error that was in the way, or 0."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     for number in range(num):
         try:
             pid = os.fork()

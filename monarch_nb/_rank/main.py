@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
 import signal
@@ -40,10 +39,9 @@ from monarch_nb._wire.activity_page import ActivityPage
 from monarch_nb._wire.dump import DumpFile
 from monarch_nb._wire.granted import granted_cores
 from monarch_nb._wire.mesh_address import MeshAddress
+from monarch_nb._wire.process import die_with_parent, set_process_name
 
-_PR_SET_NAME = 15
 _NOTICE_S = 0.5
-_PR_SET_PDEATHSIG = 1
 LINGER_S = 0.5
 UNREACHABLE = (
     "ended: code that ran there closed the file descriptors by which the rank hears of the mesh, as "
@@ -110,7 +108,7 @@ class Rank:
         self.spec = _moved(self.spec, place)
         self.rank, self.world_size = place.rank, place.world_size
         process_context.set_whereabouts(rank=self.rank)
-        _set_name(f"mnb-rank{self.rank}")
+        set_process_name(f"mnb-rank{self.rank}")
         if "RANK" in os.environ:
             os.environ.update(elastic_numbers(asdict(place)))
         _prepare_namespace(self)
@@ -144,7 +142,7 @@ def run_rank(spec: RankSpec, host_pid: int, cores: int | None = None) -> None:
     """Run a rank until told to stop. Called in a fresh process; `cores`: as `granted_cores` gives them, if
     that's known: it takes a millisecond.
     """
-    _set_name(f"mnb-rank{spec.place.rank}")
+    set_process_name(f"mnb-rank{spec.place.rank}")
     _set_environment(spec)
     pipe = streams.install(spec.own.token)
     _sources.guard()
@@ -235,7 +233,7 @@ def _tie_to_host(host_pid: int) -> None:
     """Wait until the host process has adopted this one, then ask the kernel to end this process with it."""
     if not wait_for_adoption(host_pid):
         os._exit(1)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     if os.getppid() != host_pid:
         os._exit(1)
 
@@ -248,10 +246,6 @@ def _bind(spec: RankSpec) -> None:
         except BindingError as error:
             os.write(2, f"{error}\n".encode())
             os._exit(1)
-
-
-def _set_name(name: str) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def _set_environment(spec: RankSpec) -> None:

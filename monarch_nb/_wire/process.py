@@ -13,6 +13,7 @@ import signal
 from contextlib import suppress
 
 _PR_SET_NAME = 15
+_PR_SET_PDEATHSIG = 1
 _STATE, _START_TIME, _EXIT_CODE = 0, 19, 49
 """Positions among the fields of /proc/PID/stat that follow the name."""
 
@@ -20,6 +21,11 @@ _STATE, _START_TIME, _EXIT_CODE = 0, 19, 49
 def set_process_name(name: str) -> None:
     """Set the name that ps and top show of this process."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that has started it, or adopted it, ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def start_time(pid: int) -> int | None:

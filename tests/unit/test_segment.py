@@ -199,7 +199,6 @@ def test_a_killed_reader_leaves_no_memory_and_its_segment_is_used_again(
 OWNER = """
 import os, sys
 from monarch_nb._wire.segment import SegmentPool
-from monarch_nb._wire.codec import decode, encode
 from monarch_nb._wire.message import ENTRY
 pool = SegmentPool()
 _, fd, pid, inode, _, _ = ENTRY.unpack(pool.write([memoryview(bytes([7]) * (2 << 20))], [1]))
