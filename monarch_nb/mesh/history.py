@@ -189,9 +189,12 @@ class Entries(list[Entry]):
     note = ""
 
     def text(self) -> str:
-        """Return a line for each."""
-        lines = _aligned([entry.columns() for entry in self])
-        return "\n".join([*([self.note] if self.note else []), *lines]) or "nothing has run"
+        """Return a line for each. Who ran them stands above the lines if it was one client."""
+        rows, heads = [entry.columns() for entry in self], [self.note] if self.note else []
+        if len({entry.who for entry in self}) == 1 and len(rows) > 1:
+            heads.append(f"(all by {self[0].who})")
+            rows = [row[:-1] for row in rows]
+        return "\n".join([*heads, *_aligned(rows)]) or "nothing has run"
 
     __str__ = text
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._protocol.journal import JournalEntry, Note
@@ -11,7 +12,7 @@ from monarch_nb._protocol.work import Work
 from monarch_nb._shape import format_ranks
 from monarch_nb.actor.checked import checks_arguments
 from monarch_nb.actor.handle import is_on_other_hosts, session_of
-from monarch_nb.actor.proc_mesh import work_on
+from monarch_nb.actor.proc_mesh import ProcMesh, work_on
 from monarch_nb.actor.value_mesh import ValueMesh
 from monarch_nb.exceptions import ActorError, MeshUsageError
 from monarch_nb.mesh.export import literals
@@ -36,11 +37,7 @@ class Namespace:
             raise MeshUsageError(f"push takes variables by name, as in {{'lr': 0.1}}; not {variables!r}")
         for name in variables:
             check_name(name)
-        part = mesh.part(ranks)
-        if is_on_other_hosts(part):
-            _host_broadcast().push(part, variables)
-        else:
-            work_on(part, Work.PUSH, dict(variables), f"push of {', '.join(variables)}").get()
+        _send(mesh.part(ranks), variables)()
         _note(mesh, "push", list(variables), mesh.select(ranks), values=literals(variables))
 
     def scatter(self, name: str, value: Any, ranks: str | Sequence[int] = "all", *, dim: int = 0) -> None:
@@ -60,9 +57,13 @@ class Namespace:
             >>> mesh.scatter("frame", polars.read_parquet("data.parquet"))     # doctest: +SKIP
         """
         check_name(name)
-        chosen = self._mesh.select(ranks)
-        for rank, part in zip(chosen, parts_of(name, value, len(chosen), dim), strict=True):
-            self.push({name: part}, [rank])
+        mesh = self._mesh
+        chosen = mesh.select(ranks)
+        parts = zip(chosen, parts_of(name, value, len(chosen), dim), strict=True)
+        waits = [_send(mesh.part([rank]), {name: part}) for rank, part in parts]
+        for wait in waits:
+            wait()
+        _note(mesh, "scatter", [name], chosen, values={})
 
     def pull(self, *names: str, ranks: str | Sequence[int] = "all") -> ValueMesh[Any]:
         """Return variables of the cells' namespace: one value per rank, or a dict for several names.
@@ -107,6 +108,13 @@ class Namespace:
         """
         check_name(name.partition(".")[0].partition("[")[0])
         return find_difference(self._mesh, name, self._mesh.select(ranks))
+
+
+def _send(part: ProcMesh, variables: Mapping[str, Any]) -> Callable[[], Any]:
+    """Send variables to ranks; return what waits until they have them."""
+    if is_on_other_hosts(part):
+        return partial(_host_broadcast().push, part, variables)
+    return work_on(part, Work.PUSH, dict(variables), f"push of {', '.join(variables)}").get
 
 
 def _note(

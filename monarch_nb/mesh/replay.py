@@ -75,7 +75,7 @@ def replay(mesh: Mesh, ranks: Sequence[int]) -> list[str]:
         messages.insert(
             0, f"replayed on {name_ranks(ranks)}: cell{'s' * (len(done) > 1)} #{', #'.join(map(str, done))}"
         )
-    pushed = [e.source for e in entries if e.kind == EntryKind.VARIABLES and "push" in e.source]
+    pushed = [e.source for e in entries if e.kind == EntryKind.VARIABLES and e.record.values is not None]
     if pushed:
         messages.append(
             f"pushed values are not in the journal; push them again: {'; '.join(dict.fromkeys(pushed))}"

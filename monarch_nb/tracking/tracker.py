@@ -181,7 +181,7 @@ def track(
         config: numbers and texts that are recorded once, such as hyperparameters.
 
     Raises:
-        MeshUsageError: if the tracker is unknown, or isn't installed in the ranks' environment.
+        MeshUsageError: if the tracker is unknown, or isn't installed in the ranks' environment; on a rank.
         MeshError: if the tracker refuses the run, or its server doesn't answer.
 
     Example:
@@ -189,6 +189,11 @@ def track(
         >>> mesh.push({"run": run})                                         # doctest: +SKIP
         >>> mesh.run("run.log({'loss': loss}, step=3)")                     # doctest: +SKIP
     """
+    if process_context.rank is not None or isinstance(mesh, str):
+        raise MeshUsageError(
+            'track begins a run, once, in the notebook: monarch_nb.track(to="tensorboard"). Ranks record in '
+            "it: from monarch_nb.tracking import log; log({'loss': loss}, step)"
+        )
     if to not in BACKENDS:
         raise MeshUsageError(f"track: to is one of {', '.join(BACKENDS)}; not {to!r}")
     mesh = mesh or current()

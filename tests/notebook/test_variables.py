@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -112,6 +113,9 @@ def test_scatter_and_push_to_some(show: Callable[[str], str]) -> None:
     assert show("%%mesh\ndata.tolist()").splitlines() == ["[0] [[0, 1]]", "[1] [[2, 3]]", "[2] [[4, 5]]"]
     assert show("%%mesh\n'flag' in globals()").splitlines() == ["[0,2] False", "[1] True"]
     assert "int, which can't be split along dimension 0" in show("number = 3\n%mesh scatter number")
+    (line,) = re.findall(r"^#.* data$", show("%mesh history"), re.MULTILINE)
+    assert "[0-2]" in line
+    assert line.endswith("%mesh scatter data")
 
 
 @pytest.mark.parametrize(

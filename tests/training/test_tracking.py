@@ -271,6 +271,11 @@ def test_facts_are_recorded(mesh: Mesh, tmp_path: Path, monkeypatch: pytest.Monk
 def test_bad_input_is_named(mesh: Mesh, tmp_path: Path) -> None:
     with pytest.raises(MeshUsageError, match="to is one of tensorboard, wandb, mlflow; not 'excel'"):
         monarch_nb.track(mesh, to="excel")
+    begins_once = "track begins a run, once, in the notebook"
+    with pytest.raises(MeshUsageError, match=begins_once):
+        monarch_nb.track("loss")  # type: ignore[arg-type]
+    with pytest.raises(ActorError, match=begins_once):
+        mesh.execute(monarch_nb.track).get()
     pytest.importorskip("tensorboard", reason="tensorboard isn't installed")
     with monarch_nb.track(mesh, folder=tmp_path) as run:
         with pytest.raises(MeshUsageError, match="log: loss is a list, not a number"):
