@@ -12,14 +12,19 @@ import signal
 import struct
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple, NoReturn
 
-from monarch_nb._wire.process import die_with_parent
+from monarch_nb._wire.process import die_with_parent, wait_until_gone
 
 _PID = struct.Struct("=i")
+_FORKS_S = 120.0
+"""Time limit of the child that forks: a fork of a large process takes up to 10 ms."""
 _ADOPTION_S = 5.0
+_RAISED = 1
+"""Exit status of a fork whose work raised."""
 
 
 class Forks(NamedTuple):
@@ -58,9 +63,9 @@ def fork_many(num: int, run: Callable[[int], None]) -> Forks:
         failure = os.strerror(error.errno or errno.EAGAIN)
     else:
         if child == 0:
-            os.close(read_end)
             _Caller.pidfd = caller
-            os._exit(_fork_each(num, run, write_end))
+            os.close(read_end)
+            _end_with(lambda: _fork_each(num, run, write_end))
     os.close(caller)
     os.close(write_end)
     if child:
@@ -84,8 +89,7 @@ def _fork_each(num: int, run: Callable[[int], None], write_end: int) -> int:
             return error.errno or errno.EAGAIN
         if pid == 0:
             os.close(write_end)
-            with _ending():
-                run(number)
+            _end_with(partial(run, number))
         os.write(write_end, _PID.pack(pid))
     return 0
 
@@ -94,16 +98,16 @@ def _reason(status: int) -> str:
     """Say why the child that forks has ended early."""
     if status < 0:
         return f"the process that forks ended by {signal.Signals(-status).name}"
+    if status == _RAISED:  # as an errno it would be EPERM, which no fork gives
+        return "the process that forks failed; its traceback is in the host's log"
     return os.strerror(status) if status else ""
 
 
-@contextmanager
-def _ending() -> Iterator[None]:
-    """Run the code of a fork, then end the process, whatever happens."""
-    status = 1
+def _end_with(work: Callable[[], int | None]) -> NoReturn:
+    """Do the work of a fork, then end the process with the status that it returns, whatever happens."""
+    status = _RAISED
     try:
-        yield
-        status = 0
+        status = work() or 0
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             status = 0  # told to end before or after it served
@@ -121,11 +125,8 @@ def wait_for_adoption(parent: int) -> bool:
         told anybody of this process then.
     """
     now = os.getppid()
-    if now != parent:
-        with suppress(ProcessLookupError):
-            pidfd = os.pidfd_open(now)
-            select.select([pidfd], [], [])
-            os.close(pidfd)
+    if now != parent and not wait_until_gone(now, _FORKS_S):
+        return False
     limit = time.monotonic() + _ADOPTION_S  # it's adopted in the moment in which the other one ends
     while os.getppid() != parent:
         if time.monotonic() > limit:

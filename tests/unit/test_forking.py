@@ -11,6 +11,7 @@ from typing import Any
 PROGRAM = """
 import ctypes, json, os, select, signal, sys, time
 from monarch_nb._rank import forking
+from monarch_nb._wire.process import wait_until_gone
 
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 parent = os.getpid()
@@ -32,6 +33,8 @@ def zygote():
         forks[0] += 1
         if "fail" in sys.argv and forks[0] == 4:
             raise BlockingIOError(11, "no more")
+        if "raise" in sys.argv and forks[0] == 4:
+            raise MemoryError("no room")
         if "kill" in sys.argv and forks[0] == 4:
             os.kill(zygote_pid, signal.SIGKILL)
             signal.pause()
@@ -40,6 +43,8 @@ def zygote():
     zygote_pid = os.getpid()
     forks_made = forking.fork_many(3 if "all" in sys.argv else 5, run)
     say(pids=forks_made.pids, failure=forks_made.failure)
+    for pid in forks_made.pids:  # one that finds this process ended would not run
+        wait_until_gone(pid, 60)
     os._exit(0)
 
 zygote_pid = os.fork()
@@ -80,6 +85,14 @@ def test_what_cannot_be_forked_is_missing_and_the_reason_is_told() -> None:
     (told,) = [line for line in found["lines"] if "pids" in line]
     assert sorted(told["pids"]) == sorted(fork["pid"] for fork in forks) and len(forks) == 2
     assert told["failure"] == os.strerror(11)
+
+
+def test_an_error_of_the_child_that_forks_ends_it() -> None:
+    found, errors = run("raise")
+    (told,) = [line for line in found["lines"] if "pids" in line]  # the zygote alone goes on
+    assert len(told["pids"]) == 2
+    assert "the process that forks failed" in told["failure"]
+    assert "MemoryError: no room" in errors
 
 
 def test_nobody_runs_whom_a_killed_caller_has_told_nobody_of() -> None:
