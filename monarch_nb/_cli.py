@@ -188,7 +188,10 @@ def host(arguments: argparse.Namespace) -> int:
     from monarch_nb._host import launcher, pool
 
     if (arguments.join is None) == (arguments.wait is None):
-        raise MeshUsageError("host: give one of --join FILE (an invitation) and --wait DIR (for meshes)")
+        raise MeshUsageError(
+            "host: type one of monarch-nb host --join FILE (an invitation) and monarch-nb host --wait DIR "
+            "(for meshes)"
+        )
     return pool.run(arguments.wait) if arguments.wait is not None else int(launcher.run(arguments))
 
 

@@ -38,7 +38,7 @@ def write(path: str, invitation: str) -> None:
     except OSError as error:
         raise MeshUsageError(
             f"share: the invitation can't be written to {path}: {error.strerror}; name another file: "
-            "--file FILE"
+            "%mesh share --file FILE"
         ) from None
     with open(fd, "w") as file:
         file.write(invitation)
@@ -73,7 +73,7 @@ def _read(text: str) -> Invitation:
     try:
         found = Invitation.from_token(text) if Invitation.is_token(text) else read_invitation(text)
     except (LauncherError, InvitationError) as error:
-        raise MeshUsageError(f"attach: {error}") from None
+        raise MeshUsageError(f"attach: {error}; %mesh share writes invitations") from None
     if not found.role:
         raise MeshUsageError(
             f"attach: this invitation lets hosts in, and no programs: monarch-nb host --join {text}; one for "

@@ -62,7 +62,7 @@ def num_hosts_here(arguments: Namespace) -> int:
     if arguments.hosts and not arguments.hosts.isdigit():
         raise MeshUsageError(
             f"start: --hosts {arguments.hosts} is for hosts of an engine; say which: --on PROFILE. On "
-            "this machine give one number"
+            "this machine give one number: %mesh start --hosts 2"
         )
     return int(arguments.hosts or 0)
 

@@ -83,7 +83,7 @@ def find_profile(name: str, engines: Iterable[str], files: Sequence[str] = ()) -
     listed = f"profiles: {', '.join(profiles) or 'none'}; engines: {', '.join(known)}"
     raise MeshUsageError(
         f"there is no profile or engine {name!r}.{nearest(name, [*profiles, *known])} {listed}. "
-        f"Profiles lie in {user_file()}"
+        f"Profiles lie in {user_file()}; %mesh clusters lists what there is"
     )
 
 

@@ -115,7 +115,7 @@ def machines(names: str | Iterable[str]) -> tuple[str, ...]:
     for name in found:
         if not _MACHINE.fullmatch(name) or name.startswith("-"):
             raise MeshUsageError(
-                "a host is a name of ~/.ssh/config or an address, as in node1, me@node1 or "
+                "hosts: expected names of ~/.ssh/config or addresses, as in node1, me@node1 or "
                 f"node[1-4]; not {name[:60]!r}"
             )
     twice = next((n for n in found if found.count(n) > 1), None)

@@ -42,7 +42,10 @@ def _named(name: str) -> Connection:
     if name.isdigit():
         with suppress(MeshError):
             return launch.find_connection(name)
-        raise MeshNotFound(f"no rank of the program with pid {name} stands at a breakpoint, or it has ended")
+        raise MeshNotFound(
+            f"no rank of the program with pid {name} stands at a breakpoint, or it has ended; monarch-nb "
+            "debug without a name finds one that does"
+        )
     return launch.find_connection(name)
 
 
