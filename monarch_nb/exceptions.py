@@ -334,7 +334,7 @@ class DeviceMeshError(MeshError):
 
     def _block(self, failure: RankFailure) -> str:
         is_known = failure.traceback and f"{failure.type}: {failure.message}" in self.message
-        return failure.traceback.rstrip() if is_known else str(failure)
+        return with_names(failure.traceback.rstrip()) if is_known else str(failure)
 
     def briefly(self) -> Self:
         """Return this error with a text of one line, since the failure was shown in full before; the error

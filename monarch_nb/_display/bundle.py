@@ -36,9 +36,22 @@ video and audio.
 """
 _READABLE = ("text/markdown", "text/latex", "application/javascript", "application/json")
 _OBJECT = re.compile(r"<[\w.]+ object>")
+_DRAWN_ID = re.compile(r"""\bid=["']?([\w-]*[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12})\b""")
 MAX_RICH_CHARS = 8 << 20
 MAX_TEXT_CHARS = 20_000
 MAX_TEXT_LINES = 200
+
+
+def _without_drawn_ids(html: str) -> str:
+    """Return HTML with equal words for the ids that a package has drawn for its elements, as plotly and
+    altair do: they are others on each rank.
+
+    >>> _without_drawn_ids('<p id="fig-00112233445566778899aabbccddeeff">')
+    '<p id="drawn0">'
+    """
+    for number, drawn in enumerate(dict.fromkeys(_DRAWN_ID.findall(html))):
+        html = html.replace(drawn, f"drawn{number}")
+    return html
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +70,9 @@ class Bundle:
     def of(cls, data: MimeBundle, metadata: MimeBundle | None = None) -> Bundle:
         """Build a bundle from what a rank sent."""
         meta = metadata or {}
-        return cls(data, meta, json.dumps([data, meta], sort_keys=True, default=repr))
+        html = data.get("text/html")
+        compared = {**data, "text/html": _without_drawn_ids(html)} if isinstance(html, str) else data
+        return cls(data, meta, json.dumps([compared, meta], sort_keys=True, default=repr))
 
     @property
     def rich_type(self) -> str | None:

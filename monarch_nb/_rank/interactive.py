@@ -31,7 +31,7 @@ from monarch_nb._frames.owner import Owner, owner_of_file
 from monarch_nb._protocol.base import decode, encode
 from monarch_nb._protocol.cells import CellWork
 from monarch_nb._protocol.shown import MimeBundle, Shown
-from monarch_nb._rank import tqdm_bars
+from monarch_nb._rank import keyboard, tqdm_bars
 from monarch_nb._rank.bundles import encode_bundle, encode_metadata
 from monarch_nb._rank.chain import bound_chain
 from monarch_nb._rank.command import run_command
@@ -58,7 +58,8 @@ class CellExit:
 
     def __call__(self, code: object = None) -> None:
         print(
-            "quit() ends this cell; the rank lives on, and so do its variables. To end the mesh: %mesh stop"
+            "quit() ends this cell; the rank lives on, and so do its variables. To end the mesh: %mesh stop "
+            "(in a terminal: monarch-nb stop)"
         )
         raise SystemExit(code)
 
@@ -387,12 +388,12 @@ def _take_up(shell: Any, namespace: Namespace, pipe: OutputPipe) -> None:
 
 def _users_frames(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without the frames of this module, which stand between a cell and what `%run`
-    runs.
+    runs, and of `input()`.
     """
     if trace is None:
         return None
     rest = _users_frames(trace.tb_next)
-    if trace.tb_frame.f_code.co_filename == __file__:
+    if trace.tb_frame.f_code.co_filename in (__file__, keyboard.__file__):
         return rest
     return (
         trace

@@ -45,6 +45,11 @@ class _PageHandler(JupyterHandler):
             "'self'; base-uri 'none'"
         )
 
+    def write_error(self, status_code: int, **_: Any) -> None:
+        """Say what is wrong in a line: the dashboard's own server has no templates for pages."""
+        self.set_header("Content-Type", "text/plain; charset=utf-8")
+        self.finish(f"{status_code}: {self._reason}")
+
 
 class DashboardHandler(_PageHandler):
     """The handler for the page."""

@@ -96,6 +96,12 @@ def message_of(error: BaseException) -> str:
     return trouble or clipped(text, MAX_MESSAGE, "on the rank, str(sys.last_value) has it all")
 
 
+def repr_of(value: object) -> str:
+    """Return `repr(value)`; if it raises, a description of that error."""
+    text, trouble = _shown_by(repr, value, "__repr__")
+    return trouble or text
+
+
 def is_printable(error: BaseException) -> bool:
     """Say whether `str(error)` doesn't raise."""
     return not _shown_by(str, error, "__str__")[1]

@@ -209,6 +209,8 @@ def _make_pickler_class() -> type[Any]:
                 reduced = reduce_table(obj)
                 if reduced is not None:
                     return reduced
+                if type(obj).__module__ == _AUTOCALL and "Exit" in type(obj).__name__:
+                    return getattr, (sys, "exit")
             return super().reducer_override(obj)
 
         def _note_source(self, code: types.CodeType) -> None:
@@ -221,6 +223,8 @@ def _make_pickler_class() -> type[Any]:
     return Pickler
 
 
+_AUTOCALL = "IPython.core.autocall"
+"""Module of IPython's `quit` and `exit`, which hold the notebook's shell: elsewhere they are `sys.exit`."""
 _NO_FILENAME = "<dynamic-code>"
 """Substitute of cloudpickle 3.1.3 and later for a code's file name."""
 

@@ -8,6 +8,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from monarch_nb._shape import MeshTrait, Point, Shape, format_ranks
 from monarch_nb._tracebacks import BadIndex, BadType, BadValue
+from monarch_nb._transport.failure import repr_of
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -151,7 +152,8 @@ class ValueMesh(MeshTrait, Generic[T]):
         rows = [(format_ranks(r), _short(v)) for r, v in groups[:_MAX_ROWS]]
         more = len(groups) - _MAX_ROWS
         note = f"{more} more distinct values" if more > 0 else ""
-        return html_table((f"ranks ({self.extent})", "value"), rows, title=note, code=[1])
+        # marimo takes a plain `str` only
+        return str(html_table((f"ranks ({self.extent})", "value"), rows, title=note, code=[1]))
 
 
 def same(a: Any, b: Any) -> bool:
@@ -200,7 +202,7 @@ def _row(ranks: Sequence[int], value: object) -> str:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    text = repr_of(value)
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
 
 

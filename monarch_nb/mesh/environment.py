@@ -109,7 +109,7 @@ class EnvironmentDifference:
         rows = self._rows()
         table = [html_table(_COLUMNS, rows)] if rows else []
         notes = [render("note_line.html", text=note) for note in (self._headline(), *self._notes())]
-        return joined([notes[0], *table, *notes[1:]])
+        return str(joined([notes[0], *table, *notes[1:]]))
 
     def _headline(self) -> str:
         num = len(self.differing())

@@ -74,7 +74,7 @@ def start_on(
     _check_ended(name)
     if launch.wait_until_settled(name, states=(ClaimState.ENDING,)):
         raise NameTaken(
-            f"mesh {name!r} runs already. Attach to it: %mesh start {name}, or choose another name"
+            f"mesh {name!r} runs already. Attach to it: %mesh attach {name}, or choose another name"
         )
     session = starting.claimed(name)
     asked = Allocation.new(name, profile.name, profile.spec, plan)

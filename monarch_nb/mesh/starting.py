@@ -140,7 +140,7 @@ def _start(name: str, asked: Asked, *, force: bool) -> Mesh:
     path = launch.connection_path(name)
     if launch.wait_until_settled(name, states=(ClaimState.ENDING,)):
         raise NameTaken(
-            f"mesh {name!r} runs already. Attach to it: %mesh start {name}, or choose another name"
+            f"mesh {name!r} runs already. Attach to it: %mesh attach {name}, or choose another name"
         )
     session = claimed(name)
     idle_timeout_s = IDLE_TIMEOUT_S if asked.idle_timeout_s is None else asked.idle_timeout_s

@@ -106,7 +106,7 @@ class Profile:
         tables = [
             html_table(head, rows, right=_right(head), title=title) for title, head, rows in self.tables()
         ]
-        return joined([*tables, *(render("note_line.html", text=note) for note in self.notes())])
+        return str(joined([*tables, *(render("note_line.html", text=note) for note in self.notes())]))
 
 
 def _right(head: tuple[str, ...]) -> range:

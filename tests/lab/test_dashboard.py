@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -68,6 +68,10 @@ def test_only_who_has_the_token_gets_in(dashboard: tuple[Any, str], environment:
         with pytest.raises(HTTPError) as refused:
             urlopen(base + path)
         assert refused.value.code in (403, 404)
+    with pytest.raises(HTTPError) as refused:
+        urlopen(Request(base + "/monarch_nb/dashboard", headers={"Host": "elsewhere.example"}))
+    assert refused.value.code == 403
+    assert refused.value.read() == b"403: Forbidden"
     file = Path(environment["JUPYTER_RUNTIME_DIR"]) / "monarch_nb_dashboard.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert json.loads(file.read_text())["pid"] == process.pid

@@ -19,6 +19,9 @@ class Frail(Actor):
             tried = f"tried to allocate {rank * 512} MiB at 0x7f00{rank}"
             raise RuntimeError(f"CUDA out of memory on device {rank}: {tried}")
         return rank
+    @endpoint
+    def leave(self):
+        quit()
 class Unbuilt(Actor):
     def __init__(self, path):
         self.file = open(path)
@@ -96,6 +99,26 @@ def test_a_constructor_that_fails_is_told_once(show: Callable[[str], str]) -> No
         and "self.file" not in again
     )
     assert show("1 + 1") == "2"
+    built = show("mesh.spawn('unbuilt', Unbuilt, '/no/such/file').initialized.get()")
+    assert "Cell In[" in built
+    assert "ipykernel_" not in built + first + again
+
+
+def test_quit_ends_what_it_stands_in(show: Callable[[str], str]) -> None:
+    """The notebook's own `quit` holds its shell: what is sent is an ordinary one."""
+    assert "ranks 0-3: SystemExit" in show("mesh.execute(lambda: quit()).get()")
+    show("leaving = mesh.spawn('leaving', Frail)\nleaving.initialized.get()")
+    text = show("leaving.leave.call().get()")
+    assert "leaving.leave raised SystemExit" in text
+    assert "Cell In[" in text
+    assert "ipykernel_" not in text
+
+
+def test_a_value_whose_repr_raises_is_named(show: Callable[[str], str]) -> None:
+    show("%%mesh\nclass Mute:\n    def __repr__(self): raise ValueError('no repr')\nmute = Mute()")
+    wanted = "<Mute object: its __repr__ raised ValueError: no repr>"
+    assert wanted in show("mesh.pull('mute')")
+    assert wanted in show("print(mesh.pull('mute'))")
 
 
 def test_a_variable_that_is_not_there_is_one_line(show: Callable[[str], str]) -> None:

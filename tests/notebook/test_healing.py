@@ -169,6 +169,10 @@ def test_resize_and_shrink(notebook: Notebook) -> None:
     assert "[0-1] 2" in notebook.text("%%mesh\nworld_size")
     assert "there is no dimension 'cpus'; the mesh has gpus" in notebook.text("%mesh resize cpus=2")
     assert "expected DIM=SIZE" in notebook.text("%mesh resize 4")
+    notebook.run("%mesh resize gpus=99999999")
+    last = notebook.text("%mesh history").splitlines()[-1]
+    assert "error" in last
+    assert "not resized: 99,999,997 processes are too many" in last
 
 
 MEMORY = Path("/sys/fs/cgroup/memory")

@@ -103,5 +103,7 @@ def test_a_notebook_without_a_keyboard_says_what_to_do() -> None:
         "typed where this notebook runs"
     ) in text
     assert "%mesh push NAME" in text and notebook.text("%%mesh\n5") == "5"
+    assert "keyboard.py" not in text
+    assert "----> 1 input('who? ')" in text
     notebook.run("%mesh stop mute")
     notebook.close()

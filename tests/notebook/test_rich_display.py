@@ -151,6 +151,14 @@ def test_a_replay_has_the_same_order(notebook: Notebook, tmp_path: Path) -> None
     assert shown(cell.outputs) == text
 
 
+def test_plots_whose_ids_were_drawn_are_one(show: Callable[[str], str]) -> None:
+    """As plotly and altair make them: each rank's page has another id."""
+    figure = "import uuid\nfor same in (uuid.uuid4(), uuid.uuid4().hex):\n"
+    page = '    display(HTML(f\'<div id="fig-{same}"></div><script>draw("fig-{same}", %s)</script>\'))'
+    assert show(figure + page % 1).count("[0-2]") == 2
+    assert "[0-2]" not in show(figure + page % "{rank}")
+
+
 def test_pages_and_images_stay_in_the_page(run: Callable[[str], list[Any]]) -> None:
     (output,) = run("display(SVG('<svg xmlns=\"http://www.w3.org/2000/svg\"/>'))\nHTML('<b>bold</b>')")
     assert "<svg" in output.data["text/html"] and "<b>bold</b>" in output.data["text/html"]

@@ -30,6 +30,7 @@ def test_a_running_mesh_is_attached_to_if_it_is_what_was_asked_for() -> None:
         assert monarch_nb.start("again", attach=True).sizes == {"procs": 2}
         with pytest.raises(ValueError, match="mesh 'again' runs already with procs=2, not procs=3"):
             monarch_nb.start("again", {"procs": 3}, attach=True)
+        assert type(second.pull("x")._repr_html_()) is str, "marimo shows nothing else"
         mime, shown = first._mime_()
         assert mime == "text/html" and "again" in shown and "procs=2" in shown
     finally:

@@ -42,6 +42,12 @@ def mesh() -> Iterator[str]:
     assert "has ended" in ran("stop", "term").stdout
 
 
+def test_starting_what_runs_says_how_to_get_at_it(mesh: str) -> None:
+    refused = ran("start", mesh, "--procs", "3")
+    assert refused.returncode
+    assert f"mesh '{mesh}' runs already. Attach to it: %mesh attach {mesh} (in a notebook)" in refused.stderr
+
+
 class Terminal:
     """A program on a terminal of its own: what it writes, and keys."""
 

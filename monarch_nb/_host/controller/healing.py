@@ -85,9 +85,14 @@ class Parts(reshaping.Parts, Protocol):
 
 
 class _Turn(NamedTuple):
-    """A heal or a resize of a group under way, requested by `client` (0: nobody)."""
+    """A heal or a resize of a group under way, requested by `client` (0: nobody).
+
+    Attributes:
+        did: what has been done when it's over, in a word.
+    """
 
     group: str
+    did: str
     begin: Callable[[], Workflow[Report]]
     done: Done
     client: int
@@ -189,7 +194,7 @@ class Healing:
 
     def heal(self, asked: Heal, done: Done, client: int = 0) -> None:
         """Repair the losses of a group; `done` is called with the report. `client` has requested it."""
-        self._enqueue(asked.group, lambda: self._heal(asked), done, client)
+        self._enqueue(_Turn(asked.group, "healed", lambda: self._heal(asked), done, client))
 
     def resize(self, asked: Resize, done: Done, client: int = 0) -> None:
         """Change the sizes of a group; without sizes: leave out lost parts."""
@@ -204,12 +209,11 @@ class Healing:
                 else shapes.resize(group, asked.sizes, asked.joined, force=asked.force)
             )
 
-        self._enqueue(group.name, begin, done, client)
+        self._enqueue(_Turn(group.name, "resized", begin, done, client))
 
-    def _enqueue(self, group: str, begin: Callable[[], Workflow[Report]], done: Done, client: int) -> None:
+    def _enqueue(self, turn: _Turn) -> None:
         """Run a workflow after those of its group before it."""
-        turn = _Turn(group, begin, done, client)
-        if self._turns.add(group, turn):
+        if self._turns.add(turn.group, turn):
             self._begin_turn(turn)
 
     def is_busy(self, group: str) -> bool:
@@ -226,21 +230,23 @@ class Healing:
         try:
             self._controller.status_publisher.touch()
             report = outcome if isinstance(outcome, Report) else Report(problems=[_problem(outcome)])
-            self._note(turn.group, report, turn.client)
+            self._note(turn, report)
             turn.done(report)
         finally:
             if following is not None:
                 self._begin_turn(following)
 
-    def _note(self, group: str, report: Report, client: int) -> None:
+    def _note(self, turn: _Turn, report: Report) -> None:
         if report.ranks or report.actors or report.problems:
-            text = f"healed {name_ranks(report.ranks)}" if report.ranks else "healed"
+            text = f"healed {name_ranks(report.ranks)}" if report.ranks else turn.did
+            if report.problems and not report.ranks:
+                text = f"not {turn.did}: {report.problems[0]}"
             status = CellStatus.ERROR if report.problems else CellStatus.OK
             entry = JournalEntry(
-                EntryKind.HEAL, text=text, group=group, ranks=format_ranks(report.ranks), status=status,
+                EntryKind.HEAL, text=text, group=turn.group, ranks=format_ranks(report.ranks), status=status,
                 report=report,
             )  # fmt: skip
-            self._controller.journal.note(client, entry)
+            self._controller.journal.note(turn.client, entry)
 
     # --- automatic healing
 

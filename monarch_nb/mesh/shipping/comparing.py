@@ -59,7 +59,7 @@ class HostsDifference:
     def _repr_html_(self) -> str:
         notes = [render("note_line.html", text=note) for note in (self._headline(), *self._notes())]
         table = [html_table(_COLUMNS, self._rows())] if self.packages else []
-        return joined([notes[0], *table, *notes[1:]])
+        return str(joined([notes[0], *table, *notes[1:]]))
 
     def _headline(self) -> str:
         who, num = name_hosts(self.hosts), len(self.packages)
