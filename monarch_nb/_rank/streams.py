@@ -47,6 +47,8 @@ class OutputPipe:
         self._token = token
         self._cell = 0
         self._marked = False
+        self._is_broken = False
+        """Whether descriptor 1 couldn't be written to."""
         self._kept = {fd: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_KEPT) for fd in (1, 2)}
         """Private copies of the descriptors."""
         self._identity = {fd: _identity(kept) for fd, kept in self._kept.items()}
@@ -103,6 +105,8 @@ class OutputPipe:
         with self.lock:
             for stream in self.streams.values():
                 stream.flush()
+            if self._is_broken:
+                self._restore_closed(origin)
             self.unsettled.discard(origin)
             self._num_marks = self._num_marks % 0xFFFFFFFF + 1
             # To the private copy: user code may have redirected descriptor 1 to a file, where a mark is
@@ -126,6 +130,7 @@ class OutputPipe:
         except OSError as error:  # closed, or open for reading: the copy is good
             if error.errno not in (errno.EBADF, errno.EINVAL, errno.EPERM):
                 raise
+            self._is_broken = True
             _write_all(self._kept[1], data)
 
     def settle(self) -> list[str]:
@@ -140,6 +145,17 @@ class OutputPipe:
                     found.append(f"sys.{name} was None: it is the rank's own again")
                 stream.flush()
         return found
+
+    def _restore_closed(self, origin: int) -> None:
+        """Restore descriptors that an actor's call has closed, before another file gets their numbers, and
+        say so in the call's output. One that was redirected is left to whoever uses it.
+        """
+        self._is_broken = False
+        for fd in (1, 2):
+            try:
+                _identity(fd)
+            except OSError:
+                self.write(origin, "stderr", f"{self._mended(fd)}\n".encode())
 
     def _mended(self, fd: int) -> str:
         """Restore a descriptor that was redirected; return a message about it."""

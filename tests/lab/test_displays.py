@@ -21,6 +21,11 @@ CELLS = [
     "%%mesh\nfor i in range(3):\n    clear_output(wait=True)\n    print('step', i, 'of rank', rank)",
     "%%mesh\nprint('all alike')\nif rank == 2:\n    raise FileNotFoundError('shard.bin')",
     "%%mesh --ranks 0\nname = input('name? ')\nprint('hello', name)",
+    '%%mesh\ndisplay(SVG(\'<svg width="80" height="20"><text y="15" fill="green">drawn</text></svg>\'))\n'
+    "display(Javascript('element.textContent = `written by ranks`'))\n"
+    "vega = {'mark': 'bar', 'data': {'values': [{'a': 1, 'b': 2}, {'a': 2, 'b': 5}]}, "
+    "'encoding': {'x': {'field': 'a', 'type': 'ordinal'}, 'y': {'field': 'b', 'type': 'quantitative'}}}\n"
+    "display({'application/vnd.vegalite.v5+json': vega, 'text/plain': 'a chart'}, raw=True)",
     "%mesh stop drawn",
 ]
 THEMES = ("JupyterLab Dark", "JupyterLab Light")
@@ -106,3 +111,13 @@ def test_a_question_of_a_rank_is_asked_in_the_cell(page: Page, pictures: Path) -
     box.fill("Ada")
     box.press("Enter")
     output(page, 5).first.get_by_text("hello Ada").first.wait_for()
+
+
+def test_pictures_scripts_and_charts_are_drawn(page: Page, pictures: Path) -> None:
+    page.run(6)
+    shown = output(page, 6).first
+    shown.get_by_text("written by ranks").first.wait_for()
+    assert shown.locator("svg text", has_text="drawn").count() == 1
+    shown.locator(".vega-embed svg, .vega-embed canvas").first.wait_for()
+    shown.scroll_into_view_if_needed()
+    page.picture(pictures / "charts.png")

@@ -22,6 +22,13 @@ class Frail(Actor):
     @endpoint
     def leave(self):
         quit()
+    @endpoint
+    def close(self):
+        import os
+        os.close(1)
+    @endpoint
+    def say(self, text):
+        print(text)
 class Unbuilt(Actor):
     def __init__(self, path):
         self.file = open(path)
@@ -112,6 +119,16 @@ def test_quit_ends_what_it_stands_in(show: Callable[[str], str]) -> None:
     assert "leaving.leave raised SystemExit" in text
     assert "Cell In[" in text
     assert "ipykernel_" not in text
+
+
+def test_an_actor_that_closes_its_output_is_told_once(show: Callable[[str], str]) -> None:
+    show("closing = mesh.spawn('closing', Frail)\nclosing.close.call().get()")
+    text = show("closing.say.call('seen').get()")
+    assert "[0-3] seen" in text
+    assert "[0-3] descriptor 1 was closed: it leads to the cell's output again" in text
+    again = show("closing.say.call('again').get()")
+    assert "[0-3] again" in again
+    assert "descriptor" not in again
 
 
 def test_a_value_whose_repr_raises_is_named(show: Callable[[str], str]) -> None:

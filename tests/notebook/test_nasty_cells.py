@@ -82,7 +82,7 @@ def _steady(text: str) -> str:
         (
             "print('a')\nquit()",
             "[0-1] a\n[0-1] quit() ends this cell; the rank lives on, and so do its variables. "
-            "To end the mesh: %mesh stop",
+            "To end the mesh: %mesh stop (in a terminal: monarch-nb stop)",
         ),
         ("exit", "[0-1] quit() and exit() end the cell. To end the mesh: %mesh stop"),
         ("import tempfile\ngone = tempfile.mkdtemp()\nos.chdir(gone)\nos.rmdir(gone)\n'here'",
