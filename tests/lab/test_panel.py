@@ -18,6 +18,10 @@ CELLS = [
     "%%mesh\nimport time\nprint('training on', rank)\ntime.sleep(600)",
     "%load_ext monarch_nb\n%mesh attach panelled\nmesh",
     "%%mesh\nfor i in range(300): print(f'step {i} of rank {rank}')\nrank",
+    "%%mesh\nimport torch\ntorch.distributed.get_backend()",
+    "%mesh start second --procs 2",
+    "%mesh use panelled",
+    "%mesh stop second",
 ]
 
 
@@ -50,12 +54,16 @@ def test_a_mesh_from_the_panel(lab: Lab, page: Page, pictures: Path) -> None:
     panel.get_by_label("Name").fill("panelled")
     panel.get_by_label("Dimension").fill("gpus")
     panel.get_by_label("Size").fill("4")
+    panel.get_by_label("Process group").select_option("gloo")
     panel.get_by_role("button", name="Start", exact=True).click()
     ranks_in(panel, "idle", 4)
     page.picture(pictures / "panel-idle.png")
 
-    # A cell of the notebook makes ranks busy; the panel interrupts it while the kernel waits for it.
+    # The group that was chosen is there.
     assert "attached to mesh 'panelled'" in page.run(0)
+    assert "[0-3] 'gloo'" in page.run(4)
+
+    # A cell of the notebook makes ranks busy; the panel interrupts it while the kernel waits for it.
     page.start(1)
     ranks_in(panel, "busy", 4)
     panel.locator(".mnb-cell").nth(2).click()
@@ -104,10 +112,18 @@ def test_logs_are_read_searched_and_followed(page: Page, pictures: Path) -> None
     page.execute("application:close")
 
 
-def test_status_bar_attach_and_resize(page: Page) -> None:
-    page.page.locator("#jp-bottom-panel, .jp-StatusBar-Widget").get_by_text(
-        re.compile("panelled")
-    ).first.wait_for()
+def test_the_status_bar_shows_the_mesh_in_use(page: Page) -> None:
+    status = page.page.locator("#jp-bottom-panel, .jp-StatusBar-Widget")
+    status.get_by_text(re.compile("panelled")).first.wait_for()
+    page.run(5)
+    status.get_by_text(re.compile("second: 2 ok")).first.wait_for()
+    page.run(6)
+    status.get_by_text(re.compile("panelled: 4 ok")).first.wait_for()
+    assert "has ended" in page.run(7)
+    page.page.locator("#monarch-nb-panel").get_by_text("second").first.wait_for(state="detached")
+
+
+def test_attach_and_resize(page: Page) -> None:
     panel = page.page.locator("#monarch-nb-panel")
     panel.get_by_role("button", name="Attach", exact=True).click()
     page.page.locator(".jp-Notebook .cm-content", has_text="%mesh attach panelled").nth(2).wait_for()

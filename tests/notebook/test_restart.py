@@ -154,6 +154,19 @@ def test_the_server_restarts_and_deletes_kernels(
     third.delete()
 
 
+def test_the_server_deletes_a_kernel_that_waits_for_its_cell(
+    mesh: Notebook, server: JupyterServer, gate: FileLatch
+) -> None:
+    kernel = ServedKernel(server)
+    cell = begin_cell(kernel, gate)
+    kernel.delete()
+    kernel.take_the_rest()
+    check_left(kernel.text(cell))
+    following = ServedKernel(server)
+    check_missed(following, gate)
+    following.delete()
+
+
 def test_a_call_that_is_waited_for_goes_on(mesh: Notebook, server: JupyterServer, gate: FileLatch) -> None:
     kernel = ServedKernel(server)
     load(kernel)
