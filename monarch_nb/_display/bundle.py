@@ -37,6 +37,8 @@ video and audio.
 _READABLE = ("text/markdown", "text/latex", "application/javascript", "application/json")
 _OBJECT = re.compile(r"<[\w.]+ object>")
 _DRAWN_ID = re.compile(r"""\bid=["']?([\w-]*[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12})\b""")
+_MAX_DRAWN_IDS = 50
+_MAX_COMPARED_CHARS = 1 << 18
 MAX_RICH_CHARS = 8 << 20
 MAX_TEXT_CHARS = 20_000
 MAX_TEXT_LINES = 200
@@ -44,12 +46,16 @@ MAX_TEXT_LINES = 200
 
 def _without_drawn_ids(html: str) -> str:
     """Return HTML with equal words for the ids that a package has drawn for its elements, as plotly and
-    altair do: they are others on each rank.
+    altair do: they are others on each rank. A long page is left as it is, and one with many: each takes a
+    search.
 
     >>> _without_drawn_ids('<p id="fig-00112233445566778899aabbccddeeff">')
     '<p id="drawn0">'
     """
-    for number, drawn in enumerate(dict.fromkeys(_DRAWN_ID.findall(html))):
+    if len(html) > _MAX_COMPARED_CHARS:
+        return html
+    found = dict.fromkeys(_DRAWN_ID.findall(html))
+    for number, drawn in enumerate(found if len(found) <= _MAX_DRAWN_IDS else ()):
         html = html.replace(drawn, f"drawn{number}")
     return html
 
