@@ -10,6 +10,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import traceback
@@ -67,8 +68,8 @@ def fresh_process(env: Mapping[str, str], workdir: str) -> Iterator[ExitFunction
         )  # last: the program's models are freed before another program makes its own
         for keeper in (
             _directory(workdir), _environment(env), _interpreter(), _reload.imported_anew(), _loggers(),
-            _handlers(), _garbage(), _start_method(), exit_functions.registered(), fresh_torch(),
-            fresh_accelerate(),
+            _handlers(), _garbage(), _start_method(), exit_functions.registered(), _random_numbers(),
+            fresh_torch(), fresh_accelerate(),
         ):  # fmt: skip
             stack.enter_context(keeper)
         yield exit_functions
@@ -118,6 +119,22 @@ def _is_users(function: Any) -> bool:
         function = function.func
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     return code is not None and owner_of_file(code.co_filename) in (Owner.USER, Owner.EXECUTED)
+
+
+@contextmanager
+def _random_numbers() -> Iterator[None]:
+    """Begin the random numbers of Python and NumPy anew, and let the cells' go on afterwards."""
+    numpy = sys.modules.get("numpy.random")
+    before, of_numpy = random.getstate(), numpy.get_state() if numpy is not None else None
+    random.seed()
+    if numpy is not None:
+        numpy.seed()
+    try:
+        yield
+    finally:
+        random.setstate(before)
+        if numpy is not None:
+            numpy.set_state(of_numpy)
 
 
 @contextmanager

@@ -140,14 +140,28 @@ def _patch_connector(module: Any, *, name: str) -> None:
     cls.__init__ = choose
 
 
+_FOR_MANY = ("ddp", "fsdp", "deepspeed", "modelparallel")
+"""How names of strategies begin that train on several processes."""
+
+
 def _all_ranks(given: dict[str, Any]) -> dict[str, int]:
     """Return the arguments by which Lightning takes all ranks, where nothing was said about devices."""
     is_silent = given.get("devices", "auto") == "auto" and given.get("num_nodes", 1) == 1
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
     is_script = "TORCHELASTIC_RUN_ID" in os.environ
-    if not is_silent or is_script or given.get("strategy", "auto") != "auto" or not _has_devices(ranks_here):
+    if not is_silent or is_script or not _takes_all(given) or not _has_devices(ranks_here):
         return {}
     return {"devices": ranks_here, "num_nodes": int(os.environ.get("GROUP_WORLD_SIZE", "1"))}
+
+
+def _takes_all(given: dict[str, Any]) -> bool:
+    """Return whether the strategy is one for several processes that are there already. One that starts them
+    itself, as `ddp_spawn`, is Lightning's to refuse.
+    """
+    strategy = given.get("strategy", "auto")
+    name = strategy if isinstance(strategy, str) else type(strategy).__name__.lower()
+    starts_them = any(word in name for word in ("spawn", "fork", "notebook"))
+    return name == "auto" or (name.startswith(_FOR_MANY) and not starts_them)
 
 
 def _has_devices(num: int) -> bool:

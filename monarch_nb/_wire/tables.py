@@ -8,8 +8,8 @@ its memory. A relation of DuckDB can't leave its connection: it's run, and what 
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -34,7 +34,8 @@ def _reducer_of(kind: type) -> Callable[[Any], Reduced | None] | None:
     package = kind.__module__.partition(".")[0]
     if package == "pyarrow" and kind.__name__ in ("Table", "RecordBatch"):
         return _reduce_arrow
-    if package == "polars" and "pyarrow" in sys.modules and kind.__name__ in ("DataFrame", "Series"):
+    # Polars imports pyarrow only when it converts.
+    if package == "polars" and kind.__name__ in ("DataFrame", "Series") and find_spec("pyarrow"):
         return _reduce_polars
     if package in ("duckdb", "_duckdb") and kind.__name__ == "DuckDBPyRelation":
         return _reduce_relation

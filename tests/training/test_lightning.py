@@ -61,7 +61,13 @@ def test_trainer_and_fabric_in_cells(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize(
-    "made", ["lightning.Fabric()", "lightning.Fabric(accelerator='cpu', precision='32-true')"]
+    "made",
+    [
+        "lightning.Fabric()",
+        "lightning.Fabric(accelerator='cpu', precision='32-true')",
+        "lightning.Fabric(strategy='ddp')",
+        "lightning.Fabric(strategy=lightning.fabric.strategies.DDPStrategy())",
+    ],
 )
 def test_fabric_alone_takes_all_ranks(mesh: Mesh, made: str) -> None:
     mesh.run(
@@ -73,8 +79,9 @@ def test_fabric_alone_takes_all_ranks(mesh: Mesh, made: str) -> None:
 
 
 def test_trainer_alone_takes_all_ranks(mesh: Mesh) -> None:
-    mesh.run(TRAIN.replace('devices=2, strategy="ddp", ', ""), quiet=True)
-    assert set(mesh.pull("found").values()) == {(2, 2)}
+    for strategy in ("", 'strategy="ddp", '):
+        mesh.run(TRAIN.replace('devices=2, strategy="ddp", ', strategy), quiet=True)
+        assert set(mesh.pull("found").values()) == {(2, 2)}
 
 
 def test_what_was_said_about_devices_holds(mesh: Mesh) -> None:

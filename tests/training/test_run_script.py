@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import re
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy
 import pytest
 from own_meshes import own_mesh
 from waiting import wait_until
@@ -400,3 +402,22 @@ def _all_at(line: int, debugger: MeshDebugger) -> list[Stop]:
     found = debugger.stops()
     assert {stop.line for stop in found} <= {4, 5}, found
     return found if len(found) == 3 and {stop.line for stop in found} == {line} else []
+
+
+def test_each_run_draws_other_random_numbers_and_the_cells_go_on(mesh: Mesh, tmp_path: Path) -> None:
+    script = tmp_path / "draw.py"
+    script.write_text(
+        "import random, numpy, os\nopen(os.environ['DRAWN'] + os.environ['RANK'], 'a').write("
+        "f'{random.random()} {numpy.random.rand()}\\n')\n"
+        "random.seed(1); numpy.random.seed(1)\n"
+    )
+    mesh.run("import random, numpy\nrandom.seed(7); numpy.random.seed(7)", quiet=True)
+    for _ in range(3):
+        mesh.run_script(script, env={"DRAWN": str(tmp_path / "drawn")}, quiet=True)
+    drawn = [line.split() for file in tmp_path.glob("drawn*") for line in file.read_text().splitlines()]
+    assert len(drawn) == 3 * len(mesh)
+    assert all(len(set(column)) == len(drawn) for column in zip(*drawn, strict=True))
+    mesh.run("going_on = random.random(), float(numpy.random.rand())", quiet=True)
+    random.seed(7)
+    wanted = random.random(), float(numpy.random.RandomState(7).rand())
+    assert set(mesh.pull("going_on").values()) == {wanted}

@@ -4,6 +4,8 @@ skipped where that isn't installed.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,6 +57,17 @@ def travelled(value: Any) -> tuple[Any, codec.Encoded]:
     """Return a value as it arrives, and as it travels."""
     encoded = codec.encode(value)
     return codec.decode(encoded.payload, [memoryview(bytes(buffer)) for buffer in encoded.buffers]), encoded
+
+
+def test_a_frame_of_polars_travels_beside_the_message_before_anybody_has_imported_arrow() -> None:
+    polars_frame()
+    program = (
+        "import sys, polars\nfrom monarch_nb._wire import codec\n"
+        "frame = polars.DataFrame({'a': range(100_000)})\nassert 'pyarrow' not in sys.modules\n"
+        "print(sum(buffer.nbytes for buffer in codec.encode(frame).buffers))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert ran.stdout.strip() == "800000", ran.stderr
 
 
 def num_bytes(encoded: codec.Encoded) -> int:
