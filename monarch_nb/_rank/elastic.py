@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from monarch_nb._shape import elastic_numbers
@@ -27,3 +28,11 @@ def elastic_variables(procs: Sequence[int], rank: int, master_addr: str, master_
         "MASTER_ADDR": master_addr,
         "MASTER_PORT": str(master_port),
     }
+
+
+def own_device() -> dict[str, str]:
+    """Return LOCAL_RANK for a process that sees a single GPU: that is its device 0, whatever its number on
+    the host is, and scripts choose theirs by LOCAL_RANK. Empty for others.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return {"LOCAL_RANK": "0"} if visible and "," not in visible else {}

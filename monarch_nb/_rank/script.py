@@ -18,7 +18,7 @@ from types import ModuleType, TracebackType
 from monarch_nb._frames.owner import Owner, owner_of_file
 from monarch_nb._protocol.script import Script
 from monarch_nb._rank import rendezvous
-from monarch_nb._rank.elastic import elastic_variables
+from monarch_nb._rank.elastic import elastic_variables, own_device
 from monarch_nb._rank.fresh import ExitFunctions, fresh_process
 from monarch_nb._transport.failure import set_trace, trace_of
 
@@ -68,17 +68,12 @@ def exit_message(code: object) -> str:
 
 
 def _elastic(script: Script, me: int) -> dict[str, str]:
-    """Return the variables that torchrun would set for this process.
-
-    Where a rank sees a single GPU, that's device 0, whatever its number on the host is: scripts choose theirs
-    by LOCAL_RANK.
-    """
+    """Return the variables that torchrun would set for this process."""
     meeting = script.rendezvous or rendezvous.open_for_run()
     found = elastic_variables(script.procs, script.procs.index(me), meeting.address, meeting.port)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return {
         **found,
-        **({"LOCAL_RANK": "0"} if visible and "," not in visible else {}),
+        **own_device(),
         "TORCHELASTIC_RUN_ID": "none",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",

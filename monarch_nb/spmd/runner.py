@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from monarch_nb._client import session as sessions
 from monarch_nb._protocol.ranks import SetProcEnvironment
 from monarch_nb._protocol.script import Script
-from monarch_nb._rank.elastic import elastic_variables
+from monarch_nb._rank.elastic import elastic_variables, own_device
 from monarch_nb._rank.script import exit_message, run_program
 from monarch_nb._rank.shell import is_plain_exit
 from monarch_nb._transport import process_context
@@ -84,6 +84,7 @@ class SPMDActor(Actor):
 
     def _set_up(self, master_addr: str, master_port: int) -> None:
         me = process_context.transport().me
-        variables = elastic_variables(self._procs, self._procs.index(me), master_addr, master_port)
+        rank = self._procs.index(me)
+        variables = {**elastic_variables(self._procs, rank, master_addr, master_port), **own_device()}
         os.environ.update(variables)
         sessions.current().tell(SetProcEnvironment({me: variables}))

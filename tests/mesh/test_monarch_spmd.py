@@ -41,6 +41,25 @@ def test_a_script_is_run_as_torchrun_would(pair: ProcMesh, tmp_path: Path) -> No
     assert written == [f"{rank} 2 1 {address} {port}" for rank in range(2)]
 
 
+def test_a_rank_that_sees_one_gpu_takes_that(tmp_path: Path) -> None:
+    """As `spawn_procs({"gpus": 2})` gives them on a machine with GPUs: `cuda:0` is each rank's own."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+
+    def own_gpu() -> None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = "3"
+
+    procs = this_host().spawn_procs({"gpus": 2}, bootstrap=own_gpu)
+    try:
+        spmd = procs.spawn("spmd", SPMDActor)
+        address, port = spmd.slice(gpus=0).get_host_port.call_one(None).get(T)
+        spmd.main.call(address, port, [str(script), "--lr", "0.1"]).get(T)
+        written = [(tmp_path / f"train.py.{rank}").read_text() for rank in range(2)]
+        assert written == [f"0 2 1 {address} {port}"] * 2
+    finally:
+        procs.stop().get(T)
+
+
 def test_the_environment_is_set_up_by_hand(pair: ProcMesh) -> None:
     spmd = pair.spawn("spmd", SPMDActor)
     address, port = spmd.slice(gpus=1).get_host_port.call_one(AddrType.IPv4).get(T)
