@@ -151,7 +151,7 @@ def dense_attention(
     if score_mod is not None or return_aux.lse:
         raise NotImplementedError(
             "on CPUs, this model's attention can't be had: it changes scores, or asks for their sums. "
-            "Run it where there's a GPU: %mesh run -m torchtitan.train"
+            "Run it where there's a GPU, by the same command"
         )
     mask = create_mask(block_mask.mask_mod, q.shape[0], 1, q.shape[2], k.shape[2], device="cpu")
     found = torch.nn.functional.scaled_dot_product_attention(
