@@ -14,7 +14,7 @@ from kernels import Notebook
 
 INDEX = Path(__file__).parents[2] / "notebooks" / "pages" / "coming_from.md"
 PAGES = sorted(INDEX.with_suffix("").glob("*.md"))
-TOOLS = {"torchrun", "accelerate", "lightning", "ipyparallel", "ray", "dask"}
+TOOLS = {"torchrun", "accelerate", "lightning", "ipyparallel", "ray", "dask", "monarch"}
 _ROW = re.compile(r"^\| `.+ \| `([^`]+)` \|(?: `([^`]+)`)? \|$", re.MULTILINE)
 _EXAMPLE = re.compile(r"^```python\n(.+?)^```\n```text\n(.+?)^```$", re.MULTILINE | re.DOTALL)
 _RANKS = re.compile(r"^\[0-1\] (.*)$")
