@@ -56,7 +56,7 @@ _GUIDE = (
     "coming_from",
     *(
         f"coming_from/{tool}"
-        for tool in ("torchrun", "accelerate", "lightning", "ipyparallel", "ray", "dask")
+        for tool in ("torchrun", "accelerate", "lightning", "ipyparallel", "ray", "dask", "monarch")
     ),
     "speed",
     "reference",
