@@ -243,12 +243,14 @@ class ActorHost:
 
     def end_actor(self, actor_id: int, reason: BaseException | None) -> ActorRunner | None:
         """End an actor after its current message; return it, if it hasn't ended yet."""
-        runner = self.actors.pop(actor_id, None)
+        runner = self.actors.get(actor_id)
         if runner is None:
             self._gone.setdefault(actor_id, "it was stopped")
             return self._leaving.get(actor_id)
         self._gone[actor_id] = "it was stopped" + (f": {reason}" if reason is not None else "")
+        # At each moment it's in one of both: `stop` may come from another thread, or by a signal in between.
         self._leaving[actor_id] = runner
+        self.actors.pop(actor_id, None)
         runner.stop(reason)
         return runner
 
@@ -364,6 +366,7 @@ class ActorHost:
         for actor_id in list(self.actors):
             self.end_actor(actor_id, None)
         for runner in runners:
+            runner.inbox.close(self.transport)  # again: the signal may have come before `end_actor` got there
             runner.thread.join(2.0)
 
 
