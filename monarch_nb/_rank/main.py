@@ -168,22 +168,24 @@ def run_rank(spec: RankSpec, host_pid: int, cores: int | None = None) -> None:
     launchers.install()
     rank.debugger.set(skip=spec.shared.place.skip, on_error=spec.shared.place.on_error)
     rank.transport.reader.on_broken = partial(_leave_unreachable, rank.spec, os.getpid())
-    rank.transport.start()
-    dump_file.aim(rank.transport.reader.background_thread_id)
-    up = RankIsUp(os.getpid())
-    controller = address.host_proc(rank.transport.host)
-    rank.transport.send(
-        controller,
-        wire.pack(
-            wire.EVENT, src=rank.transport.me, dst=controller, name=up.wire_name.encode(), payload=encode(up)
-        ),
-    )
-    with suppress(SystemExit):
+    with suppress(SystemExit):  # from now on there may be actors, which clean up before this process ends
+        rank.transport.start()
+        dump_file.aim(rank.transport.reader.background_thread_id)
+        _tell_controller(rank)
         rank.worker.serve()
     rank.actors.stop()
     pipe.settle()
     rank.transport.close(LINGER_S)
     os._exit(0)
+
+
+def _tell_controller(rank: Rank) -> None:
+    """Tell the controller that this rank is up."""
+    up, controller = RankIsUp(os.getpid()), address.host_proc(rank.transport.host)
+    frame = wire.pack(
+        wire.EVENT, src=rank.transport.me, dst=controller, name=up.wire_name.encode(), payload=encode(up)
+    )
+    rank.transport.send(controller, frame)
 
 
 def _leave_unreachable(spec: RankSpec, pid: int) -> None:
