@@ -10,7 +10,6 @@ import gc
 import logging
 import multiprocessing
 import os
-import random
 import signal
 import sys
 import traceback
@@ -27,6 +26,7 @@ from monarch_nb import _reload
 from monarch_nb._frames.owner import Owner, is_users, owner_of_file
 from monarch_nb._rank.fresh_accelerate import fresh_accelerate
 from monarch_nb._rank.fresh_torch import fresh_torch
+from monarch_nb._rank.random_numbers import fresh_random_numbers
 
 _SIGNALS = (
     signal.SIGINT,
@@ -68,7 +68,7 @@ def fresh_process(env: Mapping[str, str], workdir: str) -> Iterator[ExitFunction
         )  # last: the program's models are freed before another program makes its own
         for keeper in (
             _directory(workdir), _environment(env), _interpreter(), _reload.imported_anew(), _loggers(),
-            _handlers(), _garbage(), _start_method(), exit_functions.registered(), _random_numbers(),
+            _handlers(), _garbage(), _start_method(), exit_functions.registered(), fresh_random_numbers(),
             fresh_torch(), fresh_accelerate(),
         ):  # fmt: skip
             stack.enter_context(keeper)
@@ -119,22 +119,6 @@ def _is_users(function: Any) -> bool:
         function = function.func
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     return code is not None and owner_of_file(code.co_filename) in (Owner.USER, Owner.EXECUTED)
-
-
-@contextmanager
-def _random_numbers() -> Iterator[None]:
-    """Begin the random numbers of Python and NumPy anew, and let the cells' go on afterwards."""
-    numpy = sys.modules.get("numpy.random")
-    before, of_numpy = random.getstate(), numpy.get_state() if numpy is not None else None
-    random.seed()
-    if numpy is not None:
-        numpy.seed()
-    try:
-        yield
-    finally:
-        random.setstate(before)
-        if numpy is not None:
-            numpy.set_state(of_numpy)
 
 
 @contextmanager

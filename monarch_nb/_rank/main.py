@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import sys
 import time
@@ -25,6 +24,7 @@ from monarch_nb._rank import child_processes, keyboard, launchers, streams, work
 from monarch_nb._rank.binding import BindingError, bind
 from monarch_nb._rank.debugger import Debugger
 from monarch_nb._rank.forking import wait_for_adoption
+from monarch_nb._rank.random_numbers import reseed
 from monarch_nb._rank.rank_actors import RankActors
 from monarch_nb._rank.reloading import Reloader
 from monarch_nb._rank.worker import Worker
@@ -147,7 +147,7 @@ def run_rank(spec: RankSpec, host_pid: int, cores: int | None = None) -> None:
     pipe = streams.install(spec.own.token)
     _sources.guard()
     _reload.install()
-    _reseed()
+    reseed()
     _bind(spec)
     _limit_threads(spec, cores)
     rank = Rank(spec, pipe)
@@ -262,14 +262,6 @@ def _set_environment(spec: RankSpec) -> None:
         workspace.adopt(spec.shared.place.elsewhere, group.cwd)
     if spec.gpu and "CUDA_VISIBLE_DEVICES" not in group.env:
         os.environ["CUDA_VISIBLE_DEVICES"] = spec.gpu
-
-
-def _reseed() -> None:
-    """Reseed the random generators, as in a fresh interpreter: forks share the zygote's state."""
-    random.seed()
-    numpy_random = sys.modules.get("numpy.random")  # `numpy.random` would import it now, in each rank
-    if numpy_random is not None:
-        numpy_random.seed()
 
 
 def _limit_threads(spec: RankSpec, cores: int | None) -> None:

@@ -18,11 +18,11 @@ from monarch_nb._client import launch
 from monarch_nb._client.session import Session
 from monarch_nb._protocol.names import GetMesh, SetName
 from monarch_nb._protocol.programs import Adopt, SetTimeLimit, Status
-from monarch_nb._protocol.states import ClaimState, OnFailure
+from monarch_nb._protocol.states import OnFailure
 from monarch_nb._shape import Extent, Shape, format_ranks
 from monarch_nb._units import duration
 from monarch_nb.actor.host_mesh import HostMesh
-from monarch_nb.exceptions import MeshError, MeshNotFound, MeshStartError, MeshUsageError, NameTaken
+from monarch_nb.exceptions import MeshError, MeshNotFound, MeshStartError, MeshUsageError
 from monarch_nb.job import allocation as records
 from monarch_nb.job.allocation import Allocation, Plan
 from monarch_nb.job.engines import Engine, Look, State, engine_of
@@ -72,10 +72,7 @@ def start_on(
     engine = _usable_engine(profile)
     profile = replace(profile, spec=engine.completed(profile.spec))
     _check_ended(name)
-    if launch.wait_until_settled(name, states=(ClaimState.ENDING,)):
-        raise NameTaken(
-            f"mesh {name!r} runs already. Attach to it: %mesh attach {name}, or choose another name"
-        )
+    starting.check_free(name)
     session = starting.claimed(name)
     asked = Allocation.new(name, profile.name, profile.spec, plan)
     try:

@@ -134,14 +134,23 @@ def start_or_attach(
                 return start(), True
 
 
-def _start(name: str, asked: Asked, *, force: bool) -> Mesh:
-    dims, num_hosts, num_spares = asked.dims, asked.num_hosts, asked.num_spares
-    _check_room(dims or {}, num_hosts, num_spares, force=force)
-    path = launch.connection_path(name)
+def check_free(name: str) -> None:
+    """Raise if a mesh of that name runs; wait for one that is ending.
+
+    Raises:
+        NameTaken: saying how to attach to it.
+    """
     if launch.wait_until_settled(name, states=(ClaimState.ENDING,)):
         raise NameTaken(
             f"mesh {name!r} runs already. Attach to it: %mesh attach {name}, or choose another name"
         )
+
+
+def _start(name: str, asked: Asked, *, force: bool) -> Mesh:
+    dims, num_hosts, num_spares = asked.dims, asked.num_hosts, asked.num_spares
+    _check_room(dims or {}, num_hosts, num_spares, force=force)
+    path = launch.connection_path(name)
+    check_free(name)
     session = claimed(name)
     idle_timeout_s = IDLE_TIMEOUT_S if asked.idle_timeout_s is None else asked.idle_timeout_s
     try:

@@ -15,9 +15,9 @@ from waiting import wait_until
 
 T = 60
 ATTEMPTS = """
-import json, os, signal, socket, stat, sys
-from monarch_nb._client import launch
+import json, os, signal, socket, sys
 import monarch_nb.mesh.listing
+from monarch_nb._client import launch
 
 NOBODY = 65534
 folders, pids, runtime = json.loads(sys.argv[1])
@@ -30,8 +30,10 @@ got = []
 def attempt(what, do):
     try:
         do()
-    except OSError:
+    except (PermissionError, FileNotFoundError):
         return
+    except OSError as error:
+        what += f": {error}"
     got.append(what)
 
 def connect(path):
@@ -83,14 +85,12 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 def made_in(environment: dict[str, str]) -> list[tuple[str, bool]]:
     """Return what a mesh has put into the folders: paths, and whether they're sockets."""
-    found = []
-    for folder in {
-        value for name, value in environment.items() if name.startswith(("TMP", "JUP", "XDG", "HOME"))
-    }:
-        for path in Path(folder).rglob("*"):
-            if ".ipython" not in path.parts and (path.is_file() or path.is_socket()):
-                found.append((str(path), path.is_socket()))
-    return found
+    root = Path(environment["TMPDIR"]).parent
+    return [
+        (str(path), path.is_socket())
+        for path in root.rglob("*")
+        if ".ipython" not in path.parts and (path.is_file() or path.is_socket())
+    ]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becoming another user needs root")
