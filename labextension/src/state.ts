@@ -122,6 +122,8 @@ export interface IHost {
   pid: number;
   num_cores: number;
   num_gpus: number;
+  /** Id of the machine that it's a process of: several hosts may share one. Empty if it hasn't joined. */
+  machine: string;
   cpu_percent: number | null;
   memory_used_bytes: number | null;
   memory_total_bytes: number | null;

@@ -35,8 +35,8 @@ it('shows the mesh that the current notebook uses, before the one last used in t
 it('puts hosts of one machine together', () => {
   const found = machines([
     host({ index: 0 }),
-    host({ index: 1 }),
-    host({ index: 2, hostname: 'node-b' }),
+    host({ index: 1, hostname: 'host0' }),
+    host({ index: 2, hostname: 'node-b', machine: 'b' }),
     host({ index: 3, state: 'lost' })
   ]);
   expect(found.map(each => each.map(({ index }) => index))).toEqual([[0, 1], [2], [3]]);

@@ -12,6 +12,7 @@ export function host(changes: Partial<IHost> = {}): IHost {
     pid: 1,
     num_cores: 8,
     num_gpus: 0,
+    machine: 'a',
     cpu_percent: 25,
     memory_used_bytes: 4e9,
     memory_total_bytes: 16e9,

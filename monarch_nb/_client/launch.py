@@ -15,7 +15,7 @@ from monarch_nb._client import children, connection_file
 from monarch_nb._client.connection_file import Connection
 from monarch_nb._client.mesh_name import check_mesh_name
 from monarch_nb._host.config import HostConfig
-from monarch_nb._host.starting import host_command
+from monarch_nb._host.starting import failure_to_start, host_command
 from monarch_nb._journal.retention import KEEP_S, keep_s
 from monarch_nb._protocol.claims import ClaimNote
 from monarch_nb._protocol.states import ClaimState
@@ -47,17 +47,11 @@ def start_host_process(config: HostConfig, env: Mapping[str, str] | None = None)
         start_new_session=True,
         env=clean_environment() | dict(env or {}),
     )
-    assert process.stdin and process.stdout and process.stderr
+    assert process.stdin
     process.stdin.write(config.encode())
     process.stdin.close()
-    if process.stdout.readline() != b"ready\n":
-        error = process.stderr.read().decode(errors="replace")
-        process.wait()
-        raise MeshStartError(
-            f"the host process did not start (exit code {process.returncode}):\n{error.strip()}"
-        )
-    process.stdout.close()
-    process.stderr.close()
+    if failure := failure_to_start(process):
+        raise MeshStartError(failure)
     children.look_after(process)
     return process
 

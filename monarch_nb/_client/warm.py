@@ -39,7 +39,7 @@ ANSWER_S = 2.0
 own.
 """
 _CODE = (
-    "import sys, importlib.util as u; sys.path[:] = [p for p in sys.path if p];"
+    "import sys; sys.path[:] = [p for p in sys.path if p]; import importlib.util as u;"
     "u.find_spec('monarch_nb') or sys.path.append(sys.argv[2]);"
     "from monarch_nb._client.keeper import main; main()"
 )

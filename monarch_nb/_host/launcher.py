@@ -23,7 +23,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from monarch_nb._host.config import HostConfig
-from monarch_nb._host.starting import start_host_process
+from monarch_nb._host.starting import failure_to_start, start_host_process
 from monarch_nb._version import __version__
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.directory import new_directory
@@ -306,12 +306,8 @@ def _start(place: Place, *, detach: bool) -> subprocess.Popen[bytes]:
         job=_job(os.environ),
     )
     process = start_host_process(config, host_environment(os.environ), subprocess.PIPE)
-    assert process.stdout is not None and process.stderr is not None
-    if process.stdout.readline() != b"ready\n":
-        error = process.stderr.read().decode(errors="replace").strip()
-        raise LauncherError(f"the host process did not start (exit code {process.wait()}): {error}")
-    process.stdout.close()
-    process.stderr.close()
+    if failure := failure_to_start(process):
+        raise LauncherError(failure)
     return process
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb._host.config import HostConfig
 from monarch_nb._host.warming import Zygote, start_zygote
-from monarch_nb._wire.address import FIRST_MEMBER
+from monarch_nb._wire.address import FIRST_MEMBER, dump_path, host_proc
 
 if TYPE_CHECKING:
     from monarch_nb._host.agent.process import HostProcess
@@ -24,9 +24,11 @@ def main() -> None:
     # this and the imports below take half a second, during which the zygote imports, too
     from monarch_nb import _sources
     from monarch_nb._host.agent.agent import HostAgent
+    from monarch_nb._wire.dump import DumpFile
 
     _sources.guard()
     process = _made(config, zygote)
+    DumpFile(dump_path(config.directory, host_proc(config.host)))
     try:
         os.write(1, b"ready\n")
     except OSError:  # the parent process has ended already

@@ -72,8 +72,31 @@ _CODE = "import sys; sys.path[:0] = sys.argv[1:]; from monarch_nb._host.main imp
 
 
 def host_command() -> list[str]:
-    """Return the command line of a host process; it takes its configuration from standard input."""
-    return [sys.executable, "-c", _CODE, PACKAGE_ROOT]
+    """Return the command line of a host process; it takes its configuration from standard input.
+
+    It imports nothing from the working directory: a file of the user's there that is named like a module of
+    Python's would take that one's place.
+    """
+    return [sys.executable, "-P", "-c", _CODE, PACKAGE_ROOT]
+
+
+def failure_to_start(process: subprocess.Popen[bytes]) -> str:
+    """Wait until a host process with pipes as its outputs serves.
+
+    Returns:
+        An empty text; or why it doesn't serve: then it has ended, or was killed.
+    """
+    assert process.stdout and process.stderr
+    said = process.stdout.readline()
+    if said == b"ready\n":
+        process.stdout.close()
+        process.stderr.close()
+        return ""
+    if said:  # whatever has written that, the process may go on, and would never say more
+        process.kill()
+    error = process.stderr.read().decode(errors="replace").strip()
+    unexpected = f"it wrote {said!r} where 'ready' was expected. " if said else ""
+    return f"the host process did not start (exit code {process.wait()}): {unexpected}{error}".rstrip(": ")
 
 
 def start_host_process(

@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from monarch_nb._protocol.environment import RankEnvironment
 
+# The second statement: a file of the user's must not take the place of a module of Python's. Not -P, which
+# interpreters that ranks start would inherit.
 _CODE = (
-    "import sys, json; a = json.loads(sys.argv[1]); sys.path[:] = a['path'];"
+    "import sys; sys.path[:] = [p for p in sys.path if p];"
+    "import json; a = json.loads(sys.argv[1]); sys.path[:] = a['path'];"
     "from monarch_nb._rank.zygote import main; main(a['fd'], a['path'], a['directory'])"
 )
 

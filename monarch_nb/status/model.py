@@ -32,6 +32,8 @@ class HostStatus(Record, frozen=True):
     pid: int
     num_cores: int
     num_gpus: int
+    machine: str = ""
+    """Id of the machine that it's a process of: several hosts may share one. Empty if it hasn't joined."""
     cpu_percent: float | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None

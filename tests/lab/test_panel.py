@@ -22,6 +22,8 @@ CELLS = [
     "%mesh start second --procs 2",
     "%mesh use panelled",
     "%mesh stop second",
+    "%mesh start three --hosts 3 --procs 1",
+    "%mesh stop three\n%mesh use panelled",
 ]
 
 
@@ -121,6 +123,21 @@ def test_the_status_bar_shows_the_mesh_in_use(page: Page) -> None:
     status.get_by_text(re.compile("panelled: 4 ok")).first.wait_for()
     assert "has ended" in page.run(7)
     page.page.locator("#monarch-nb-panel").get_by_text("second").first.wait_for(state="detached")
+
+
+def test_what_hosts_share_is_shown_once(page: Page, pictures: Path) -> None:
+    page.run(8)
+    mesh = page.page.locator("#monarch-nb-panel .mnb-mesh", has_text="three")
+    hosts = mesh.locator(".mnb-host")
+    hosts.get_by_text(
+        "hosts 0-3"
+    ).wait_for()  # the controller's own, and three processes that stand for hosts
+    assert hosts.count() == 1
+    for fact in ("CPU", "Memory"):
+        assert hosts.locator(".mnb-host-bar", has_text=fact).count() == 1
+    page.picture(pictures / "panel-hosts.png")
+    assert "has ended" in page.run(9)
+    mesh.wait_for(state="detached")
 
 
 def test_attach_and_resize(page: Page) -> None:

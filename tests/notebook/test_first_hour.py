@@ -14,6 +14,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from kernels import Notebook
+from waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +91,27 @@ def test_an_export_brings_what_was_pushed_or_says_that_it_is_missing(
     notebook.run(f"%mesh export {tmp_path}/out.py")
     assert "secret" not in (tmp_path / "out.py").read_text() + (tmp_path / "out.ipynb").read_text()
     assert runpy.run_path(str(tmp_path / "out.py"))["found"] == (0.1, [8, None], 0)
+
+
+def test_the_journal_is_turned_off_and_on_and_kept_for_some_days(notebook: Notebook) -> None:
+    assert "are not kept from now on" in notebook.text("%mesh set journal off")
+    notebook.run("%%mesh\nprint('unheard', 'of')")
+    shown = notebook.text("print(mesh.status().journal)")
+    kept = Path(shown.strip().splitlines()[-1])
+    assert "it was turned off" in notebook.text("%mesh history")
+    notebook.run("%mesh set journal on")
+    notebook.run("%%mesh\nprint('heard', 'of')")
+    assert "are kept for 7 days in" in notebook.text("%mesh set journal 7 days")
+    history = notebook.text("%mesh history")
+    assert "print('heard', 'of')" in history and "kept on disk for 7 days" in history
+    wrong = notebook.text("%mesh set journal soon")
+    assert "%mesh set journal: expected DAYS|on|off, not 'soon'" in wrong and "Traceback" not in wrong
+
+    def on_disk() -> bytes:
+        return b"".join(file.read_bytes() for file in kept.rglob("*") if file.is_file())
+
+    wait_until(lambda: b"heard of" in on_disk(), "the output that is kept")
+    assert b"unheard of" not in on_disk()
 
 
 def test_history_stands_in_columns(notebook: Notebook) -> None:

@@ -8,8 +8,7 @@ import type { IHost } from '../protocol';
 export function machines(hosts: readonly IHost[]): IHost[][] {
   const found = new Map<string, IHost[]>();
   for (const host of hosts) {
-    const isUp = host.state === 'up' && host.memory_total_bytes !== null;
-    const key = isUp ? `${host.hostname} ${host.num_cores} ${host.memory_total_bytes}` : `host ${host.index}`;
+    const key = host.state === 'up' && host.machine ? host.machine : `host ${host.index}`;
     found.set(key, [...(found.get(key) ?? []), host]);
   }
   return [...found.values()];

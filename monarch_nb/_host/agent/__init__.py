@@ -8,7 +8,8 @@
     output       what ranks print: cut into pieces
     router       messages between this machine and others
     resource_monitor  what ranks do and use; sampler, gpus: where it comes from
-    stack_service  stacks of ranks that don't answer; dumped: as faulthandler and py-spy write them
+    stack_service  stacks of ranks that don't answer; dump_request: has them written
+    dumped       stacks as faulthandler and py-spy write them
     workspace_service  files of a notebook's workspace
 
 Nothing here knows the controller's modules: what goes there is a message.

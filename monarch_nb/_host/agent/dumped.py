@@ -41,10 +41,19 @@ def from_faulthandler(text: str, main_ident: int) -> dict[str, str]:
     found: dict[str, str] = {}
     parts = _THREAD.split(text)
     for ident, body in zip(parts[1::2], parts[2::2], strict=True):
-        frames = [Frame(file, int(line), function) for file, line, function in _FRAME.findall(body)]
+        frames = _frames(body)
         name = MAIN if int(ident, 16) == main_ident else _thread_name(frames, len(found))
         found[name] = format_frames(frames)
     return found
+
+
+def main_frames(text: str, main_ident: int) -> list[Frame]:
+    """Return the main thread's frames, innermost first; none if it isn't in the dump."""
+    parts = _THREAD.split(text)
+    for ident, body in zip(parts[1::2], parts[2::2], strict=True):
+        if int(ident, 16) == main_ident:
+            return _frames(body)
+    return []
 
 
 def is_whole(text: str, main_ident: int) -> bool:
@@ -70,6 +79,10 @@ def from_py_spy(data: bytes) -> dict[str, str]:
 def format_frames(frames: Sequence[Frame]) -> str:
     """Return frames, innermost first, as `traceback` prints them. Frames of C code have no line."""
     return "".join(_format(frame) for frame in reversed(frames))
+
+
+def _frames(body: str) -> list[Frame]:
+    return [Frame(file, int(line), function) for file, line, function in _FRAME.findall(body)]
 
 
 def _format(frame: Frame) -> str:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 LOOK_S = 60.0
 _CODE = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]);"
+    "import sys; sys.path[:] = [p for p in sys.path if p];"
+    "import json; sys.path[:] = json.loads(sys.argv[1]);"
     "from monarch_nb._sync.env.installed import main; main()"
 )
 

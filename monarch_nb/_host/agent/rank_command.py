@@ -12,7 +12,8 @@ from monarch_nb._host.starting import HUGE_PAGES, PACKAGE_ROOT, RANK_VARIABLE
 from monarch_nb._protocol.rank_spec import RankSpec, StartCommand
 
 _CODE = (
-    "import sys, os, json; sys.path[:] = json.loads(os.environ['MONARCH_NB_RANK'])['path'];"
+    "import sys; sys.path[:] = [p for p in sys.path if p];"
+    "import os, json; sys.path[:] = json.loads(os.environ['MONARCH_NB_RANK'])['path'];"
     "from monarch_nb._rank.bootstrap import main; main()"
 )
 

@@ -7,7 +7,6 @@ would kill it.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import subprocess
@@ -19,12 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple
 
-from monarch_nb._host.agent.dumped import from_faulthandler, from_py_spy, is_whole
+from monarch_nb._host.agent.dump_request import request_dump
+from monarch_nb._host.agent.dumped import from_faulthandler, from_py_spy
 from monarch_nb._host.agent.supervisor import Supervisor
 from monarch_nb._host.loop import Loop
 from monarch_nb._protocol.hang import RankStacks
 from monarch_nb._protocol.states import StacksBy
-from monarch_nb._wire import address, dump
+from monarch_nb._wire import address
 from monarch_nb._wire.process import process_trouble
 
 WRITE_S = 0.3
@@ -35,7 +35,6 @@ PY_SPY_S = 5.0
 NATIVE_S = 20.0
 """Limit for native frames, for which py-spy reads the symbols of all libraries."""
 NUM_AT_ONCE = 4
-_LOOK_S = 0.005
 
 Found = dict[int, RankStacks]
 """Stacks by proc."""
@@ -103,7 +102,7 @@ class StackService:
         """Have ranks write their stacks; return those that didn't."""
         left, waiting = [], []
         for target in targets:
-            writing = self._request_dump(target)
+            writing = request_dump(target.pid, address.dump_path(self._directory, target.proc))
             if isinstance(writing, str):
                 found[target.proc]["missing"] = writing
                 left.append(target)
@@ -120,59 +119,6 @@ class StackService:
                 found[target.proc]["missing"] = f"faulthandler wrote nothing within {WRITE_S:g} s"
                 left.append(target)
         return left
-
-    def _request_dump(self, target: _Target) -> _Writing | str:
-        """Send the signal to a rank; return the reason if that fails."""
-        if found := process_trouble(target.pid, stopped_only=True):
-            return f"no signal reaches it: it {found.partition(';')[0]}"
-        try:
-            fd = os.open(address.dump_path(self._directory, target.proc), os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return "it has no handler for the signal yet"
-        header = dump.read_header(fd)
-        if header is None or not dump.is_caught(target.pid):
-            os.close(fd)
-            return "it has no handler for the signal"
-        os.ftruncate(fd, dump.HEADER_BYTES)
-        _send(target.pid, header.thread_id)
-        return _Writing(fd, header.main_ident)
-
-
-class _Writing:
-    """A file of stacks that a rank is writing at the moment."""
-
-    def __init__(self, fd: int, main_ident: int) -> None:
-        self._fd = fd
-        self.main_ident = main_ident
-
-    def finish(self, deadline: float) -> str:
-        """Wait until the file is complete; return its content at the deadline."""
-        try:
-            before, text = "", self._read()
-            while (
-                not (text and text == before and is_whole(text, self.main_ident))
-                and time.monotonic() < deadline
-            ):
-                time.sleep(_LOOK_S)
-                before, text = text, self._read()
-            return text
-        finally:
-            os.close(self._fd)
-
-    def _read(self) -> str:
-        size = max(0, os.fstat(self._fd).st_size - dump.HEADER_BYTES)
-        return os.pread(self._fd, size, dump.HEADER_BYTES).decode("utf-8", "replace")
-
-
-def _send(pid: int, thread_id: int) -> None:
-    """Send the signal to one thread; if that doesn't exist, to any. The process is a child of this one that
-    hasn't been reaped, so that its pid is valid.
-    """
-    libc = ctypes.CDLL(None)
-    if thread_id and hasattr(libc, "tgkill") and libc.tgkill(pid, thread_id, int(dump.NUMBER)) == 0:
-        return
-    with suppress(ProcessLookupError):
-        os.kill(pid, dump.NUMBER)
 
 
 def find_py_spy() -> str:

@@ -71,7 +71,7 @@ from monarch_nb._wire.granted import granted_cores
 from monarch_nb._wire.marks import Piece
 from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb._wire.message import Message
-from monarch_nb._wire.process import process_trouble
+from monarch_nb._wire.process import machine_id, process_trouble
 
 
 class ControllerProcess(HostProcess):
@@ -137,7 +137,7 @@ class ControllerProcess(HostProcess):
 
     def _enter_own_host(self) -> None:
         own = self.registry.new_host(self.hostname)
-        own.state, own.hostname, own.pid = HostState.UP, self.hostname, os.getpid()
+        own.state, own.hostname, own.pid, own.machine = HostState.UP, self.hostname, os.getpid(), machine_id()
         own.num_cores, own.num_gpus = granted_cores(), len(visible_gpus())
 
     # --- sending

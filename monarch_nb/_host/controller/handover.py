@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import stat
 import struct
@@ -33,6 +34,8 @@ CLAIM, YOURS, THANKS, TAKEN, WARM = b"claim", b"yours", b"thanks", b"taken", b"w
 _FACTS = "warm.json"
 _MAX_BYTES = 8 << 20
 _PEER = struct.Struct("3i")
+_KEEPER_ENDS_S = 2.0
+"""How long a keeper that has closed its connection may take to end."""
 
 
 class Parts(Protocol):
@@ -198,8 +201,14 @@ class Handover:
 
     def _keeper_has_gone(self) -> None:
         assert self._keeper is not None
+        was_killed = _is_closed(self._keeper)
         self._dismiss(self._keeper)
         self._keeper = None
+        # One that is killed loses its claim some moments after its connections, and `close` is to take that:
+        # by then this mesh ends with its owner.
+        self._controller.loop.call_later(_KEEPER_ENDS_S if was_killed else 0.0, self._end_if_free)
+
+    def _end_if_free(self) -> None:
         if self._is_free:
             self._controller.shut_down()
 
@@ -223,6 +232,13 @@ class Handover:
             self._connections.remove(connection)
             self._controller.loop.forget_file(connection.fileno())
             connection.close()
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    """Say whether the other end was closed; if it only was shut down for sending, its process lives."""
+    poll = select.poll()
+    poll.register(connection, 0)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
 def _peer(connection: socket.socket) -> int:

@@ -314,6 +314,7 @@ class StatusPublisher:
             pid=host.pid,
             num_cores=host.num_cores,
             num_gpus=host.num_gpus,
+            machine=host.machine,
             cpu_percent=measured.cpu_percent,
             memory_used_bytes=measured.memory_used_bytes,
             memory_total_bytes=measured.memory_total_bytes,
