@@ -104,15 +104,19 @@ class _Line:
         self.next: _Line | None = None
 
 
-class _Place(msgspec.Struct):
+class _Place:
     """The position of one rank in the fold: its last settled row, its floating rows after that, its
     unfinished line per stream.
     """
 
-    bit: int
-    anchor: _Line
-    floating: deque[_Line] = msgspec.field(default_factory=deque)
-    partial: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    # Not a `msgspec.Struct`: it's written to for each line, and Python specialises that for plain slots only.
+    __slots__ = ("anchor", "bit", "floating", "partial")
+
+    def __init__(self, bit: int, anchor: _Line) -> None:
+        self.bit = bit
+        self.anchor = anchor
+        self.floating: deque[_Line] = deque()
+        self.partial: dict[str, list[str]] = {}
 
     def settle(self, row: _Line) -> None:
         """Settle all rows up to this one."""
