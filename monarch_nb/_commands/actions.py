@@ -202,7 +202,7 @@ def sync(mesh: Mesh, arguments: Namespace) -> SyncReceipt:
         verify=arguments.verify,
         copy=arguments.copy,
         to=arguments.to,
-        from_index=arguments.source == "index",
+        from_index=None if arguments.source is None else arguments.source == "index",
         watch=arguments.env and bool(getattr(arguments, "watch", False)),
     )
 

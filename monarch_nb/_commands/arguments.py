@@ -188,9 +188,9 @@ SYNC = (
     ),
     argument(
         "--from",
-        about="with --env: hosts get what they lack of packages from the package index that they are "
-        "configured to use, as far as content there is the same",
-        dest="source", choices=("index",),
+        about="with --env: where hosts get what they lack of packages: from here, or from the package index "
+        "that they are configured to use, as far as content there is the same (default: by the link's speed)",
+        dest="source", choices=("here", "index"),
     ),
     argument(
         "--watch", "-w",

@@ -66,7 +66,7 @@ class EnvironmentChoice(msgspec.Struct, frozen=True):
         same_path: whether these get a link to it at the environment's own path.
         watch: whether what is installed or edited from then on goes before the next cell.
         index: whether hosts get what they lack of distributions from their package indexes, as far as that
-            is the same.
+            is the same; None: if the link to them turns out to be slow.
     """
 
     verify: bool = False
@@ -74,7 +74,7 @@ class EnvironmentChoice(msgspec.Struct, frozen=True):
     machines: tuple[str, ...] = ()
     same_path: bool = False
     watch: bool = False
-    index: bool = False
+    index: bool | None = None
 
 
 def bring(mesh: Mesh, choice: EnvironmentChoice, *, is_dry: bool) -> tuple[Part, ...]:
@@ -120,7 +120,7 @@ def _send(
     progress: shipping.Progress,
     *,
     copies: bool,
-    index: bool = False,
+    index: bool | None = None,
     is_dry: bool = False,
     hosts: Sequence[int] = (),
 ) -> EnvironmentPart:

@@ -39,7 +39,7 @@ class Code:
         copy: bool = False,
         to: Sequence[str] = (),
         watch: bool = False,
-        from_index: bool = False,
+        from_index: bool | None = None,
         timeout_s: float = SYNC_S,
     ) -> SyncReceipt:
         """Copy the workspace to all other hosts; then have this program and all ranks run the present code of
@@ -72,9 +72,10 @@ class Code:
                 `tar`, no Python. With `same_path`, a link is made there at the environment's own path.
             watch: with `env`: what is installed or edited in the environment from then on goes to the hosts
                 before the next cell. `sync_mode = "warn"` ends that.
-            from_index: with `env`: have hosts get what they lack of distributions from the package indexes
+            from_index: with `env`: whether hosts get what they lack of distributions from the package indexes
                 that they are configured to use, by their own uv or pip; files whose content isn't the same
-                there are sent from here. For slow ways to hosts.
+                there are sent from here. None: if what the first 64 MiB take says that the rest would need
+                more than half a minute from here.
             timeout_s: so long a rank that is busy is waited for; it reloads when it's done, and the receipt
                 says so.
 
@@ -94,15 +95,15 @@ class Code:
                 f"sync: --to {to[0]!r} says where the environment goes: %mesh sync --env --to MACHINE, or "
                 "mesh.sync(env=True, to=[...])"
             )
-        if from_index and not env:
+        if from_index is not None and not env:
             raise MeshUsageError(
-                "sync: --from index is about the environment: %mesh sync --env --from index, or "
+                "sync: --from is about the environment: %mesh sync --env --from index, or "
                 "mesh.sync(env=True, from_index=True)"
             )
         if watch and not env:
             raise MeshUsageError("sync: watch=True goes with env=True; for your modules: sync_mode = 'watch'")
         if to:
-            shipping.check_source(to, from_index=from_index)
+            shipping.check_source(to, from_index=bool(from_index))
         environment = (
             EnvironmentChoice(verify, copy, tuple(to), same_path, watch, from_index) if env else None
         )

@@ -33,7 +33,7 @@ from monarch_nb.mesh.shipping.progress import Progress
 from monarch_nb.mesh.shipping.report import EnvironmentPart
 
 T = 60
-send = functools.partial(sending.send_environment, copies=True, donors=False)
+send = functools.partial(sending.send_environment, copies=True, donors=False, index=False)
 """These hosts see this machine's files, and would copy nearly all of them: what is shown here is sending."""
 
 

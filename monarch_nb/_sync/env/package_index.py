@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from monarch_nb._sync.env.donors import take_from
 from monarch_nb._sync.env.manifest import Part
 from monarch_nb._sync.env.store import Store
+from monarch_nb._units import elapsed_text
 
 MIN_BYTES = 1 << 20
 """Less missing content of a distribution is sent: to ask an index takes longer."""
@@ -42,27 +44,32 @@ class FromIndex:
 
 
 def take_from_index(
-    store: Store, parts: Sequence[Part], missing: Mapping[str, int], python: str
+    store: Store, parts: Sequence[Part], missing: Mapping[str, int], python: str, limit_s: float = INSTALL_S
 ) -> FromIndex:
     """Copy missing content of distributions from this host's package index to the store.
 
     Args:
         missing: as `place.missing_content` has found it.
         python: version of the environment's interpreter: wheels for it are wanted.
+        limit_s: for so long distributions are waited for, the largest first.
 
     Raises:
         StoreFull: if there's no room.
     """
     wanted = [part for part in parts if _is_distribution(part) and _lacks(part, missing) >= MIN_BYTES]
+    wanted.sort(key=lambda part: -_lacks(part, missing))
     if not wanted:
         return FromIndex()
     installer = _installer(".".join(python.split(".")[:2]))
     if not installer:
         return FromIndex(problem="it has neither uv nor pip")
+    deadline = time.monotonic() + limit_s
     folders = [store.new_folder() for _ in wanted]
     try:
         with ThreadPoolExecutor(MAX_AT_ONCE, "monarch_nb-package-index") as pool:
-            problems = list(pool.map(lambda part, folder: _install(installer, part, folder), wanted, folders))
+            problems = list(
+                pool.map(lambda part, folder: _install(installer, part, folder, deadline), wanted, folders)
+            )
         taken = take_from(store, wanted, missing, folders)
     finally:
         for folder in folders:
@@ -95,14 +102,20 @@ def _uv() -> str | None:
     return beside if os.access(beside, os.X_OK) else shutil.which("uv")
 
 
-def _install(installer: Sequence[str], part: Part, folder: str) -> str:
+def _install(installer: Sequence[str], part: Part, folder: str, deadline: float) -> str:
     """Install a distribution into a folder; return why that can't be, or an empty text."""
     wanted = f"{part.name}=={part.version}"
+    left_s = min(INSTALL_S, deadline - time.monotonic())
+    if left_s <= 0:
+        return f"{wanted}: it would come later than from here"
     try:
         done = subprocess.run(
             [*installer, "--target", folder, wanted],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=INSTALL_S,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=left_s,
+            env={**os.environ, "NO_COLOR": "1"},
         )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"{wanted}: it wasn't there after {elapsed_text(left_s)}"
     except (OSError, subprocess.SubprocessError) as error:
         return f"{wanted}: {error}"
     if done.returncode == 0:

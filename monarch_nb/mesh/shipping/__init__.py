@@ -7,6 +7,7 @@ comparing       which packages hosts have otherwise
 agent           a process on each host, in a group of its own: it has the host's store
 host_broadcast  a pack from the notebook's machine to all agents, from agent to agent
 sending         the whole: survey, what is missing, packs, prefixes, other zygotes
+slow_links      whether hosts ask their package index (pure)
 patching        some edited files to hosts that have all others
 channel         a command that runs a shell on another machine, as a channel for bytes
 bootstrap       the environment to machines that have no Python: first an interpreter

@@ -175,11 +175,11 @@ class SyncAgent(Actor):
         return Lack(sizes, refused, sum(there.values()))
 
     @endpoint
-    def take_from_index(self) -> FromIndex:
-        """Copy missing content from this host's package index to the store."""
+    def take_from_index(self, limit_s: float) -> FromIndex:
+        """Copy missing content from this host's package index to the store, as far as it comes in time."""
         store, found = self._opened()
         parts = [store.part(part.id) for part in found.parts]
-        return take_from_index(store, parts, missing_content(store, parts), found.facts["python"])
+        return take_from_index(store, parts, missing_content(store, parts), found.facts["python"], limit_s)
 
     @endpoint
     def make_room(self, num: int) -> list[RDMABuffer]:

@@ -56,6 +56,13 @@ class Progress:
         with self._lock:
             self._left[host] -= num_bytes
 
+    def found_elsewhere(self, host: int, num_bytes: int) -> None:
+        """Note that a host has got contents from somewhere else: they aren't sent any more."""
+        with self._lock:
+            self._left[host] -= num_bytes
+            self._num_bytes -= num_bytes
+            self._step = ""
+
     def left_out(self, host: int) -> None:
         """Note that a host gets no more: what it still lacks isn't counted any more."""
         with self._lock:

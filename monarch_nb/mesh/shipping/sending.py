@@ -20,13 +20,15 @@ from monarch_nb._sync.env.interpreter import this_interpreter
 from monarch_nb._sync.env.layers import find_layers
 from monarch_nb._sync.env.local import FileChanged, changed
 from monarch_nb._sync.env.mounts import identity_of
-from monarch_nb._sync.env.package_index import FromIndex
+from monarch_nb._sync.env.package_index import INSTALL_S, FromIndex
 from monarch_nb._sync.env.place import Prefix
 from monarch_nb._sync.env.scan import Scanned, scan
 from monarch_nb._sync.env.store import default_store
 from monarch_nb._sync.env.treatment import Treater
+from monarch_nb._units import elapsed_text, size_text
 from monarch_nb.actor.future import Future
 from monarch_nb.exceptions import MeshError
+from monarch_nb.mesh.shipping import slow_links
 from monarch_nb.mesh.shipping.agent import Lack, Survey, SyncAgent, Taken, bytes_of
 from monarch_nb.mesh.shipping.agents import AGENT_S, Agents, agents_on, reason_of
 from monarch_nb.mesh.shipping.host_broadcast import Outcome, Refused, broadcast
@@ -60,7 +62,7 @@ def send_environment(
     copies: bool = False,
     dry_run: bool = False,
     donors: bool = True,
-    index: bool = False,
+    index: bool | None = None,
     progress: Progress | None = None,
 ) -> EnvironmentPart:
     """Have hosts start ranks in the environment of this program from now on.
@@ -71,8 +73,8 @@ def send_environment(
         copies: make prefixes of their own also on hosts that see this program's files.
         dry_run: only say what would be done.
         donors: hosts copy what they have in environments of their own, and in caches of uv and conda.
-        index: hosts get what they lack of distributions from the package index that they are configured to
-            use, if content there is the same.
+        index: whether hosts get what they lack of distributions from the package index that they are
+            configured to use, if content there is the same; None: if the link to them turns out to be slow.
         progress: told how far it is, and shown by who waits.
 
     Raises:
@@ -92,8 +94,8 @@ def send_environment(
         if not dry_run:
             if index:
                 progress.step("hosts ask their package indexes")
-                lacks |= _taken_from_index(agents, lacks)
-            _send(agents, scanned, lacks, progress)
+                lacks |= _taken_from_index(agents, lacks, INSTALL_S)
+            lacks = _send(agents, scanned, lacks, progress, by_speed=index is None)
             progress.step("making the environment on hosts, and trying it")
         there = {host: prefix for host in able if (prefix := surveys[host].prefix) is not None}
         placed = {} if dry_run else there | _place(agents, wanting)
@@ -160,10 +162,10 @@ def _lacking(texts: list[bytes], donors: bool) -> Callable[[SyncAgent], Future[d
     return lambda agent: agent.lacking.call_one(texts, donors)
 
 
-def _taken_from_index(agents: Agents, lacks: Mapping[int, Lack]) -> dict[int, Lack]:
+def _taken_from_index(agents: Agents, lacks: Mapping[int, Lack], limit_s: float) -> dict[int, Lack]:
     """Have hosts get content from their package indexes; return what they lack then."""
     asked = [host for host, lack in lacks.items() if lack.sizes]
-    found = agents.ask(lambda agent: agent.take_from_index.call_one(), INDEX_S, asked)
+    found = agents.ask(lambda agent: agent.take_from_index.call_one(limit_s), INDEX_S, asked)
     return {host: _without(lacks[host], each) for host, each in found.items()}
 
 
@@ -180,16 +182,46 @@ def _plans(agents: Agents, scanned: Scanned, lacks: Mapping[int, Lack]) -> dict[
     return {host: planned(parts, lack.sizes, versions.get(host, {})) for host, lack in lacks.items()}
 
 
-def _send(agents: Agents, scanned: Scanned, lacks: Mapping[int, Lack], progress: Progress) -> None:
-    """Send hosts what they lack: hosts that lack the same as one."""
-    groups: dict[frozenset[int], dict[str, int]] = {}
-    for sha256, size in {s: n for lack in lacks.values() for s, n in lack.sizes.items()}.items():
-        who = frozenset(host for host, lack in lacks.items() if sha256 in lack.sizes)
-        groups.setdefault(who, {})[sha256] = size
+def _send(
+    agents: Agents, scanned: Scanned, lacks: Mapping[int, Lack], progress: Progress, *, by_speed: bool
+) -> dict[int, Lack]:
+    """Send hosts what they lack; return that, without what their package indexes had.
+
+    Args:
+        by_speed: they ask these if the first contents arrive slowly.
+    """
     progress.begin_sending({host: sum(lack.sizes.values()) for host, lack in lacks.items()})
     sender = _Sender(agents, scanned, progress)
-    for who, sizes in groups.items():
-        sender.send(sorted(who), list(packs_of(sizes)))
+    left = {host: dict(lack.sizes) for host, lack in lacks.items()}
+    if not by_speed:
+        sender.send_all(left)
+        return dict(lacks)
+    everything = {sha256: size for sizes in left.values() for sha256, size in sizes.items()}
+    first, began = slow_links.first_of(everything, slow_links.FIRST_BYTES), time.monotonic()
+    sender.send_all({host: _only(sizes, first) for host, sizes in left.items()})
+    took_s = time.monotonic() - began
+    rest = sum(everything.values()) - sum(first.values())
+    limit_s = slow_links.index_limit_s(sum(first.values()), took_s, rest)
+    found = dict(lacks)
+    if limit_s:
+        rate = size_text(sum(first.values()) / took_s)
+        progress.step(
+            f"{rate}/s from here: hosts ask their package indexes first, {elapsed_text(limit_s)} at most"
+        )
+        alive = {host: lack for host, lack in lacks.items() if host not in agents.trust.lost}
+        found |= _taken_from_index(agents, alive, limit_s)
+        for host in alive:
+            progress.found_elsewhere(host, found[host].index_bytes)
+    sender.send_all({host: _but(found[host].sizes, first) for host in left})
+    return found
+
+
+def _only(sizes: Mapping[str, int], contents: Mapping[str, int]) -> dict[str, int]:
+    return {sha256: size for sha256, size in sizes.items() if sha256 in contents}
+
+
+def _but(sizes: Mapping[str, int], contents: Mapping[str, int]) -> dict[str, int]:
+    return {sha256: size for sha256, size in sizes.items() if sha256 not in contents}
 
 
 class _Sender:
@@ -200,6 +232,15 @@ class _Sender:
         self._scanned = scanned
         self._treater = Treater(scanned.roots)
         self._progress = progress
+
+    def send_all(self, lacks: Mapping[int, Mapping[str, int]]) -> None:
+        """Send hosts what they lack, by content its size: hosts that lack the same as one."""
+        groups: dict[frozenset[int], dict[str, int]] = {}
+        for sha256, size in {s: n for sizes in lacks.values() for s, n in sizes.items()}.items():
+            who = frozenset(host for host, sizes in lacks.items() if sha256 in sizes)
+            groups.setdefault(who, {})[sha256] = size
+        for who, sizes in groups.items():
+            self.send(sorted(who), list(packs_of(sizes)))
 
     def send(self, hosts: Sequence[int], packs: Sequence[Pack]) -> None:
         """Send packs to hosts.
