@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sshd
 from bare_host import BareHost, bare_host
 from environments import Made, bare
 from runtime import make_runtime
@@ -111,6 +112,32 @@ def test_a_link_at_the_notebooks_path_and_what_a_second_time_takes(
     assert second.returncode == 0, second.stdout
     assert "is there already" in second.stdout or SENT.search(second.stdout), second.stdout
     assert host.files() == [".cache", runtime.prefix.parts[2]], "the store, and the folder of the link"
+
+
+def test_a_machine_that_one_logs_in_to(runtime: Made, host: BareHost, tmp_path: Path) -> None:
+    if sshd.why_not():
+        pytest.skip(sshd.why_not())
+    enter = f'ForceCommand {host.command} sh -c "$SSH_ORIGINAL_COMMAND"\n'
+    server = sshd.Sshd(tmp_path / "sshd", ["box"], also=enter)
+    try:
+        first = sync(runtime, tmp_path, "--to", f"ssh -F {server.config} box")
+        assert first.returncode == 0, first.stderr + first.stdout
+        sent = SENT.search(first.stdout)
+        assert sent is not None and sent[3] == "MiB", first.stdout
+        there = (host.root / "root/.cache/monarch_nb/store/envs").glob(f"{sent[1]}*")
+        (prefix,) = [path for path in there if path.is_dir()]
+        found = host.run(
+            f"/{prefix.relative_to(host.root)}/env/bin/python", "-c", "import numpy; print(numpy)"
+        )
+        assert "/root/.cache/monarch_nb/store/envs/" in found.stdout, found.stderr
+        stranger = sync(runtime, tmp_path, "--to", f"ssh -F {server.config} -o User=nobody box")
+        assert (
+            stranger.returncode == 1 and "Permission denied (publickey)" in stranger.stdout + stranger.stderr
+        )
+        assert "Traceback" not in stranger.stderr
+    finally:
+        server.close()
+    assert host.files() == [".cache"]
 
 
 def test_a_disk_that_is_full_is_named_and_the_next_sync_goes_on(

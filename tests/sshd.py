@@ -35,10 +35,16 @@ class Sshd:
 
     Args:
         inside: what the daemon is started by: a command that enters a namespace.
+        also: more lines of its configuration.
     """
 
     def __init__(
-        self, folder: Path, names: Sequence[str], address: str = "127.0.0.1", inside: Sequence[str] = ()
+        self,
+        folder: Path,
+        names: Sequence[str],
+        address: str = "127.0.0.1",
+        inside: Sequence[str] = (),
+        also: str = "",
     ) -> None:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -54,7 +60,7 @@ class Sshd:
             f"Port {self.port}\nListenAddress {address}\nHostKey {folder}/hostkey\nPidFile none\n"
             f"AuthorizedKeysFile {folder}/authorized_keys\nPasswordAuthentication no\n"
             "KbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\nStrictModes no\n"
-            f"UsePAM no\nPrintMotd no\nMaxStartups 100\nSetEnv {'='.join(TAG)}\n"
+            f"UsePAM no\nPrintMotd no\nMaxStartups 100\nSetEnv {'='.join(TAG)}\n{also}"
         )
         with open(folder / "known_hosts", "a") as known:
             known.write(f"[{address}]:{self.port} {(folder / 'hostkey.pub').read_text()}")
