@@ -81,8 +81,7 @@ docs: $(VENV)/.docs
 
 # Frameworks are many and large: where the registry lacks one, the tests go on without, and say so.
 $(VENV)/.frameworks: $(VENV)/.ready
-	for extra in frameworks titan kubernetes; do $(PY) -m pip install --quiet --disable-pip-version-check -e ".[$$extra]" || \
-	  echo "not all of $$extra can be installed here: tests of what is missing are skipped"; done
+	$(PY) tests/install_extras.py frameworks titan kubernetes
 	touch $@
 
 # Two processes run the tests: they mostly wait. Tests that failed beside others get one more try alone, and the report names them: what a busy machine
