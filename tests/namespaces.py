@@ -27,23 +27,26 @@ def run(command: str) -> None:
 
 
 class Namespaces:
-    """`num` hosts, each by a link of its own to this machine: IPv4 10.91.I.2 and IPv6 fd91:I::2; ours end
+    """`num` hosts, each by a link of its own to this machine: IPv4 10.NET.I.2 and IPv6 fdNET:I::2; ours end
     in 1.
+
+    Args:
+        net: another number for each file of tests that may run at the same time.
     """
 
-    def __init__(self, num: int) -> None:
+    def __init__(self, num: int, net: int = 91) -> None:
         self.prefix = f"mnb{os.getpid() % 10000}x"
         self.names = [f"{self.prefix}{i}" for i in range(1, num + 1)]
         for i, name in enumerate(self.names, 1):
             run(f"ip netns add {name}")
             run(f"ip link add {name} type veth peer name eth0 netns {name}")
-            run(f"ip addr add 10.91.{i}.1/24 dev {name}")
-            run(f"ip -6 addr add fd91:{i}::1/64 dev {name} nodad")
+            run(f"ip addr add 10.{net}.{i}.1/24 dev {name}")
+            run(f"ip -6 addr add fd{net}:{i}::1/64 dev {name} nodad")
             run(f"ip link set {name} up")
             for command in (
-                f"addr add 10.91.{i}.2/24 dev eth0", f"-6 addr add fd91:{i}::2/64 dev eth0 nodad",
+                f"addr add 10.{net}.{i}.2/24 dev eth0", f"-6 addr add fd{net}:{i}::2/64 dev eth0 nodad",
                 "link set lo up", "link set eth0 up",
-                f"route add default via 10.91.{i}.1", f"-6 route add default via fd91:{i}::1",
+                f"route add default via 10.{net}.{i}.1", f"-6 route add default via fd{net}:{i}::1",
             ):  # fmt: skip
                 run(f"ip -n {name} {command}")
 

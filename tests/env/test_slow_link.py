@@ -28,7 +28,7 @@ def host() -> Iterator[str]:
     """
     if why_not():
         pytest.skip(why_not())
-    found = Namespaces(1)
+    found = Namespaces(1, net=92)
     (name,) = found.names
     try:
         run(RATE.format(name=name))
