@@ -13,11 +13,16 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+
+with suppress(ImportError):
+    # Before anything imports distutils: it takes that one's place, and refuses if it comes later.
+    import setuptools  # noqa: F401
 from hypothesis import HealthCheck, settings
 from processes import PATIENCE_S, TAG, mesh_processes, wait_for_exit
 
