@@ -81,7 +81,7 @@ def test_a_host_without_installers_says_so(
     parts = list(made.scan(str(tmp_path / "cache.sqlite")).parts.values())
     missing = missing_content(store, parts)
     monkeypatch.setattr(package_index, "_uv", lambda: None)
-    monkeypatch.setattr(package_index.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(package_index, "_has_pip", lambda: False)
     found = take_from_index(store, parts, missing, "3.11.7")
     assert (dict(found.taken), found.problem) == ({}, "it has neither uv nor pip")
     small = dict.fromkeys(missing, 1)

@@ -8,7 +8,6 @@ nothing.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib import metadata
 
 from monarch_nb._sync.env.donors import take_from
 from monarch_nb._sync.env.manifest import Part
@@ -91,10 +91,15 @@ def _installer(version: str) -> list[str]:
     uv = _uv()
     if uv is not None:
         return [uv, "pip", "install", "--python", sys.executable, *common]
-    if importlib.util.find_spec("pip") is not None:
+    if _has_pip():
         pip = [sys.executable, "-m", "pip", "install", "--no-compile", "--no-input"]
         return [*pip, "--disable-pip-version-check", *common]
     return []
+
+
+def _has_pip() -> bool:
+    # Not `find_spec`: where setuptools is loaded, looking for pip takes distutils away from this process.
+    return any(metadata.distributions(name="pip"))
 
 
 def _uv() -> str | None:
