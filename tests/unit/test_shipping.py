@@ -59,3 +59,14 @@ def test_what_several_parts_share_goes_once_and_small_parts_are_one_line() -> No
     lines = plan_lines(found)
     assert len(lines) == 9 and lines[-1].startswith("12 more, ")
     assert plan_lines(planned(parts, {}, {})) == []
+
+
+def test_a_pack_that_a_host_got_before_it_was_left_out_is_no_error() -> None:
+    progress = Progress()
+    progress.begin_sending({1: 100, 2: 100})
+    progress.left_out(2)  # the thread of one pack has found it lost, while that of another was just done
+    progress.took(2, 40)
+    progress.took(1, 60)
+    assert (progress.sent_bytes, progress.num_bytes) == (60, 100)
+    progress.found_elsewhere({1: 30})
+    assert (progress.sent_bytes, progress.num_bytes) == (60, 70)

@@ -52,15 +52,21 @@ class Progress:
             self._step, self._began = "", time.monotonic()
 
     def took(self, host: int, num_bytes: int) -> None:
-        """Note that a host has received and verified a pack."""
+        """Note that a host has received and verified a pack; one that was left out by then isn't counted."""
         with self._lock:
-            self._left[host] -= num_bytes
+            if host in self._left:
+                self._left[host] -= num_bytes
 
-    def found_elsewhere(self, host: int, num_bytes: int) -> None:
-        """Note that a host has got contents from somewhere else: they aren't sent any more."""
+    def found_elsewhere(self, found: Mapping[int, int]) -> None:
+        """Go on after a step in which hosts have got contents from somewhere else: these aren't sent.
+
+        Args:
+            found: by host, bytes.
+        """
         with self._lock:
-            self._left[host] -= num_bytes
-            self._num_bytes -= num_bytes
+            for host, num_bytes in found.items():
+                self._left[host] -= num_bytes
+                self._num_bytes -= num_bytes
             self._step = ""
 
     def left_out(self, host: int) -> None:
