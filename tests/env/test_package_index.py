@@ -17,6 +17,7 @@ from monarch_nb._sync.env.place import missing_content
 from monarch_nb._sync.env.store import Store
 
 LONG = "x" * (2 * MIN_BYTES)
+T = 120.0
 TOOLS = os.path.dirname(sys.executable)
 
 
@@ -62,7 +63,7 @@ def test_what_is_the_same_is_taken(
     for part in parts:
         store.learn(part.text)
     missing = missing_content(store, parts)
-    found = take_from_index(store, parts, missing, scanned.manifest.facts["python"])
+    found = take_from_index(store, parts, missing, scanned.manifest.facts["python"], T)
     by_name = {part.name: part for part in parts}
     assert "long.txt" in taken_names([by_name["same"]], found.taken)
     assert "long.txt" not in taken_names([by_name["other"], by_name["absent"]], found.taken)
@@ -82,10 +83,10 @@ def test_a_host_without_installers_says_so(
     missing = missing_content(store, parts)
     monkeypatch.setattr(package_index, "_uv", lambda: None)
     monkeypatch.setattr(package_index, "_has_pip", lambda: False)
-    found = take_from_index(store, parts, missing, "3.11.7")
+    found = take_from_index(store, parts, missing, "3.11.7", T)
     assert (dict(found.taken), found.problem) == ({}, "it has neither uv nor pip")
     small = dict.fromkeys(missing, 1)
-    assert take_from_index(store, parts, small, "3.11.7").problem == "", "there's nothing to ask for"
+    assert take_from_index(store, parts, small, "3.11.7", T).problem == "", "there's nothing to ask for"
     store.close()
 
 

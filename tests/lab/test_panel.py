@@ -129,9 +129,8 @@ def test_what_hosts_share_is_shown_once(page: Page, pictures: Path) -> None:
     page.run(8)
     mesh = page.page.locator("#monarch-nb-panel .mnb-mesh", has_text="three")
     hosts = mesh.locator(".mnb-host")
-    hosts.get_by_text(
-        "hosts 0-3"
-    ).wait_for()  # the controller's own, and three processes that stand for hosts
+    # The controller's own, and three processes that stand for hosts.
+    hosts.get_by_text("hosts 0-3").wait_for()
     assert hosts.count() == 1
     for fact in ("CPU", "Memory"):
         assert hosts.locator(".mnb-host-bar", has_text=fact).count() == 1

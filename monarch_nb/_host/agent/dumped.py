@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import linecache
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from monarch_nb._frames.owner import is_module_elsewhere
@@ -39,21 +39,15 @@ def from_faulthandler(text: str, main_ident: int) -> dict[str, str]:
           File "a.py", line 2, in f
     """
     found: dict[str, str] = {}
-    parts = _THREAD.split(text)
-    for ident, body in zip(parts[1::2], parts[2::2], strict=True):
-        frames = _frames(body)
-        name = MAIN if int(ident, 16) == main_ident else _thread_name(frames, len(found))
+    for ident, frames in _threads(text):
+        name = MAIN if ident == main_ident else _thread_name(frames, len(found))
         found[name] = format_frames(frames)
     return found
 
 
 def main_frames(text: str, main_ident: int) -> list[Frame]:
     """Return the main thread's frames, innermost first; none if it isn't in the dump."""
-    parts = _THREAD.split(text)
-    for ident, body in zip(parts[1::2], parts[2::2], strict=True):
-        if int(ident, 16) == main_ident:
-            return _frames(body)
-    return []
+    return next((frames for ident, frames in _threads(text) if ident == main_ident), [])
 
 
 def is_whole(text: str, main_ident: int) -> bool:
@@ -81,8 +75,12 @@ def format_frames(frames: Sequence[Frame]) -> str:
     return "".join(_format(frame) for frame in reversed(frames))
 
 
-def _frames(body: str) -> list[Frame]:
-    return [Frame(file, int(line), function) for file, line, function in _FRAME.findall(body)]
+def _threads(text: str) -> Iterator[tuple[int, list[Frame]]]:
+    """Yield the ident and the frames, innermost first, of each thread of faulthandler's dump."""
+    parts = _THREAD.split(text)
+    for ident, body in zip(parts[1::2], parts[2::2], strict=True):
+        found = _FRAME.findall(body)
+        yield int(ident, 16), [Frame(file, int(line), function) for file, line, function in found]
 
 
 def _format(frame: Frame) -> str:

@@ -44,7 +44,7 @@ class FromIndex:
 
 
 def take_from_index(
-    store: Store, parts: Sequence[Part], missing: Mapping[str, int], python: str, limit_s: float = INSTALL_S
+    store: Store, parts: Sequence[Part], missing: Mapping[str, int], python: str, limit_s: float
 ) -> FromIndex:
     """Copy missing content of distributions from this host's package index to the store.
 

@@ -20,7 +20,7 @@ from monarch_nb._sync.env.interpreter import this_interpreter
 from monarch_nb._sync.env.layers import find_layers
 from monarch_nb._sync.env.local import FileChanged, changed
 from monarch_nb._sync.env.mounts import identity_of
-from monarch_nb._sync.env.package_index import INSTALL_S, FromIndex
+from monarch_nb._sync.env.package_index import FromIndex
 from monarch_nb._sync.env.place import Prefix
 from monarch_nb._sync.env.scan import Scanned, scan
 from monarch_nb._sync.env.store import default_store
@@ -43,6 +43,8 @@ SLOTS = 3
 """Packs under way at once."""
 PLACE_S = 900.0
 INDEX_S = 1800.0
+ASK_INDEX_S = 1500.0
+"""How long a host may wait for its package index; in what is left of `INDEX_S` it copies what has come."""
 SWITCH_S = 150.0
 _TRIED = ("zmq", "cloudpickle", "monarch_nb._protocol.base")
 
@@ -94,7 +96,7 @@ def send_environment(
         if not dry_run:
             if index:
                 progress.step("hosts ask their package indexes")
-                lacks |= _taken_from_index(agents, lacks, INSTALL_S)
+                lacks |= _taken_from_index(agents, lacks, ASK_INDEX_S)
             lacks = _send(agents, scanned, lacks, progress, by_speed=index is None)
             progress.step("making the environment on hosts, and trying it")
         there = {host: prefix for host in able if (prefix := surveys[host].prefix) is not None}
@@ -192,27 +194,32 @@ def _send(
     """
     progress.begin_sending({host: sum(lack.sizes.values()) for host, lack in lacks.items()})
     sender = _Sender(agents, scanned, progress)
-    left = {host: dict(lack.sizes) for host, lack in lacks.items()}
-    if not by_speed:
-        sender.send_all(left)
-        return dict(lacks)
-    everything = {sha256: size for sizes in left.values() for sha256, size in sizes.items()}
-    first, began = slow_links.first_of(everything, slow_links.FIRST_BYTES), time.monotonic()
-    sender.send_all({host: _only(sizes, first) for host, sizes in left.items()})
-    took_s = time.monotonic() - began
-    rest = sum(everything.values()) - sum(first.values())
-    limit_s = slow_links.index_limit_s(sum(first.values()), took_s, rest)
+    sent: Mapping[str, int] = {}
     found = dict(lacks)
-    if limit_s:
-        rate = size_text(sum(first.values()) / took_s)
-        progress.step(
-            f"{rate}/s from here: hosts ask their package indexes first, {elapsed_text(limit_s)} at most"
-        )
-        alive = {host: lack for host, lack in lacks.items() if host not in agents.trust.lost}
-        found |= _taken_from_index(agents, alive, limit_s)
-        for host in alive:
-            progress.found_elsewhere(host, found[host].index_bytes)
-    sender.send_all({host: _but(found[host].sizes, first) for host in left})
+    if by_speed:
+        everything = {sha256: size for lack in lacks.values() for sha256, size in lack.sizes.items()}
+        sent, began = slow_links.first_of(everything, slow_links.FIRST_BYTES), time.monotonic()
+        sender.send_all({host: _only(lack.sizes, sent) for host, lack in lacks.items()})
+        num_sent, took_s = sum(sent.values()), time.monotonic() - began
+        limit_s = slow_links.index_limit_s(num_sent, took_s, sum(everything.values()) - num_sent)
+        if limit_s:
+            rate = f"{size_text(num_sent / took_s)}/s from here"
+            found |= _asked_instead(agents, lacks, progress, rate, limit_s)
+    sender.send_all({host: _but(lack.sizes, sent) for host, lack in found.items()})
+    return found
+
+
+def _asked_instead(
+    agents: Agents, lacks: Mapping[int, Lack], progress: Progress, why: str, limit_s: float
+) -> dict[int, Lack]:
+    """Have hosts ask their package indexes while they are being sent what they lack; return what they lack
+    then.
+    """
+    limit_s = min(limit_s, ASK_INDEX_S)
+    progress.step(f"{why}: hosts ask their package indexes first, {elapsed_text(limit_s)} at most")
+    alive = {host: lack for host, lack in lacks.items() if host not in agents.trust.lost}
+    found = _taken_from_index(agents, alive, limit_s)
+    progress.found_elsewhere({host: lack.index_bytes for host, lack in found.items()})
     return found
 
 
