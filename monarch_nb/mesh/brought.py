@@ -99,6 +99,7 @@ def bring(mesh: Mesh, choice: EnvironmentChoice, *, is_dry: bool) -> tuple[Part,
                 found,
             ),
             verify=choice.verify,
+            follows=followed is not None,
         )
         progress.step(f"{progress.sent_text()} in {elapsed_text(part.seconds)}")
     except BaseException:

@@ -205,8 +205,10 @@ def environments(folder: Path, sizes: argparse.Namespace) -> None:
 def chosen() -> argparse.Namespace:
     """Return what was asked for."""
     parser = argparse.ArgumentParser(description="Figures of %(prog)s, beside their floors.")
-    parser.add_argument("--files", type=int, default=5000, help="of the environment, besides what ranks need")
-    parser.add_argument("--megabytes", type=int, default=400, help="that these have")
+    parser.add_argument(
+        "--files", type=int, default=20_000, help="of the environment, besides what ranks need"
+    )
+    parser.add_argument("--megabytes", type=int, default=1600, help="that these have")
     parser.add_argument("--hosts", type=int, default=8, help="that get it at once")
     parser.add_argument("--edits", type=int, default=5, help="of a file in the environment")
     parser.add_argument("--only", choices=("code", "environments"), help="one half of the rows")

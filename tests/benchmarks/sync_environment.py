@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,13 @@ from monarch_nb._sync.env.cache import HashCache
 from monarch_nb._sync.env.interpreter import this_interpreter
 from monarch_nb._sync.env.layers import find_layers
 from monarch_nb._sync.env.scan import Scanned, scan
+from monarch_nb._sync.env.snapshot import Snapshots
 from monarch_nb.mesh.shipping import FollowedEnvironment, patch_environment, scan_here, sending
 from monarch_nb.mesh.shipping.report import EnvironmentPart
 
 SWITCH_S = 150.0
+NUM_AGAIN = 5
+HAS_RSYNC = shutil.which("rsync") is not None
 os.environ["MONARCH_NB_PRELOAD"] = "torch"
 """As for users, whose zygotes have loaded what agents need."""
 send = functools.partial(sending.send_environment, copies=True, donors=False)
@@ -62,12 +65,30 @@ def cpu_s(do: Callable[[], Any]) -> float:
 def manifests(folder: Path) -> Scanned:
     """Print what a manifest costs, cold and warm; return it."""
     found, cache = find_layers(this_interpreter()), str(folder / "manifest.sqlite")
-    row("manifest, cold (CPU)", cpu_s(lambda: scan(found, HashCache(cache))))
-    row("manifest, warm (CPU)", cpu_s(lambda: scan(found, HashCache(cache))), "50,000 files: 1,000 ms")
+    snapshots = Snapshots(str(folder / "scans"))
     scanned = scan_here()
     num = sum(len(part.entries) for part in scanned.parts.values())
-    print(f"  of {num:,} files, {scanned.num_bytes / 1e6:,.0f} MB")
-    return scanned
+    print(f"{num:,} files, {scanned.num_bytes / 1e6:,.0f} MB")
+    row("manifest, cold (CPU)", cpu_s(lambda: scan(found, HashCache(cache))))
+    for what, how, limit in (
+        ("manifest, some file has changed, all hashes known (CPU)", {"verify": False}, ""),
+        ("manifest, nothing has changed (CPU)", {"snapshots": snapshots}, ": 1 s"),
+    ):
+        scan(found, HashCache(cache), **how)
+        taken = min(cpu_s(functools.partial(scan, found, HashCache(cache), **how)) for _ in range(NUM_AGAIN))
+        row(what, taken, f"50,000 files: {taken * 50_000 / num:.2f} s{limit}")
+    return scan_here()
+
+
+def copying(*commands: Sequence[str]) -> float:
+    """Return how many seconds commands take, all at once."""
+
+    def run() -> None:
+        running = [subprocess.Popen(command) for command in commands]
+        codes = [process.wait() for process in running]
+        assert not any(codes), commands
+
+    return timed(run)
 
 
 def floors(folder: Path, prefix: str) -> tuple[float, float]:
@@ -77,21 +98,31 @@ def floors(folder: Path, prefix: str) -> tuple[float, float]:
     Args:
         prefix: what was made of the environment on a host.
     """
-
-    def copied(*command: str) -> float:
-        return timed(lambda: subprocess.run(command, check=True))
-
-    first = again = copied("cp", "-a", prefix, str(folder / "copied"))
+    first = again = copying(("cp", "-a", prefix, str(folder / "copied")))
     row("cp -a of the same files, one file system, unverified", first)
-    if shutil.which("rsync"):
+    if HAS_RSYNC:
         command = ("rsync", "-a", f"{prefix}/", str(folder / "synced"))
-        first, again = copied(*command), copied(*command)
+        first, again = copying(command), min(copying(command) for _ in range(NUM_AGAIN))
         row("rsync -a of them, one file system, unverified", first)
         row("rsync -a again, nothing changed", again)
     else:
         print("rsync isn't installed here: cp -a stands for it (apt-get install rsync)")
     peers(folder)
+    for name in ("copied", "synced", "packed.tar", "unpacked", "uv"):
+        subprocess.run(["rm", "-rf", str(folder / name)], check=True)
     return first, again
+
+
+def floor_of_several(folder: Path, prefix: str, num: int) -> float:
+    """Print what copying the same files to several places at once takes; return it."""
+    targets = [str(folder / f"copy{i}") for i in range(num)]
+    if HAS_RSYNC:
+        taken = copying(*[("rsync", "-a", f"{prefix}/", target) for target in targets])
+    else:
+        taken = copying(*[("cp", "-a", prefix, target) for target in targets])
+    row(f"{'rsync' if HAS_RSYNC else 'cp'} -a to {num} places at once", taken)
+    subprocess.run(["rm", "-rf", *targets], check=True)
+    return taken
 
 
 def peers(folder: Path) -> None:
@@ -125,12 +156,15 @@ def peers(folder: Path) -> None:
             print("uv pip sync: its cache hasn't all packages: no figure of that peer")
 
 
-def first_syncs(session: Session, everywhere: list[int], scanned: Scanned, folder: Path) -> None:
-    """Print what the first sync takes to one host, to the others, and what a second one takes."""
+def first_syncs(session: Session, everywhere: list[int], scanned: Scanned, folder: Path) -> float:
+    """Print what the first sync takes to one host, to others with a store each, and what a second one takes.
+    Return the first figure in seconds.
+    """
     done: list[EnvironmentPart] = []
     one = timed(lambda: done.append(send(session, everywhere[:1], scanned)))
     assert done[0].is_done, done[0].lines()
-    floor = floors(folder, done[0].hosts[everywhere[0]].prefix)
+    prefix = done[0].hosts[everywhere[0]].prefix
+    floor = floors(folder, prefix)
     row(
         "first sync to one host, placed, tried, its zygote new",
         one,
@@ -140,14 +174,31 @@ def first_syncs(session: Session, everywhere: list[int], scanned: Scanned, folde
     if others:
         several = timed(lambda: done.append(send(session, others, scanned)))
         assert done[-1].is_done, done[-1].lines()
-        row(f"the same to {len(others)} others at once", several, f"{several / one:.2f} x one host: 2 x")
-    again = timed(lambda: done.append(send(session, everywhere[:1], scan_here())))
+        plain = floor_of_several(folder, prefix, len(others))
+        row(
+            f"the same to {len(others)} others at once, with a store each",
+            several,
+            f"{several / one:.2f} x one host; {several / plain:.2f} x the floor",
+        )
+    seconds = [
+        timed(lambda: done.append(send(session, everywhere[:1], scan_here()))) for _ in range(NUM_AGAIN)
+    ]
     sent = sum(host.sent_bytes for host in done[-1].hosts.values())
     row(
         "second sync of an equal environment",
-        again,
-        f"{again / floor[1]:.2f} x the floor: 1.5 x; {sent} bytes",
+        min(seconds),
+        f"{min(seconds) / floor[1]:.2f} x the floor: 1.5 x; {sent} bytes",
     )
+    return one
+
+
+def hosts_of_one_store(folder: Path, num: int, scanned: Scanned, one: float) -> None:
+    """Print what the first sync takes to host processes of one user on one machine: they have one store."""
+    with hosts(folder, num, num_stores=1) as (session, meshes):
+        done: list[EnvironmentPart] = []
+        several = timed(lambda: done.append(send(session, indices(meshes), scanned)))
+        assert done[0].is_done, done[0].lines()
+        row(f"the same to {num} at once, on one machine", several, f"{several / one:.2f} x one host: 2 x")
 
 
 def edits(session: Session, host: int, num: int) -> None:
@@ -211,9 +262,11 @@ def main(folder: Path, num_hosts: int, num_edits: int) -> None:
     scanned = manifests(folder)
     with hosts(folder / "hosts", num_hosts + 1) as (session, meshes):
         everywhere = indices(meshes)
-        first_syncs(session, everywhere, scanned, folder)
+        one = first_syncs(session, everywhere, scanned, folder)
         edits(session, everywhere[0], num_edits)
         zygotes(session, everywhere[0], folder, scanned)
+    if num_hosts:
+        hosts_of_one_store(folder / "together", num_hosts, scanned, one)
 
 
 if __name__ == "__main__":

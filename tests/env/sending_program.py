@@ -50,20 +50,28 @@ class Where(Actor):
 class Corrupting(SyncAgent):
     """What it passes on isn't what it has got: on the first host."""
 
-    @endpoint
-    def fetch_pack(self, slot: int, pack: Any, holder: Any, sums: Any) -> Taken:
-        found: Taken = SyncAgent.fetch_pack.method(self, slot, pack, holder, sums)
+    def take_pack(self, slot: int, pack: Any, holder: Any, sums: Any) -> Taken:
+        found = super().take_pack(slot, pack, holder, sums)
         if os.environ.get("CORRUPTS"):
             self._memories[slot][5] ^= 255
         return found
 
 
 @contextlib.contextmanager
-def hosts(folder: Path, num: int, **env: str) -> Iterator[tuple[Session, list[HostMesh]]]:
+def hosts(
+    folder: Path, num: int, *, num_stores: int = 0, **env: str
+) -> Iterator[tuple[Session, list[HostMesh]]]:
+    """Start hosts.
+
+    Args:
+        num_stores: that they have together; by default each has its own.
+        env: of the first one.
+    """
     with contextlib.ExitStack() as stack:
         meshes = []
         for i in range(num):
-            own = {"MONARCH_NB_STORE": str(folder / f"host{i}" / "store"), **(env if not i else {})}
+            store = folder / f"host{i % (num_stores or num)}" / "store"
+            own = {"MONARCH_NB_STORE": str(store), **(env if not i else {})}
             meshes.append(stack.enter_context(ProcessJob({"hosts": 1}, env=own)).hosts)
         for mesh in meshes:
             mesh.initialized.get(T)
@@ -227,8 +235,27 @@ def corrupting(folder: Path) -> dict[str, Any]:
         return {"first": told(part), "hosts": indices(meshes)}
 
 
+def one_store(folder: Path) -> dict[str, Any]:
+    """Of three hosts, the first and the last have one store; the first one is killed in the middle."""
+    found: dict[str, Any] = {}
+    with hosts(folder, 3, num_stores=2) as (session, meshes):
+        everywhere, scanned = indices(meshes), sending.scan_here()
+        found["dry"] = told(send(session, everywhere, scanned, dry_run=True))
+        progress = AtHalf(lambda: kill_agent(session, everywhere[0]))
+        found["first"] = told(send(session, everywhere, scanned, progress=progress))
+        found["all bytes"] = [progress.num_bytes, progress.sent_bytes]
+        found["second"] = told(send(session, everywhere, scanned))
+        found["new"] = [prefix_of(mesh.spawn_procs()) for mesh in meshes]
+        found["objects"] = sum(len(files) for _, _, files in os.walk(folder / "host0" / "store" / "objects"))
+    with hosts(folder / "again", 3, num_stores=2) as (session, meshes):
+        found["undisturbed"] = told(send(session, indices(meshes), scanned))
+        found["undisturbed new"] = [prefix_of(mesh.spawn_procs()) for mesh in meshes]
+    return found
+
+
 if __name__ == "__main__":
     scenarios = {
+        "one_store": one_store,
         "whole_life": whole_life,
         "killed": killed,
         "full": full,

@@ -98,6 +98,21 @@ def test_a_host_whose_agent_is_killed_is_named_and_taken_up_again(runtime: Made,
     assert found["left"] == [[], []]
 
 
+def test_hosts_with_one_store_are_sent_things_once(runtime: Made, tmp_path: Path) -> None:
+    found = run(runtime, "one_store", tmp_path / "hosts")
+    one, other, same = found["undisturbed"]["sent"]
+    assert found["undisturbed"]["done"], found["undisturbed"]["problems"]
+    assert one == other > 50e6 and same == 0
+    assert found["undisturbed new"] == [f"{prefix}/env" for prefix in found["undisturbed"]["prefixes"]]
+    assert found["dry"]["sent"] == [one, other, 0]
+    first, second, third = found["first"]["problems"]
+    assert first and not second and not third, "another host of that store gets it then"
+    assert 0 < found["first"]["sent"][2] < one, "and only what the first one hasn't got"
+    assert found["all bytes"][0] == found["all bytes"][1]
+    assert found["second"]["done"] and found["second"]["sent"] == [0, 0, 0]
+    assert found["new"] == [f"{prefix}/env" for prefix in found["second"]["prefixes"]]
+
+
 def test_a_disk_that_is_full_in_the_middle_is_named_and_gone_on_from(runtime: Made, tmp_path: Path) -> None:
     (tmp_path / "hosts").mkdir()
     with small_disk(tmp_path / "hosts" / "host1", "400m"):
@@ -242,10 +257,8 @@ def test_thousands_of_broken_packs_put_nothing_wrong_into_a_store(tmp_path: Path
         sums = sums_of(pack, memoryview(data))
         if draw.random() < 0.5 and data:
             data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-            assert receiver.check(pack, memoryview(data), sums), (
-                "what was changed on its way is found before it's written"
-            )
-        receiver.store_pack(pack, memoryview(data)[: draw.choice([len(data), draw.randint(0, len(data))])])
+            assert receiver.take(pack, memoryview(data), sums), "what was changed on its way is found"
+        receiver.take(pack, memoryview(data)[: draw.choice([len(data), draw.randint(0, len(data))])])
     for folder in os.scandir(f"{store.root}/objects"):
         for entry in os.scandir(folder.path):
             with open(entry.path, "rb") as file:

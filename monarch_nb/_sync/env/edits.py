@@ -73,6 +73,7 @@ def _edit(scanned: Scanned, changes: Mapping[str, tuple[Change, ...]]) -> Edit:
         parts=parts,
         sources={**scanned.sources, **new_sources},
         edited=edited,
+        num_bytes=sum(part.num_bytes for part in parts.values()),
         num_read=len(entries),
     )
     return Edit(scanned.manifest.id, now, changes, {entry.content: entry.size for entry in entries})

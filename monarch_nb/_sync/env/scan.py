@@ -11,7 +11,7 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +23,16 @@ from monarch_nb._sync.env.installed import packages_of
 from monarch_nb._sync.env.layers import Layer, Layers
 from monarch_nb._sync.env.manifest import Entry, Manifest, Part
 from monarch_nb._sync.env.records import Claim, Package, wheel_glibc
+from monarch_nb._sync.env.snapshot import (
+    Snapshot,
+    Snapshots,
+    StoredFiles,
+    StoredParts,
+    StoredSources,
+    fingerprint_of,
+    is_settled,
+    taken,
+)
 from monarch_nb._sync.env.treatment import BYTE_CODE, LOADER, PREFIX, RAW, STALE, Source, Treater
 from monarch_nb._sync.env.tree import Found, files_of
 
@@ -40,8 +50,9 @@ class Scanned:
         roots: by layer, its directory here.
         left_out: (path, reason) of files and links that don't go.
         edited: by package, files that aren't what was installed, below the prefix.
+        num_bytes: bytes of all files, equal ones counted each.
         num_read: files that were read.
-        layers: as they were looked at, for `after_edits`.
+        layers: as they were looked at, for `after_edits`; empty if the outcome was remembered.
     """
 
     manifest: Manifest
@@ -50,41 +61,67 @@ class Scanned:
     roots: Mapping[str, str]
     left_out: tuple[tuple[str, str], ...]
     edited: Mapping[str, tuple[str, ...]]
+    num_bytes: int
     num_read: int
     layers: tuple[LayerScan, ...] = field(default=(), repr=False, compare=False)
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all files, equal ones counted each."""
-        return sum(part.num_bytes for part in self.parts.values())
 
-
-def scan(found: Layers, cache: HashCache, *, verify: bool = False) -> Scanned:
+def scan(
+    found: Layers,
+    cache: HashCache,
+    *,
+    verify: bool = False,
+    snapshots: Snapshots | None = None,
+    follows: bool = False,
+) -> Scanned:
     """Return the contents of layers.
 
     Args:
         cache: what is known of files; it's written, too.
-        verify: read every file, whatever records and cache say.
+        verify: read every file, whatever records, cache and snapshots say.
+        snapshots: outcomes of earlier scans, which hold while no file's status has changed; written, too.
+        follows: whether `after_edits` will be asked: every layer is looked at, then.
 
     Raises:
         EnvironmentSyncError: if a layer can't be read.
     """
+    try:
+        files = [list(files_of(layer)) for layer in found.layers]
+        fingerprint = ""
+        if snapshots is not None and not found.loaders:  # these depend on files outside of all layers
+            fingerprint = fingerprint_of(files)
+            before = None if verify or follows else snapshots.find(found, fingerprint)
+            if before is not None:
+                return _remembered(found, before)
+        scans = _look(found, files, cache, verify=verify)
+    except OSError as error:
+        raise EnvironmentSyncError(f"can't read {error.filename}: {error.strerror}") from None
+    outside = [left for each in scans for left in each.outside]
+    scanned = _joined(found, scans, outside)
+    if snapshots is not None and fingerprint and is_settled(files):
+        snapshots.keep(
+            found,
+            taken(fingerprint, scanned.manifest, scanned.parts, scanned.sources, outside, scanned.edited),
+        )
+    return scanned
+
+
+def _look(
+    found: Layers, files: Sequence[Sequence[Found]], cache: HashCache, *, verify: bool
+) -> list[LayerScan]:
     treater = Treater(found.roots)
     cache.load(os.stat(layer.root).st_dev for layer in found.layers)
     scans = [LayerScan(layer, treater, cache, verify, found.loaders) for layer in found.layers]
     with ThreadPoolExecutor(os.cpu_count() or 1, "monarch_nb-scan") as pool:
-        try:
-            for each in scans:
-                each.look()
-            for each in scans:
-                each.read(pool)
-        except OSError as error:
-            raise EnvironmentSyncError(f"can't read {error.filename}: {error.strerror}") from None
+        for each, there in zip(scans, files, strict=True):
+            each.look(there)
+        for each in scans:
+            each.read(pool)
     cache.save()
-    return _joined(found, scans)
+    return scans
 
 
-def _joined(found: Layers, scans: Sequence[LayerScan]) -> Scanned:
+def _joined(found: Layers, scans: Sequence[LayerScan], outside: Iterable[tuple[str, str]]) -> Scanned:
     parts = [part for each in scans for part in each.parts()]
     manifest.check_tree(parts)
     return Scanned(
@@ -92,11 +129,32 @@ def _joined(found: Layers, scans: Sequence[LayerScan]) -> Scanned:
         parts={part.id: part for part in parts},
         sources={key: source for each in scans for key, source in each.sources.items()},
         roots=found.roots,
-        left_out=(*found.uncovered, *(left for each in scans for left in each.left_out)),
+        left_out=_left_out(found, outside),
         edited={name: tuple(paths) for each in scans for name, paths in each.edited.items()},
+        num_bytes=sum(part.num_bytes for part in parts),
         num_read=sum(each.num_read for each in scans),
         layers=tuple(scans),
     )
+
+
+def _remembered(found: Layers, before: Snapshot) -> Scanned:
+    """Return what a scan would find, from the snapshot of an earlier one."""
+    there, files = manifest.read_manifest(before.manifest), StoredFiles(before.files)
+    return Scanned(
+        manifest=there,
+        parts=StoredParts(there, files),
+        sources=StoredSources(files),
+        roots=found.roots,
+        left_out=_left_out(found, before.outside),
+        edited=before.edited,
+        num_bytes=before.num_bytes,
+        num_read=0,
+    )
+
+
+def _left_out(found: Layers, outside: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Return what doesn't go, with the reason: of links, those that lead to something."""
+    return (*found.uncovered, *((file, why) for file, why in outside if os.path.exists(file)))
 
 
 def _facts(found: Layers) -> dict[str, str]:
@@ -165,13 +223,13 @@ class LayerScan:
         self._byte_code: dict[str, str] = {}
         self._unread: list[tuple[Source, os.stat_result]] = []
         self.sources: dict[str, Source] = {}
-        self.left_out: list[tuple[str, str]] = []
+        self.outside: list[tuple[str, str]] = []
         self.edited: dict[str, list[str]] = {}
         self.num_read = 0
 
-    def look(self) -> None:
-        """Walk the layer, and list the files whose content is known without reading them."""
-        for path, info in files_of(self._layer):
+    def look(self, files: Iterable[Found]) -> None:
+        """Take the files of the layer, and list those whose content is known without reading them."""
+        for path, info in files:
             if stat.S_ISLNK(info.st_mode):
                 self._take_link(path)
             else:
@@ -352,10 +410,8 @@ class LayerScan:
     def _leave_link(self, path: str) -> None:
         """Leave a link out. The interpreter's of a distribution is made anew on the host, and is no loss."""
         file = f"{self._layer.root}/{path}"
-        if not path.startswith("bin/python") and os.path.exists(file):
-            self.left_out.append(
-                (file, f"a link to {os.readlink(file)}, which isn't part of the environment")
-            )
+        if not path.startswith("bin/python"):
+            self.outside.append((file, f"a link to {os.readlink(file)}, which isn't part of the environment"))
 
     def _inside(self, path: str, target: str) -> str:
         """Return the target of a link within a prefix: relative, from layer to layer."""

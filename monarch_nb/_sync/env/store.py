@@ -22,6 +22,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import itertools
 import os
 import secrets
 import shutil
@@ -78,6 +79,8 @@ class Store:
     def __init__(self, root: str, advice: str = "") -> None:
         self.root = root
         self._tmp = os.path.join(root, "tmp", f"{os.getpid()}-{secrets.token_hex(4)}")
+        self._numbers = itertools.count()
+        self._parts: dict[str, Part] = {}
         if problem := on_network(root, advice):
             raise EnvironmentSyncError(problem)
         try:
@@ -152,12 +155,15 @@ class Store:
                 for block in blocks:
                     digest.update(block)
                     write_all(fd, block)
-            if digest.hexdigest() != sha256:
-                raise WrongContent(f"content that should be {sha256[:12]} is {digest.hexdigest()[:12]}")
-            self.adopt(path, sha256, is_executable=is_executable)
-        finally:
+                if digest.hexdigest() != sha256:
+                    raise WrongContent(f"content that should be {sha256[:12]} is {digest.hexdigest()[:12]}")
+                os.fchmod(fd, MODES[is_executable])
+                os.utime(fd, (PINNED_S, PINNED_S))
+            os.rename(path, self.object_path(sha256, is_executable=is_executable))
+        except BaseException:
             with suppress(OSError):
                 os.unlink(path)
+            raise
 
     def adopt(self, path: str, sha256: str, *, is_executable: bool = False) -> None:
         """Take a file of `new_file` whose content was verified; it appears under its name at once."""
@@ -190,7 +196,7 @@ class Store:
 
     def new_file(self) -> str:
         """Return a path in tmp/ that nothing is at."""
-        return f"{self._tmp}/{secrets.token_hex(8)}"
+        return f"{self._tmp}/{next(self._numbers)}"
 
     def new_folder(self) -> str:
         """Make a directory in tmp/."""
@@ -227,7 +233,7 @@ class Store:
             ManifestError: if it's malformed, or would lead out of a prefix.
         """
         part = read_part(text)
-        self.learn_text(text)
+        self._parts[self.learn_text(text)] = part
         return part
 
     def learn_text(self, text: bytes) -> str:
@@ -260,7 +266,9 @@ class Store:
         Raises:
             ManifestError: if it isn't, or was changed.
         """
-        return read_part(self.part_text(part))
+        if part not in self._parts:
+            self._parts[part] = read_part(self.part_text(part))
+        return self._parts[part]
 
 
 def read_known(root: str, part: str) -> Part | None:

@@ -4,6 +4,7 @@ it receives but the test of a prefix.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ from monarch_nb._sync.env.place import Prefix, absent_content, find_prefix, miss
 from monarch_nb._sync.env.spare import make_spare, place_changed
 from monarch_nb._sync.env.store import Store, default_store, read_known
 from monarch_nb._sync.env.suitable import on_network
-from monarch_nb.actor import Actor, endpoint
+from monarch_nb.actor import Actor, concurrent_endpoint, endpoint
 from monarch_nb.mesh.shipping.packs import PACK_BYTES, Pack
 from monarch_nb.mesh.shipping.receiving import Receiver
 from monarch_nb.rdma import RDMABuffer, empty
@@ -37,6 +38,7 @@ class Survey:
     Attributes:
         hostname: of the host.
         store: where its store is.
+        store_id: equal on hosts that have one store together.
         prefix: of this environment, if it's there already.
         unknown: ids of parts that the host has never heard of.
         is_shared: whether the host sees the notebook's own files.
@@ -46,6 +48,7 @@ class Survey:
 
     hostname: str
     store: str
+    store_id: tuple[str, Identity | None]
     prefix: Prefix | None
     unknown: tuple[str, ...]
     is_shared: bool
@@ -121,12 +124,14 @@ class SyncAgent(Actor):
         """
         found = self._manifest = manifests.read_manifest(text)
         root = default_store()
-        machine = this_machine(root if os.path.isdir(root) else _existing(root))
+        existing = _existing(root)
+        machine = this_machine(existing)
         unknown = tuple(p.id for p in found.parts if not os.path.exists(f"{root}/parts/{p.id}"))
         prefix = find_prefix(root, found.id)
         is_shared = all(there is not None and identity_of(path) == there for path, there in roots.items())
         return Survey(
-            os.uname().nodename, root, prefix, unknown, is_shared,
+            os.uname().nodename, root, (root, identity_of(existing)),
+            prefix, unknown, is_shared,
             on_network(root) or refusal(found.facts, machine), tuple(warnings(found.facts, machine)),
         )  # fmt: skip
 
@@ -191,17 +196,22 @@ class SyncAgent(Actor):
             self._buffers.append(RDMABuffer(memory))
         return self._buffers[:num]
 
-    @endpoint
-    def fetch_pack(self, slot: int, pack: Pack, holder: RDMABuffer, sums: Sequence[int]) -> Taken:
-        """Fetch a pack from a holder into a local buffer, verify it, and put it into the store."""
+    @concurrent_endpoint
+    async def fetch_pack(self, slot: int, pack: Pack, holder: RDMABuffer, sums: Sequence[int]) -> Taken:
+        """Fetch a pack from a holder into a local buffer, and put it into the store, verified: of several
+        slots at once, for hashing and writing let go of the interpreter's lock.
+        """
+        return await asyncio.to_thread(self.take_pack, slot, pack, holder, sums)
+
+    def take_pack(self, slot: int, pack: Pack, holder: RDMABuffer, sums: Sequence[int]) -> Taken:
+        """Do the work of `fetch_pack`, in the caller's thread."""
         memory = self._memories[slot]
         try:
             holder.read_into(memory).get()
         except Exception as error:  # whatever has happened to the holder
             return Taken(problem=f"{type(error).__name__}: {error}".splitlines()[0])
         assert self._receiver is not None
-        wrong = self._receiver.check(pack, memory, sums)
-        return Taken(tuple(wrong or self._receiver.store_pack(pack, memory)))
+        return Taken(tuple(self._receiver.take(pack, memory, sums)))
 
     @endpoint
     def place(self, modules: Sequence[str]) -> Prefix:

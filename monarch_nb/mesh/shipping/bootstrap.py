@@ -161,7 +161,7 @@ def place_on(
         sendings = [_Sending(name, i, scanned, modules, link, progress) for i, name in enumerate(machines)]
         with ThreadPoolExecutor(AT_ONCE, "monarch_nb-sync-to") as pool:
             found = list(pool.map(_Sending.run, sendings))
-    num_packages = sum(bool(part.version) for part in scanned.parts.values())
+    num_packages = sum(bool(part.version) for part in scanned.manifest.parts)
     return ArrivedPart(scanned.manifest.id, num_packages, scanned.num_bytes, tuple(found), dry_run)
 
 

@@ -120,7 +120,7 @@ class FollowedEnvironment:
     ) -> EnvironmentPart | None:
         try:
             self._watch.follow(find_layers(this_interpreter()))
-            return with_scan(lambda scanned: self._bring_scanned(session, scanned, bring))
+            return with_scan(lambda scanned: self._bring_scanned(session, scanned, bring), follows=True)
         except OSError as error:  # somebody is just removing it
             raise EnvironmentSyncError(f"can't read {error.filename}: {error.strerror}") from None
 

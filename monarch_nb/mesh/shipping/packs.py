@@ -44,12 +44,20 @@ class Pack:
 def packs_of(sizes: Mapping[str, int], limit: int = PACK_BYTES) -> Iterator[Pack]:
     """Yield packs that have all content, the largest first; slices of one content are in order.
 
+    Only what is larger than a pack is cut: packs with cut content must be sent one after the other, all
+    others can be under way at once.
+
     >>> [[(s.sha256, s.offset, s.length) for s in p.slices] for p in packs_of({"a": 5, "b": 3, "c": 0}, 4)]
     [[('a', 0, 4)], [('a', 4, 1), ('b', 0, 3), ('c', 0, 0)]]
+    >>> [[s.sha256 for s in pack.slices] for pack in packs_of({"a": 3, "b": 3, "c": 1}, 4)]
+    [['a'], ['b', 'c']]
     """
     slices: list[Slice] = []
     room = limit
     for sha256, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
+        if room < size <= limit and slices:
+            yield Pack(tuple(slices))
+            slices, room = [], limit
         offset = 0
         while True:
             length = min(size - offset, room)

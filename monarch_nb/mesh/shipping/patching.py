@@ -74,7 +74,7 @@ def _part(
 ) -> EnvironmentPart:
     return EnvironmentPart(
         id=scanned.manifest.id,
-        num_packages=sum(bool(part.version) for part in scanned.parts.values()),
+        num_packages=sum(bool(part.version) for part in scanned.manifest.parts),
         num_bytes=scanned.num_bytes,
         hosts=hosts,
         seconds=seconds,

@@ -42,14 +42,16 @@ class Progress:
             self._step = what
 
     def begin_sending(self, lacking: Mapping[int, int]) -> None:
-        """Begin to send.
+        """Begin to send, or to send more.
 
         Args:
             lacking: by host, bytes.
         """
         with self._lock:
-            self._left, self._num_bytes = dict(lacking), sum(lacking.values())
-            self._step, self._began = "", time.monotonic()
+            self._began = self._began if self._num_bytes else time.monotonic()
+            self._left |= lacking
+            self._num_bytes += sum(lacking.values())
+            self._step = ""
 
     def took(self, host: int, num_bytes: int) -> None:
         """Note that a host has received and verified a pack; one that was left out by then isn't counted."""

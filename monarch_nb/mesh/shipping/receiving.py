@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,35 +35,32 @@ class Receiver:
         self._executable = executable
         self._partial: dict[str, _Partial] = {}
 
-    @staticmethod
-    def check(pack: Pack, memory: memoryview, sums: Sequence[int]) -> list[str]:
-        """Return the contents of a pack that aren't what was sent, before any of it is written.
+    def take(self, pack: Pack, memory: memoryview, sums: Sequence[int] = ()) -> list[str]:
+        """Put a pack's contents into the store; return those that aren't what their names say.
+
+        Each byte is hashed once, when it's written. If something is wrong, stretches of large content are
+        left aside, so that the pack can come once more from elsewhere.
 
         Args:
             sums: of stretches of large content, by `sums_of` where they were read; empty: their ends tell.
-        """
-        at, wrong, left = 0, [], iter(sums)
-        for each in pack.slices:
-            block = memory[at : at + each.length]
-            at += each.length
-            if each.length == each.size:
-                is_right = hashlib.sha256(block).hexdigest() == each.sha256
-            else:
-                is_right = not sums or zlib.crc32(block) == next(left)
-            if not is_right:
-                wrong.append(each.sha256)
-        return wrong
-
-    def store_pack(self, pack: Pack, memory: memoryview) -> list[str]:
-        """Put a pack's contents into the store; return those that aren't what their names say.
 
         Raises:
             StoreFull: if there's no room.
         """
-        at, wrong = 0, []
-        for each in pack.slices:
-            block = memory[at : at + each.length]
-            at += each.length
+        placed = list(_blocks(pack, memory))
+        stretches = [(each, block) for each, block in placed if each.length < each.size]
+        wrong = [
+            each.sha256
+            for (each, block), expected in zip(stretches, sums, strict=False)
+            if zlib.crc32(block) != expected
+        ]
+        wrong += self._wrong_of((each, block) for each, block in placed if each.length == each.size)
+        return wrong or self._wrong_of(stretches)
+
+    def _wrong_of(self, slices: Iterable[tuple[Slice, memoryview]]) -> list[str]:
+        """Put slices into the store; return the contents that are wrong."""
+        wrong = []
+        for each, block in slices:
             try:
                 self._take_slice(each, block)
             except WrongContent:
@@ -115,13 +112,16 @@ class Receiver:
             self._store.copy_mode(sha256, is_executable=is_executable)
 
 
+def _blocks(pack: Pack, memory: memoryview) -> Iterator[tuple[Slice, memoryview]]:
+    """Yield the slices of a pack, each with its bytes."""
+    at = 0
+    for each in pack.slices:
+        yield each, memory[at : at + each.length]
+        at += each.length
+
+
 def sums_of(pack: Pack, memory: memoryview) -> tuple[int, ...]:
     """Return a checksum of each stretch of content that comes in several packs: its sha256 tells at its
     end.
     """
-    at, sums = 0, []
-    for each in pack.slices:
-        if each.length < each.size:
-            sums.append(zlib.crc32(memory[at : at + each.length]))
-        at += each.length
-    return tuple(sums)
+    return tuple(zlib.crc32(block) for each, block in _blocks(pack, memory) if each.length < each.size)

@@ -4,13 +4,11 @@ zygotes are started in them.
 
 from __future__ import annotations
 
-import queue
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from monarch_nb._client.session import Session
@@ -18,29 +16,23 @@ from monarch_nb._protocol.environment import GetEnvironments, RankEnvironment, U
 from monarch_nb._sync.env.cache import HashCache
 from monarch_nb._sync.env.interpreter import this_interpreter
 from monarch_nb._sync.env.layers import find_layers
-from monarch_nb._sync.env.local import FileChanged, changed
+from monarch_nb._sync.env.local import FileChanged
 from monarch_nb._sync.env.mounts import identity_of
 from monarch_nb._sync.env.package_index import FromIndex
 from monarch_nb._sync.env.place import Prefix
 from monarch_nb._sync.env.scan import Scanned, scan
+from monarch_nb._sync.env.snapshot import Snapshots
 from monarch_nb._sync.env.store import default_store
-from monarch_nb._sync.env.treatment import Treater
 from monarch_nb._units import elapsed_text, size_text
 from monarch_nb.actor.future import Future
-from monarch_nb.exceptions import MeshError
 from monarch_nb.mesh.shipping import slow_links
-from monarch_nb.mesh.shipping.agent import Lack, Survey, SyncAgent, Taken, bytes_of
-from monarch_nb.mesh.shipping.agents import AGENT_S, Agents, agents_on, reason_of
-from monarch_nb.mesh.shipping.host_broadcast import Outcome, Refused, broadcast
-from monarch_nb.mesh.shipping.packs import PACK_BYTES, Pack, packs_of
+from monarch_nb.mesh.shipping.agent import Lack, Survey, SyncAgent
+from monarch_nb.mesh.shipping.agents import AGENT_S, Agents, agents_on
+from monarch_nb.mesh.shipping.pack_sender import PackSender
 from monarch_nb.mesh.shipping.plan import PlannedPart, planned
 from monarch_nb.mesh.shipping.progress import Progress
-from monarch_nb.mesh.shipping.receiving import sums_of
 from monarch_nb.mesh.shipping.report import EnvironmentPart, HostEnvironment
-from monarch_nb.rdma import RDMABuffer, empty
 
-SLOTS = 3
-"""Packs under way at once."""
 PLACE_S = 900.0
 INDEX_S = 1800.0
 ASK_INDEX_S = 1500.0
@@ -52,8 +44,6 @@ LOOKS = 4
 """How often an environment is scanned when its files change while they are sent."""
 
 _Done = TypeVar("_Done")
-_Room = Mapping[int, Sequence[RDMABuffer]]
-"""Buffers of agents, by host."""
 
 
 def send_environment(
@@ -82,37 +72,21 @@ def send_environment(
     Raises:
         EnvironmentSyncError: if a file here isn't what was believed. What hosts can't do is in the result.
     """
-    start, progress = time.monotonic(), progress or Progress()
+    start = time.monotonic()
     with agents_on(session, hosts) as agents:
-        surveys = _survey(agents, scanned)
-        shared = [] if copies else [host for host, survey in surveys.items() if survey.is_shared]
-        for host, survey in surveys.items():
-            if survey.refusal and host not in shared:
-                agents.trust.lose(host, survey.refusal)
-        able = [host for host in surveys if host not in shared and host not in agents.trust.lost]
-        wanting = [host for host in able if surveys[host].prefix is None]
-        lacks = _lacks(agents, scanned, wanting, surveys, dry_run=dry_run, donors=donors)
-        plans = _plans(agents, scanned, lacks) if dry_run else {}
-        if not dry_run:
-            if index:
-                progress.step("hosts ask their package indexes")
-                lacks |= _taken_from_index(agents, lacks, ASK_INDEX_S)
-            lacks = _send(agents, scanned, lacks, progress, by_speed=index is None)
-            progress.step("making the environment on hosts, and trying it")
-        there = {host: prefix for host in able if (prefix := surveys[host].prefix) is not None}
-        placed = {} if dry_run else there | _place(agents, wanting)
+        bringing = _Bringing(agents, scanned, progress or Progress(), donors=donors, index=index)
+        shared = bringing.survey(copies=copies)
+        if dry_run:
+            bringing.plan()
+        else:
+            bringing.bring()
         placed_s = time.monotonic() - start
+        placed = {} if dry_run else bringing.placed
         switched: set[int] = set() if dry_run else switch_zygotes(session, agents, scanned, shared, placed)
-        lost = agents.trust.lost
-        found = {}
-        for host in hosts:
-            each = _host_environment(surveys.get(host), lacks.get(host), placed.get(host), lost.get(host, ""))
-            found[host] = replace(
-                each, is_shared=host in shared, has_changed=host in switched, plan=plans.get(host, ())
-            )
+        found = {host: bringing.outcome(host, shared, switched) for host in hosts}
     return EnvironmentPart(
         id=scanned.manifest.id,
-        num_packages=sum(bool(part.version) for part in scanned.parts.values()),
+        num_packages=sum(bool(part.version) for part in scanned.manifest.parts),
         num_bytes=scanned.num_bytes,
         hosts=found,
         seconds=time.monotonic() - start,
@@ -122,6 +96,92 @@ def send_environment(
         corrupting=tuple(agents.trust.corrupting()),
         placed_s=placed_s,
     )
+
+
+@dataclass
+class _Bringing:
+    """One environment on its way to hosts.
+
+    Attributes:
+        donors, index: see `send_environment`.
+        surveys: by host, what is there.
+        left: hosts that shall have it, and haven't.
+        lacks: by host, what is sent; hosts of one store once.
+        plans: by host, how each part would come there.
+        placed: by host, the prefix.
+    """
+
+    agents: Agents
+    scanned: Scanned
+    progress: Progress
+    donors: bool
+    index: bool | None
+    surveys: dict[int, Survey] = field(default_factory=dict)
+    left: list[int] = field(default_factory=list)
+    lacks: dict[int, Lack] = field(default_factory=dict)
+    plans: dict[int, tuple[PlannedPart, ...]] = field(default_factory=dict)
+    placed: dict[int, Prefix] = field(default_factory=dict)
+
+    def survey(self, *, copies: bool) -> list[int]:
+        """Look what is on hosts; return those that see this program's files, and need nothing."""
+        self.surveys = _survey(self.agents, self.scanned)
+        shared = [] if copies else [host for host, survey in self.surveys.items() if survey.is_shared]
+        for host, survey in self.surveys.items():
+            if host in shared:
+                continue
+            if survey.refusal:
+                self.agents.trust.lose(host, survey.refusal)
+            elif survey.prefix is not None:
+                self.placed[host] = survey.prefix
+            else:
+                self.left.append(host)
+        return shared
+
+    def plan(self) -> None:
+        """Find out what would be sent; nothing is written."""
+        first = self._one_of_each_store()
+        self.lacks = _lacks(self.agents, self.scanned, first, self.surveys, dry_run=True, donors=self.donors)
+        self.plans = _plans(self.agents, self.scanned, self.lacks)
+
+    def bring(self) -> None:
+        """Bring it to all hosts: to one of those that have a store together, and if that fails to another."""
+        while self.left:
+            first = self._one_of_each_store()
+            self._bring_to(first)
+            stores = {self.surveys[host].store_id for host in first if host in self.placed}
+            others = [host for host in self.left if host not in first]
+            served = [host for host in others if self.surveys[host].store_id in stores]
+            self.placed |= _place(self.agents, served)
+            self.left = [host for host in others if host not in served]
+
+    def _one_of_each_store(self) -> list[int]:
+        return list({self.surveys[host].store_id: host for host in reversed(self.left)}.values())[::-1]
+
+    def _bring_to(self, hosts: Sequence[int]) -> None:
+        lacks = _lacks(self.agents, self.scanned, hosts, self.surveys, dry_run=False, donors=self.donors)
+        if self.index:
+            self.progress.step("hosts ask their package indexes")
+            lacks |= _taken_from_index(self.agents, lacks, ASK_INDEX_S)
+        self.lacks |= _send(self.agents, self.scanned, lacks, self.progress, by_speed=self.index is None)
+        self.progress.step("making the environment on hosts, and trying it")
+        self.placed |= _place(self.agents, hosts)
+
+    def outcome(self, host: int, shared: Collection[int], switched: Collection[int]) -> HostEnvironment:
+        """Return what has come of a host."""
+        survey, lack = self.surveys.get(host), self.lacks.get(host)
+        placed = self.placed.get(host)
+        return HostEnvironment(
+            prefix="" if placed is None else placed.root,
+            is_shared=host in shared,
+            was_there=survey is not None and survey.prefix is not None,
+            sent_bytes=0 if lack is None else sum(lack.sizes.values()),
+            found_bytes=0 if lack is None else lack.found_bytes,
+            index_bytes=0 if lack is None else lack.index_bytes,
+            problem=self.agents.trust.lost.get(host, ""),
+            warnings=(*(() if survey is None else survey.warnings), *_index_notes(lack)),
+            has_changed=host in switched,
+            plan=self.plans.get(host, ()),
+        )
 
 
 def _survey(agents: Agents, scanned: Scanned) -> dict[int, Survey]:
@@ -193,7 +253,7 @@ def _send(
         by_speed: they ask these if the first contents arrive slowly.
     """
     progress.begin_sending({host: sum(lack.sizes.values()) for host, lack in lacks.items()})
-    sender = _Sender(agents, scanned, progress)
+    sender = PackSender(agents, scanned, progress)
     sent: Mapping[str, int] = {}
     found = dict(lacks)
     if by_speed:
@@ -231,105 +291,6 @@ def _but(sizes: Mapping[str, int], contents: Mapping[str, int]) -> dict[str, int
     return {sha256: size for sha256, size in sizes.items() if sha256 not in contents}
 
 
-class _Sender:
-    """The sender that reads packs and has them broadcast, `SLOTS` at a time."""
-
-    def __init__(self, agents: Agents, scanned: Scanned, progress: Progress) -> None:
-        self._agents = agents
-        self._scanned = scanned
-        self._treater = Treater(scanned.roots)
-        self._progress = progress
-
-    def send_all(self, lacks: Mapping[int, Mapping[str, int]]) -> None:
-        """Send hosts what they lack, by content its size: hosts that lack the same as one."""
-        groups: dict[frozenset[int], dict[str, int]] = {}
-        for sha256, size in {s: n for sizes in lacks.values() for s, n in sizes.items()}.items():
-            who = frozenset(host for host, sizes in lacks.items() if sha256 in sizes)
-            groups.setdefault(who, {})[sha256] = size
-        for who, sizes in groups.items():
-            self.send(sorted(who), list(packs_of(sizes)))
-
-    def send(self, hosts: Sequence[int], packs: Sequence[Pack]) -> None:
-        """Send packs to hosts.
-
-        Raises:
-            EnvironmentSyncError: if a file here isn't what was believed.
-        """
-        room = self._agents.ask(lambda agent: agent.make_room.call_one(SLOTS), AGENT_S, hosts)
-        left: queue.SimpleQueue[Pack] = queue.SimpleQueue()
-        ordered, loose = _in_order(packs)
-        for pack in loose:
-            left.put(pack)
-        with ThreadPoolExecutor(SLOTS, "monarch_nb-sync-send") as pool:
-            chains = [pool.submit(self._send_chain, 0, ordered, left, room)]
-            chains += [pool.submit(self._send_chain, slot, [], left, room) for slot in range(1, SLOTS)]
-            for chain in chains:
-                chain.result()
-
-    def _send_chain(
-        self, slot: int, first: Sequence[Pack], left: queue.SimpleQueue[Pack], room: _Room
-    ) -> None:
-        """Send packs one after the other by one buffer: first some that must stay in order, then what nobody
-        else has taken."""
-        memory = empty((PACK_BYTES,), dtype="uint8")
-        buffer = RDMABuffer(memory)
-        try:
-            for pack in _and_then(first, left):
-                self._send_pack(slot, pack, bytes_of(memory), buffer, room)
-        finally:
-            buffer.drop()
-
-    def _send_pack(self, slot: int, pack: Pack, memory: memoryview, buffer: RDMABuffer, room: _Room) -> None:
-        self._read(pack, memory)
-        sums = sums_of(pack, memory) if len(room) > 1 else ()
-
-        def copy(holder: int | None, target: int) -> Outcome:
-            source = buffer if holder is None else room[holder][slot]
-            try:
-                taken: Taken = (
-                    self._agents.by_host[target].fetch_pack.call_one(slot, pack, source, sums).get(AGENT_S)
-                )
-            except MeshError as error:
-                self._agents.trust.lose(target, reason_of(error))
-                raise
-            if not taken.wrong and not taken.problem:
-                self._progress.took(target, pack.num_bytes)
-            return taken.wrong, taken.problem
-
-        try:
-            broadcast(list(room), self._agents.trust, copy)
-        except Refused as error:
-            raise changed(self._scanned.sources[error.wrong[0]].file) from None
-        for host in room.keys() & self._agents.trust.lost.keys():
-            self._progress.left_out(host)
-
-    def _read(self, pack: Pack, memory: memoryview) -> None:
-        at = 0
-        for each in pack.slices:
-            source = self._scanned.sources[each.sha256]
-            view = memory[at : at + each.length]
-            num = self._treater.read_slice(source, each.offset, view)
-            if num != each.length:
-                raise changed(source.file)
-            at += each.length
-
-
-def _in_order(packs: Iterable[Pack]) -> tuple[list[Pack], list[Pack]]:
-    """Divide packs into those with a part of large content, which go one after the other, and all others."""
-    ordered: list[Pack] = []
-    loose: list[Pack] = []
-    for pack in packs:
-        (ordered if any(each.length < each.size for each in pack.slices) else loose).append(pack)
-    return ordered, loose
-
-
-def _and_then(first: Sequence[Pack], left: queue.SimpleQueue[Pack]) -> Iterator[Pack]:
-    yield from first
-    with suppress(queue.Empty):
-        while True:
-            yield left.get_nowait()
-
-
 def _place(agents: Agents, hosts: Sequence[int]) -> dict[int, Prefix]:
     modules = tried_modules()
     return agents.ask(lambda agent: agent.place.call_one(modules), PLACE_S, hosts)
@@ -362,43 +323,42 @@ def _rank_environment(prefix: Prefix, scanned: Scanned) -> RankEnvironment:
     return RankEnvironment(prefix.id, prefix.python, prefix.path, roots, folder, f"{prefix.root}.lock")
 
 
-def _host_environment(
-    survey: Survey | None, lack: Lack | None, placed: Prefix | None, problem: str
-) -> HostEnvironment:
-    return HostEnvironment(
-        prefix="" if placed is None else placed.root,
-        was_there=survey is not None and survey.prefix is not None,
-        sent_bytes=0 if lack is None else sum(lack.sizes.values()),
-        found_bytes=0 if lack is None else lack.found_bytes,
-        index_bytes=0 if lack is None else lack.index_bytes,
-        problem=problem,
-        warnings=(*(() if survey is None else survey.warnings), *_index_notes(lack)),
-    )
-
-
 def _index_notes(lack: Lack | None) -> list[str]:
     if lack is None or not lack.index_problem:
         return []
     return [f"its package index didn't give all: {lack.index_problem}; that was sent from here"]
 
 
-def scan_here(*, verify: bool = False) -> Scanned:
-    """Return the environment of this program."""
-    cache = HashCache(f"{default_store()}/content.sqlite")
-    return scan(find_layers(this_interpreter()), cache, verify=verify)
+def scan_here(*, verify: bool = False, follows: bool = False) -> Scanned:
+    """Return the environment of this program.
+
+    Args:
+        verify, follows: see `scan`.
+    """
+    store = default_store()
+    return scan(
+        find_layers(this_interpreter()),
+        HashCache(f"{store}/content.sqlite"),
+        verify=verify,
+        snapshots=Snapshots(f"{store}/scans"),
+        follows=follows,
+    )
 
 
-def with_scan(do: Callable[[Scanned], _Done], *, verify: bool = False) -> _Done:
+def with_scan(do: Callable[[Scanned], _Done], *, verify: bool = False, follows: bool = False) -> _Done:
     """Do something with the environment of this program: once more, with what it is then, if a file has
     changed meanwhile; what was sent isn't sent again.
+
+    Args:
+        verify, follows: see `scan`.
 
     Raises:
         EnvironmentSyncError: if files change each time, or what is done raises it.
     """
     for _ in range(LOOKS - 1):
         with suppress(FileChanged):
-            return do(scan_here(verify=verify))
-    return do(scan_here(verify=verify))
+            return do(scan_here(verify=verify, follows=follows))
+    return do(scan_here(verify=verify, follows=follows))
 
 
 __all__ = ["scan_here", "send_environment", "tried_modules", "with_scan"]
