@@ -278,7 +278,8 @@ class Fold:
         top = _up_to(self._walk(), cap // 2)
         tail = _up_to(self._walk_back(), cap - cap // 2)[::-1]
         middle = self._displays_but({*top, *tail}) if DISPLAY in self._index else []
-        return [*_in_public(top), self._note(self.num_rows - cap), *_in_public(middle), *_in_public(tail)]
+        note = _public(self._note(self.num_rows - cap), 0)
+        return [*_in_public(top), note, *_in_public(middle), *_in_public(tail)]
 
     def _displays_but(self, known: set[_Line]) -> list[_Line]:
         found = [row for rows in self._index[DISPLAY].values() for row in rows if row not in known]
@@ -296,7 +297,13 @@ class Fold:
 
     def drain(self) -> str:
         """Return the lines completed since the last call, for a plain text stream."""
-        return joined_rows(self.drain_rows(), prefix=self._prefix)
+        parts: list[str] = []
+        for line, new in self._drained(self._take_touched(0)):
+            if line.values or line.stream == NOTE:
+                parts.append(joined_rows((_public(line, new),), prefix=self._prefix))
+            else:  # nearly all: a row for each would take as long as all the rest
+                parts += (_prefix_of(new), line.text, "\n") if self._prefix else (line.text, "\n")
+        return "".join(parts)
 
     def drain_rows(self, num_holds: int = 0) -> list[Row]:
         """Return the rows completed since the last call.
@@ -307,20 +314,27 @@ class Fold:
             num_holds: how many calls keep back a row that some ranks haven't printed yet, and with it what
                 comes after it.
         """
+        return [_public(line, new) for line, new in self._drained(self._take_touched(num_holds))]
+
+    def _take_touched(self, num_holds: int) -> list[_Line]:
+        """Return the rows that were added or joined since the last call, in their order; see `drain_rows`."""
         touched = sorted(self._touched, key=_by_label)
         held = self._first_to_hold(touched, num_holds) if num_holds else len(touched)
         touched, self._touched = touched[:held], touched[held:]
         self.is_holding = bool(self._touched)
-        rows: list[Row] = []
         if self._num_undrained:
-            rows.append(self._note(self._num_undrained))
+            touched.insert(0, self._note(self._num_undrained))
             self._num_undrained = 0
+        return touched
+
+    @staticmethod
+    def _drained(touched: Iterable[_Line]) -> Iterator[tuple[_Line, int]]:
+        """Note that rows are returned; yield each with the ranks that are new, as bits."""
         for line in touched:
             new = line.mask & ~line.drained
             line.drained, line.touched, line.num_held = line.mask, False, 0
             if new or line.stream == NOTE:  # and not of a rank that has cleared it since
-                rows.append(_public(line, new))
-        return rows
+                yield line, new
 
     def forget_drained(self, num_kept: int) -> None:
         """Forget the complete lines of a fold without `max_rows` if more than `num_kept` are held and `drain`
@@ -501,9 +515,9 @@ class Fold:
         self._num_forgotten += len(dropped)
         self._relabel()
 
-    def _note(self, num_hidden: int) -> Row:
+    def _note(self, num_hidden: int) -> _Line:
         where = f"; all of them: {self._more_hint}" if self._more_hint else ""
-        return Row((), NOTE, f"... {num_hidden:,} lines not shown{where}")
+        return _Line(0, NOTE, f"... {num_hidden:,} lines not shown{where}", 0)
 
 
 def last_state(line: str) -> str:
@@ -519,6 +533,11 @@ def last_state(line: str) -> str:
 def prefix_of(ranks: Sequence[int]) -> str:
     """Return the ranks as a prefix of a line, with the space: `[0-3,7] `; empty for no ranks."""
     return f"[{format_ranks(ranks)}] " if ranks else ""
+
+
+@lru_cache(maxsize=4096)
+def _prefix_of(mask: int) -> str:
+    return prefix_of(_ranks_of(mask))
 
 
 def _first(equal: list[_Line], after: int, until: int, bit: int) -> _Line | None:
