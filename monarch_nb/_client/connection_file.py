@@ -38,6 +38,7 @@ class Connection(NamedTuple):
         trouble: why the controller can't be reached, though it runs.
         host: host index that programs have there; 0: they are on the controller's machine. Otherwise `pid` is
             the relay's.
+        via: the machine by which a mesh of this user is reached; empty: another one.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Connection(NamedTuple):
     start_time: int | None = None
     trouble: str = ""
     host: int = 0
+    via: str = ""
 
 
 def read(path: str) -> Connection | None:
@@ -69,6 +71,7 @@ def read(path: str) -> Connection | None:
         )
     return Connection(
         name, pid, directory, path, content.wire_version, content.start_time, trouble, content.host,
+        content.via,
     )  # fmt: skip
 
 

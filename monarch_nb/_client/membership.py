@@ -11,6 +11,7 @@ import hashlib
 import os
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 
 from monarch_nb._client import connection_file, launch
@@ -62,11 +63,11 @@ def join(text: str, name: str | None = None) -> Connection:
     if known is not None:
         return known
     try:
-        place = knock(invitation, _whoami(), None, _own_keys(invitation))
+        place = knock(invitation, whoami(), None, _own_keys(invitation))
     except (LauncherError, InvitationError) as error:
         raise MeshStartError(f"mesh {invitation.mesh!r} can't be attached to: {error}") from None
     _keep(_key_path(invitation), place.keys, place.admission.host)
-    return _relayed(name, place)
+    return relayed(name, place, os.path.join(new_directory(), "member"))
 
 
 def _read(text: str) -> Invitation:
@@ -104,7 +105,8 @@ def _is_of(connection: Connection, invitation: Invitation) -> bool:
     return found is not None and found.host == connection.host
 
 
-def _whoami() -> str:
+def whoami() -> str:
+    """Return this user, and machine, in words: `ada@lab7`."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user without a name, in a container
@@ -156,8 +158,14 @@ def _keep(path: str, keys: KeyPair, host: int) -> None:
 # --- the relay
 
 
-def _relayed(name: str, place: Place) -> Connection:
+def relayed(
+    name: str, place: Place, directory: str, also: Callable[[HostConfig], HostConfig] = lambda config: config
+) -> Connection:
     """Start a relay; return its connection.
+
+    Args:
+        directory: where its sockets lie; it's removed in the end.
+        also: adds to its configuration.
 
     Raises:
         MeshStartError: with what it wrote, if it ended instead.
@@ -169,14 +177,14 @@ def _relayed(name: str, place: Place) -> Connection:
         controller_key=place.controller_key,
         public=place.keys.public,
         secret=place.keys.secret,
-        directory=os.path.join(new_directory(), "member"),
+        directory=directory,
         name=name,
         connection_file=path,
         sys_path=[os.path.abspath(p) for p in sys.path if p],
         log=os.environ.get("MONARCH_NB_HOST_LOG"),
         warm=False,
     )
-    launch.start_host_process(config)
+    launch.start_host_process(also(config))
     found = connection_file.read(path)
     if found is None:
         raise MeshStartError(f"mesh {name!r} can't be attached to: its relay has ended at once")

@@ -7,13 +7,15 @@ import time
 from collections.abc import Sequence
 
 from monarch_nb._client import membership
+from monarch_nb._client.connection_file import Connection
 from monarch_nb._client.launch import find_journal
+from monarch_nb._client.own_mesh import join_far
 from monarch_nb._commands.parser import Namespace
 from monarch_nb._display.table import text_table
 from monarch_nb._journal.audit import read
 from monarch_nb._protocol.roles import AuditRow, GetAudit, KeyRow, ListKeys, Rekey, Role, Share, Unshare
 from monarch_nb._units import duration
-from monarch_nb._wire.invitation import Invitation, is_invitation
+from monarch_nb._wire.invitation import Invitation, is_far, is_invitation
 from monarch_nb.actor.handle import session_of
 from monarch_nb.exceptions import MeshNotFound, MeshUsageError
 from monarch_nb.mesh import Mesh, attach
@@ -21,8 +23,8 @@ from monarch_nb.mesh import Mesh, attach
 
 def share(mesh: Mesh, arguments: Namespace) -> str:
     """Make a key for another user, and an invitation; return how to use it."""
-    role = Role[arguments.role.upper()]
-    asked = Share(role, arguments.to or "", arguments.duration, arguments.network or "")
+    role = Role.OWNER if arguments.own else Role[arguments.role.upper()]
+    asked = Share(role, arguments.to or "", arguments.duration, arguments.network or "", arguments.own)
     made = session_of(mesh).request(asked)
     until = "as long as it runs" if arguments.duration is None else f"for {duration(arguments.duration)}"
     head = f"{made.key} may be in mesh {mesh.name!r} as {role.and_article} {until}"
@@ -125,13 +127,26 @@ def audit_of(arguments: Namespace) -> Audit:
 # --- joining another user's mesh
 
 
+def joined(arguments: Namespace) -> Connection:
+    """Connect to the mesh that a machine or an invitation leads to.
+
+    Raises:
+        MeshUsageError: for arguments that don't go together.
+    """
+    if is_far(arguments.name):
+        return join_far(arguments.name, arguments.as_name, arguments.python or "")
+    if arguments.python is not None:
+        raise MeshUsageError("attach: --python goes with a machine: %mesh attach MACHINE:NAME --python PATH")
+    return membership.join(arguments.name, arguments.as_name)
+
+
 def attached(arguments: Namespace) -> str:
     """Join a mesh by an invitation; return what to type next."""
-    if not is_invitation(arguments.name):
+    if not is_far(arguments.name) and not is_invitation(arguments.name):
         raise MeshUsageError(
             f"attach: {arguments.name} is no invitation; meshes of yours are there as they are: "
-            f"%mesh status {arguments.name}"
+            f"%mesh status {arguments.name}; one on another machine: MACHINE:{arguments.name}"
         )
-    connection = membership.join(arguments.name, arguments.as_name)
+    connection = joined(arguments)
     role = session_of(attach(connection.name, listens=False, observes=True)).role
     return f"mesh {connection.name!r} can be used here as {role.and_article}: %mesh status {connection.name}"

@@ -127,25 +127,33 @@ _LIFE = (
         (
             argument(
                 "name",
-                about="a mesh, if not the only one; or the invitation to another user's: a file, or a line",
+                about="a mesh, if not the only one; one of yours on a machine that ssh reaches; or the "
+                "invitation to another user's: a file, or a line",
                 only=NOTEBOOK,
                 nargs="?",
                 type=mesh_or_invitation,
-                metavar="NAME|FILE",
+                metavar="NAME|MACHINE:NAME|FILE",
             ),
             argument(
                 "name",
-                about="the invitation: a file, or a line",
+                about="a mesh of yours on a machine that ssh reaches; or the invitation to another user's: a "
+                "file, or a line",
                 only=TERMINAL,
                 type=mesh_or_invitation,
-                metavar="FILE",
+                metavar="MACHINE:NAME|FILE",
             ),
             argument(
                 "--as",
-                about="with an invitation: what the mesh is called here",
+                about="with a machine or an invitation: what the mesh is called here",
                 dest="as_name",
                 type=mesh_name,
                 metavar="NAME",
+            ),
+            argument(
+                "--python",
+                about="with a machine: an interpreter there that has monarch_nb; by default `monarch-nb` "
+                "of a login shell is asked",
+                metavar="PATH",
             ),
         ),
         "A cell that still runs goes on streaming here.",
@@ -166,6 +174,11 @@ _LIFE = (
             argument("--to", about="what their key is called", type=word, metavar="KEY"),
             argument("--file", about="where the invitation is written; a secret", metavar="FILE"),
             argument("--token", about="show the invitation as one line instead", action="store_true"),
+            argument(
+                "--own",
+                about="for yourself on another machine, with all rights: attach MACHINE:NAME does it by ssh",
+                action="store_true",
+            ),
             argument(
                 "--network",
                 about="which of this machine's addresses they reach, as in 10.0.0.0/8",

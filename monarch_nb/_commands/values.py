@@ -10,7 +10,7 @@ import re
 from monarch_nb._client.mesh_name import check_mesh_name
 from monarch_nb._commands.parser import shortened
 from monarch_nb._units import parse_duration
-from monarch_nb._wire.invitation import is_invitation
+from monarch_nb._wire.invitation import is_far, is_invitation
 
 DEFAULT_NAME = "mesh"
 """Name of a mesh that is given no other."""
@@ -35,8 +35,8 @@ def mesh_before_paths(text: str) -> str:
 
 
 def mesh_or_invitation(text: str) -> str:
-    """Parse the name of a mesh, or an invitation: its file, or itself in one line."""
-    return text if is_invitation(text) else mesh_name(text)
+    """Parse the name of a mesh, one on another machine, or an invitation: its file, or itself in one line."""
+    return text if is_far(text) or is_invitation(text) else mesh_name(text)
 
 
 def mesh_names(text: str) -> tuple[str, ...]:

@@ -28,6 +28,9 @@ class HostConfig(NamedTuple):
         requirements: what a program must have in common with it to take it: a `Requirements` as JSON.
         warm: whether it starts a zygote at once.
         name: of the mesh that a relay belongs to; `connection_file`: where it says how it's reached.
+        road: the command that leads a relay's `controller` (ipc://PATH) to another machine; its programs are
+            the mesh's owner's, and may be away for minutes. Empty: it dials by itself.
+        via: what people call that machine.
     """
 
     host: int
@@ -48,6 +51,8 @@ class HostConfig(NamedTuple):
     warm: bool = True
     name: str = ""
     connection_file: str = ""
+    road: tuple[str, ...] = ()
+    via: str = ""
 
     @classmethod
     def decode(cls, data: bytes) -> Self:

@@ -194,11 +194,19 @@ def _use_scratch(scratch: str) -> None:
 # --- asking for admission
 
 
-def knock(invitation: Invitation, node: str, place: int | None, keys: KeyPair | None = None) -> Place:
+def knock(
+    invitation: Invitation,
+    node: str,
+    place: int | None,
+    keys: KeyPair | None = None,
+    only: str = "",
+    endpoint: str = "",
+) -> Place:
     """Ask for a place at one address after the other.
 
     Args:
         keys: of whoever knocks; without it, new ones.
+        only: an address of the invitation that is tried alone, by `endpoint`, which leads to it.
 
     Raises:
         LauncherError: naming each address and what came of it, or why there's no place.
@@ -211,14 +219,14 @@ def knock(invitation: Invitation, node: str, place: int | None, keys: KeyPair | 
         )
     keys = keys or KeyPair.new()
     tried = []
-    for address in invitation.addresses:
-        trouble = _unreachable(address)
+    for address in [only] if only else invitation.addresses:
+        trouble = "" if endpoint else _unreachable(address)
         knock = Knock(keys.public, node, wire.VERSION, address, place)
-        answer = None if trouble else _ask(invitation, address, knock.to_json())
+        answer = None if trouble else _ask(invitation, endpoint or address, knock.to_json())
         if isinstance(answer, Admission):
             if answer.error:
                 raise LauncherError(answer.error)
-            return Place(answer, address, invitation.controller_key, keys)
+            return Place(answer, endpoint or address, invitation.controller_key, keys)
         tried.append(f"{address} ({trouble or answer})")
     raise LauncherError(
         f'cannot reach the mesh at {", ".join(tried)}. A firewall? ports = "29400-29500" in the profile '

@@ -4,6 +4,9 @@ It has the socket that a host process has, so programs find no difference; what 
 connection to the controller there, with the key that an invitation has let in, and what comes back goes to
 whom it's for. It runs no ranks. It ends with the connection, when the key is void, or when no program has
 been there for a while; its programs are told why.
+
+With a road (`HostConfig.road`) the mesh is this user's own, on another machine. Then the connection may be
+lost for minutes: what is sent meanwhile, on both sides, arrives when it's back (`_wire/resuming`).
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from monarch_nb._host.config import HostConfig
 from monarch_nb._host.controller.mesh_name import write_connection
 from monarch_nb._host.local_sockets import LocalSockets
 from monarch_nb._host.loop import Loop
+from monarch_nb._host.road import Road
 from monarch_nb._protocol.base import Event, Malformed, decode, encode
 from monarch_nb._protocol.claims import ClaimNote, ConnectionNote
 from monarch_nb._protocol.events import Beat, Leave, MeshEnding
@@ -37,12 +41,19 @@ from monarch_nb._wire.directory import private_directory
 from monarch_nb._wire.message import Message
 from monarch_nb._wire.pieces import cut, join
 from monarch_nb._wire.process import machine_id, start_time
+from monarch_nb._wire.resuming import NOTE, Resumable
 
 UNUSED_S = 600.0
 """How long the relay waits without a program before it ends."""
 LOST_AFTER_S = 5.0
 """How long a lost connection may take to be restored."""
 SILENT_S = 60.0
+AWAY_S = 600.0
+"""How long the connection by a road may be lost."""
+CONFIRM_BYTES = 1 << 20
+"""After so many bytes the controller is told what has arrived."""
+MAX_KEPT_BYTES = 256 << 20
+"""How much waits for a connection that is lost."""
 FLUSH_MS = 500
 _HANDSHAKE_MS = 5000
 _BIG_BYTES = 1 << 16
@@ -78,12 +89,15 @@ class Relay:
         """The pidfd of each program, by proc id."""
         self._router = Router(self._me, self.loop, self._send_local, self._send_remote)
         self._local.listen(self._me)
+        self._resumable = Resumable() if config.road else None
+        self._num_unconfirmed = 0
         self._link = self._dialled()
         self._monitor = self._link.get_monitor_socket(
-            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED
         )
+        self._road = Road(self.loop, config.road) if config.road else None
         self._heard = self._used = self.loop.clock()
-        self._limit_s = SILENT_S
+        self._limit_s = AWAY_S if config.road else SILENT_S
         self.loop.watch_socket(self._link, self._take_link)
         self.loop.watch_socket(self._monitor, self._on_connection)
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -98,7 +112,7 @@ class Relay:
         note = ClaimNote(ClaimState.RUNNING, os.getpid(), "%mesh attach")
         claim = Claim.acquire(path, note.as_json())
         if claim is None:
-            raise RelayError("a mesh of that name runs here already: %mesh attach FILE --as NAME")
+            raise RelayError("a mesh of that name runs here already: give it another one by --as NAME")
         return claim
 
     def _dialled(self) -> zmq.Socket[bytes]:
@@ -119,7 +133,7 @@ class Relay:
         pid = os.getpid()
         content = ConnectionNote(
             self._config.name, pid, self._directory, start_time=start_time(pid), machine=machine_id(),
-            wire_version=wire.VERSION, started=time.time(), host=self._index,
+            wire_version=wire.VERSION, started=time.time(), host=self._index, via=self._config.via,
         )  # fmt: skip
         write_connection(self._config.connection_file, content)
 
@@ -177,20 +191,49 @@ class Relay:
     # --- messages of the mesh
 
     def _take_link(self) -> None:
-        frames = join([f.buffer for f in self._link.recv_multipart(copy=False)])
-        self._heard, self._limit_s = self.loop.clock(), SILENT_S
+        parts = [f.buffer for f in self._link.recv_multipart(copy=False)]
+        self._heard = self.loop.clock()
+        if self._resumable is None:
+            self._limit_s = SILENT_S
+        elif bytes(parts[0]) == NOTE:
+            parts = parts[1:]
+        elif self._resumable.takes(bytes(parts[0])):
+            parts = parts[1:]
+            self._confirm_in_time(sum(map(len, parts)))
+        else:
+            return  # it has come before, by an earlier connection
+        frames = join(parts)
         frame = bytes(frames[0])
         message = wire.unpack(frame)
         if message.dst != self._me:
             self._router.accept(frame, frames[1:])
         elif message.name == Leave.wire_name.encode():
             self.shut_down()
+        elif message.name == Beat.wire_name.encode() and self._resumable is not None:
+            self._resume(self._resumable, decode(Beat, message.payload).taken)
+
+    def _resume(self, link: Resumable, num_taken: int) -> None:
+        """Send what the controller lacks, if the connection is a new one; forget what it has."""
+        if link.is_open:
+            link.confirmed(num_taken)
+            return
+        for frames in link.resumed(num_taken):
+            self._link.send_multipart(frames)
+
+    def _confirm_in_time(self, num_bytes: int) -> None:
+        self._num_unconfirmed += num_bytes
+        if self._num_unconfirmed > CONFIRM_BYTES:
+            self._beat()
 
     def _on_connection(self) -> None:
         event = parse_monitor_message(self._monitor.recv_multipart())["event"]
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._give_up("lets this program in no more: its key is void")
-        else:
+        elif self._resumable is not None:
+            self._resumable.broken()
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._beat()  # the answer says what the controller has
+        elif event == zmq.EVENT_DISCONNECTED:
             self._limit_s = LOST_AFTER_S
 
     def _beats(self) -> None:
@@ -201,7 +244,16 @@ class Relay:
         elif not self._programs and now - self._used > UNUSED_S:
             self.shut_down()
         else:
-            self._send_remote(0, [self._packed(address.CONTROLLER, Beat())])
+            self._beat()
+
+    def _beat(self) -> None:
+        self._num_unconfirmed = 0
+        self._note(Beat(0 if self._resumable is None else self._resumable.num_taken))
+
+    def _note(self, event: Event) -> None:
+        """Tell the controller something that is of this connection only."""
+        frame = self._packed(address.CONTROLLER, event)
+        self._link.send_multipart([frame] if self._resumable is None else [NOTE, frame])
 
     def _give_up(self, how: str) -> None:
         for proc in self._programs:
@@ -216,7 +268,14 @@ class Relay:
         )
 
     def _send_remote(self, _host: int, frames: list[Any]) -> None:
-        self._link.send_multipart(cut(frames), copy=sum(map(len, frames)) < _BIG_BYTES)
+        if self._resumable is None:
+            self._link.send_multipart(cut(frames), copy=sum(map(len, frames)) < _BIG_BYTES)
+            return
+        numbered = self._resumable.send(cut(frames))
+        if numbered is not None:
+            self._link.send_multipart(numbered)
+        elif self._resumable.kept_bytes > MAX_KEPT_BYTES:
+            self._give_up(f"can't be reached, and more than {MAX_KEPT_BYTES >> 20} MiB wait to be sent")
 
     def _send_local(self, dst: int, frame: bytes) -> None:
         if self._local.has_route(dst) or self._local.listens(dst):
@@ -232,6 +291,8 @@ class Relay:
         """Serve until shut down; clean up."""
         try:
             self.loop.run()
+            if self._road is not None:
+                self._note(Leave())
             self._link.disable_monitor()
             self._local.close(FLUSH_MS / 1000)
             for socket in (self._link, self._monitor):
@@ -239,6 +300,8 @@ class Relay:
             self._context.term()
             self._router.pool.close()
         finally:
+            if self._road is not None:
+                self._road.close()
             with suppress(OSError):
                 os.unlink(self._config.connection_file)
             self._claim.release()

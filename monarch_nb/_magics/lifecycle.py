@@ -6,18 +6,18 @@ import html
 from contextlib import suppress
 from typing import Any
 
-from monarch_nb._client.membership import join
 from monarch_nb._commands import actions
 from monarch_nb._commands.clusters import asked_on_engine, script_text
 from monarch_nb._commands.parser import Namespace
 from monarch_nb._commands.running import refuse_other_job, take_on_group
+from monarch_nb._commands.sharing import joined
 from monarch_nb._commands.starting import asked_for, describe, plan_of, set_up, start_or_attach
 from monarch_nb._display import top as tables
 from monarch_nb._magics.missed import show_missed
 from monarch_nb._magics.state import State
 from monarch_nb._protocol.roles import Role
 from monarch_nb._widgets.top import follow
-from monarch_nb._wire.invitation import is_invitation
+from monarch_nb._wire.invitation import is_far, is_invitation
 from monarch_nb.actor.handle import session_of
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.status import MeshStatus
@@ -72,10 +72,12 @@ def attach(state: State, arguments: Namespace) -> None:
 def _joined(arguments: Namespace) -> str | None:
     """Return the name of the intended mesh, after joining it if an invitation was given."""
     name: str | None = arguments.name
-    if name is not None and is_invitation(name):
-        return join(name, arguments.as_name).name
+    if name is not None and (is_far(name) or is_invitation(name)):
+        return joined(arguments).name
     if arguments.as_name is not None:
         raise MeshUsageError("attach: --as goes with an invitation: %mesh attach FILE --as NAME")
+    if arguments.python is not None:
+        raise MeshUsageError("attach: --python goes with a machine: %mesh attach MACHINE:NAME --python PATH")
     return name
 
 

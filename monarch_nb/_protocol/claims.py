@@ -65,6 +65,7 @@ class ConnectionNote(Kept, frozen=True, omit_defaults=True):
         started: when the mesh was started, in seconds since the epoch.
         journal: the directory of its journal.
         host: index that programs have there; 0: on the controller's machine. Else `pid` is the relay's.
+        via: the machine that the mesh, which is this user's, is reached by: `me@login`; empty: another one.
     """
 
     name: str
@@ -77,3 +78,4 @@ class ConnectionNote(Kept, frozen=True, omit_defaults=True):
     started: float = 0.0
     journal: str = ""
     host: int = 0
+    via: str = ""

@@ -88,7 +88,13 @@ class HostJoined(Event, frozen=True):
 
 
 class Beat(Event, frozen=True):
-    """Tells that the sender lives: a host, or the controller."""
+    """Tells that the sender lives: a host, or the controller.
+
+    Attributes:
+        taken: on a link that is resumed (`_wire.resuming`), how many messages have arrived here.
+    """
+
+    taken: int = 0
 
 
 class HostLeaving(Event, frozen=True):
@@ -153,7 +159,9 @@ class TakeStacks(Event, frozen=True):
 
 
 class Leave(Event, frozen=True):
-    """Tells a host to end: it isn't needed any more."""
+    """Tells a host to end: it isn't needed any more. From the relay of an owner's programs: these have left,
+    and its key is needed no more.
+    """
 
 
 class TakePlace(Event, frozen=True):

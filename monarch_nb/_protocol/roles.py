@@ -15,7 +15,7 @@ class Role(IntEnum):
     OPERATOR = 2
     """Run cells, interrupt, debug, heal."""
     OWNER = 3
-    """Everything; for programs of the user who has started the mesh, on its machine."""
+    """Everything; for programs of the user who has started the mesh."""
 
     @property
     def word(self) -> str:
@@ -47,12 +47,15 @@ class Share(Request[Shared], frozen=True):
         key: name of the key; empty: its role and a number.
         expires_s: until when they may be in the mesh, in seconds from now; None: as long as it runs.
         network: which addresses of the controller they can reach; empty: any.
+        own: the invitation is for programs of the mesh's own user on another machine: only then the role may
+            be owner.
     """
 
     role: Role
     key: str = ""
     expires_s: float | None = None
     network: str = ""
+    own: bool = False
 
 
 class KeyRow(Record, frozen=True):

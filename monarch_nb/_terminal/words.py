@@ -21,6 +21,8 @@ _OF_ALL = [name for name, each in IN_NOTEBOOKS.items() if not each.is_about_a_me
 _NUM_WORDS = {"set": 2, "auto": 1, "on-failure": 1, "pull": 1, "push": 1, **dict.fromkeys(_NAMED, 1)}
 """Number of words that belong to a verb that only notebooks have; the message's text follows."""
 
+_GOES_ON = re.compile(r":\S")
+"""What follows `%mesh attach mnb` and `%mesh attach me@login`, where these are parts of a word."""
 _LONG_NAME = 80
 """Number of characters. Mesh names are shorter, invitations are longer."""
 
@@ -38,13 +40,16 @@ def in_terminal(text: str, commands: Collection[str], mesh_name: str | None = No
     'Come back: %mesh attach dev (in a notebook)'
     >>> in_terminal("the journal is off (%mesh set journal on)", ["heal"])
     'the journal is off (%mesh set journal on (in a notebook))'
+    >>> in_terminal("%mesh attach mnb:eyJ2==", ["attach"]), in_terminal("%mesh attach login:dev", ["attach"])
+    ('monarch-nb attach mnb:eyJ2==', 'monarch-nb attach login:dev')
     """
 
     def replaced(match: re.Match[str]) -> str:
         verb, env, word, more = match[1], match[2], match[3] or "", match[4] or ""
         if verb == "diff" and env:
             verb, env = "diff-env", ""
-        if verb not in commands or (verb == "attach" and not _is_invitation(word.strip())):
+        leads_in = _is_invitation(word.strip()) or _GOES_ON.match(text, match.end()) is not None
+        if verb not in commands or (verb == "attach" and not leads_in):
             num = _NUM_WORDS.get(verb, 0)
             return (
                 f"%mesh {verb}{env}{''.join((word, more)[:num])} (in a notebook){''.join((word, more)[num:])}"

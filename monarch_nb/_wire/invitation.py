@@ -19,6 +19,7 @@ TOKEN = "mnb:"
 """Prefix of an invitation in one line; no mesh's name can begin with it."""
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 """Z85 text of 32 bytes."""
+_FAR = re.compile(r"(?:[\w.+-]+@)?[A-Za-z0-9][\w.-]*:[A-Za-z0-9_][\w.-]*", re.ASCII)
 Made = TypeVar("Made")
 
 
@@ -33,6 +34,15 @@ def is_invitation(text: str) -> bool:
     (False, True, True)
     """
     return text.startswith(TOKEN) or "/" in text or "." in text
+
+
+def is_far(text: str) -> bool:
+    """Return whether a typed word is a mesh on another machine, which ssh reaches.
+
+    >>> is_far("me@login.lab:big"), is_far("login:big"), is_far("big"), is_far("mnb:eyJ")
+    (True, True, False, False)
+    """
+    return not text.startswith(TOKEN) and _FAR.fullmatch(text) is not None
 
 
 @dataclass(frozen=True)

@@ -275,12 +275,16 @@ class HostLink:
 
     # --- members
 
-    def comes_by(self, index: int, frame: zmq.Frame) -> None:
-        """Record the connection on which a member's frame has arrived: messages to the member use it."""
+    def comes_by(self, index: int, frame: zmq.Frame) -> bool:
+        """Record the connection on which a member's frame has arrived: messages to the member use it. Return
+        whether it's another one than before.
+        """
         identity, fd = bytes(frame.buffer), int(frame.get(zmq.SRCFD))
-        if self._members.get(index, (b"", -1))[:2] != (identity, fd):
-            self._members[index] = identity, fd, peer_of(fd)
-            self._connections[fd] = index
+        if self._members.get(index, (b"", -1))[:2] == (identity, fd):
+            return False
+        self._members[index] = identity, fd, peer_of(fd)
+        self._connections[fd] = index
+        return True
 
     def cut(self, index: int) -> None:
         """End a member's connection."""
@@ -313,7 +317,9 @@ class HostLink:
         """
         host = self._controller.registry.hosts.get(index)
         if host is None:
-            self._send_to_member(index, frames)
+            outgoing = self._controller.members.outgoing(index, frames)
+            if outgoing is not None:
+                self.send_to_member(index, outgoing)
             return
         if host.state in (HostState.LOST, HostState.STOPPED) or self._socket is None:
             return
@@ -324,10 +330,11 @@ class HostLink:
             [self._identities[index], *cut(frames)], copy=sum(map(len, frames)) < _BIG_BYTES
         )
 
-    def _send_to_member(self, index: int, frames: list[Any]) -> None:
+    def send_to_member(self, index: int, frames: Sequence[Any]) -> None:
+        """Send frames to a member as they are, if it's connected."""
         found = self._members.get(index)
         if found is not None and self._socket is not None:
-            self._socket.send_multipart([found[0], *cut(frames)])
+            self._socket.send_multipart([found[0], *frames])
 
     def has_joined(self, index: int, joined: HostJoined) -> None:
         """Record that a host process has dialled in, and send it the kept messages."""

@@ -7,6 +7,9 @@ speaks for, what it asks, and which role that needs. An observer's messages go n
 which reads types of the protocol and unpickles nothing; only an operator's reach ranks, where they can run
 code in any case.
 
+Programs of the mesh's own user on another machine are members, too, with the role owner. Their connection may
+be away for minutes, as a laptop is that sleeps: what is sent meanwhile is kept (`_wire/resuming`).
+
 Hosts and ranks pay nothing for this: the link finds out by one look at a connection's key whose it is.
 """
 
@@ -14,6 +17,8 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,7 +30,7 @@ from monarch_nb._host.controller.sending import Sends
 from monarch_nb._host.request import RequestError
 from monarch_nb._journal.audit import Audit
 from monarch_nb._journal.secrets import logged_source, mask
-from monarch_nb._protocol.base import Event, Malformed, decode
+from monarch_nb._protocol.base import Event, Malformed, decode, encode
 from monarch_nb._protocol.cells import RunCell
 from monarch_nb._protocol.events import Beat, Leave, MeshEnding
 from monarch_nb._protocol.failure import Failure
@@ -43,12 +48,14 @@ from monarch_nb._protocol.roles import (
     Unshare,
 )
 from monarch_nb._protocol.states import HostState
+from monarch_nb._units import duration
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.invitation import Admission, Invitation, InvitationError, Knock
 from monarch_nb._wire.keys import KeyPair
 from monarch_nb._wire.message import Message
-from monarch_nb._wire.pieces import join
+from monarch_nb._wire.pieces import cut, join
+from monarch_nb._wire.resuming import NOTE, Resumable
 
 if TYPE_CHECKING:
     from monarch_nb._host.controller.clients import ClientService
@@ -66,6 +73,12 @@ MAX_PROGRAMS = 64
 """Maximum number of programs of one member."""
 SILENT_S = 30.0
 """Time of silence after which a member's connection is ended: its machine sleeps, or is out of reach."""
+AWAY_S = 600.0
+"""How long programs of the owner may be away."""
+MAX_KEPT_BYTES = 256 << 20
+"""How much is kept for them meanwhile."""
+CONFIRM_BYTES = 1 << 20
+"""After so many bytes their relay is told what has arrived, so that it needn't keep it."""
 LAST_WORD_S = 0.3
 """How long a member that is disconnected has to read the reason."""
 _BOUND = (HostState.EXPECTED, HostState.UP, HostState.LEAVING)
@@ -112,6 +125,9 @@ class Member:
     fd: int = -1
     procs: set[int] = field(default_factory=set)
     heard: float = 0.0
+    resumable: Resumable | None = None
+    """The link to programs of the owner; None: others' end with their connection."""
+    num_unconfirmed: int = 0
 
 
 class Members:
@@ -129,15 +145,16 @@ class Members:
     @handles(Share)
     def do_share(self, request: Share, sender: Sender) -> Shared:
         """Make a key for a user, and an invitation to knock with."""
-        role = self._shareable(request.role)
+        role = self._shareable(request)
         if len(self._members) >= MAX_MEMBERS:
             raise RequestError(f"{MAX_MEMBERS} keys are out already: %mesh unshare KEY, or --all")
         addresses = self._controller.invitations.listen(request.network, ())
         guest = KeyPair.new()
         ends = None if request.expires_s is None else time.time() + request.expires_s
         member = Member(
-            self._free_name(request.key, role), role, next(self._indices), guest.public, addresses, ends
-        )
+            self._free_name(request.key, role), role, next(self._indices), guest.public, addresses, ends,
+            resumable=Resumable() if request.own else None,
+        )  # fmt: skip
         self._members[member.key] = self._by_index[member.index] = member
         self._link.let_in(guest.public, partial(self._knocks, member))
         self._end_later(member, request.expires_s)
@@ -147,10 +164,10 @@ class Members:
         return Shared(member.key, text)
 
     @staticmethod
-    def _shareable(role: Role) -> Role:
-        if role is Role.OWNER:
+    def _shareable(request: Share) -> Role:
+        if request.role is Role.OWNER and not request.own:
             raise RequestError("the role owner can't be shared: --role observer, or --role operator")
-        return role
+        return request.role
 
     def _free_name(self, wanted: str, role: Role) -> str:
         if wanted and wanted in self._members:
@@ -233,7 +250,27 @@ class Members:
         self._tell(member, Leave())
 
     def _tell(self, member: Member, event: Event) -> None:
-        self._controller.event(address.host_proc(member.index), event)
+        to = address.host_proc(member.index)
+        if member.resumable is None:
+            self._controller.event(to, event)
+            return
+        frame = wire.pack(
+            wire.EVENT, src=self._controller.me, dst=to, name=event.wire_name.encode(), payload=encode(event)
+        )
+        self._link.send_to_member(member.index, [NOTE, frame])
+
+    def outgoing(self, index: int, frames: Sequence[Any]) -> Sequence[Any] | None:
+        """Return the frames of a message to a member's programs that are sent now; None if they're kept until
+        it's back.
+        """
+        member = self._by_index.get(index)
+        if member is None or member.resumable is None:
+            return cut(frames)
+        numbered = member.resumable.send(cut(frames))
+        if member.resumable.kept_bytes > MAX_KEPT_BYTES:
+            self._end_member(member, f"more than {MAX_KEPT_BYTES >> 20} MiB have come while it was away")
+            return None
+        return numbered
 
     def mesh_ends(self) -> None:
         """Tell members to leave: the mesh is about to end, and programs have been told why."""
@@ -269,6 +306,7 @@ class Members:
                 f"your own: %mesh share --role {member.role.word}"
             )
         member.public, member.who, member.peer = knock.public, knock.node, peer
+        member.heard = self._controller.loop.clock()
         self._link.let_in(knock.public, partial(self._take_message, member))
         self._note(member, "attach")
 
@@ -283,8 +321,10 @@ class Members:
     def connection_ended(self, index: int) -> None:
         """Drop the programs of a member whose connection has ended and wasn't restored."""
         member = self._by_index.get(index)
-        if member is not None:
+        if member is not None and member.resumable is None:
             self._forget_programs(member)
+        elif member is not None and member.resumable is not None:
+            member.resumable.broken()
 
     def _forget_programs(self, member: Member) -> None:
         procs, member.procs = member.procs, set()
@@ -293,19 +333,37 @@ class Members:
 
     def cut_silent(self) -> None:
         """End connections that have been silent for too long: messages to them would accumulate."""
-        limit = self._controller.loop.clock() - SILENT_S
-        for member in self._by_index.values():
-            if member.procs and member.heard < limit:
+        now = self._controller.loop.clock()
+        for member in list(self._by_index.values()):
+            if not member.public or now - member.heard < SILENT_S:
+                continue
+            if member.resumable is None and member.procs:
                 self._link.cut(member.index)
                 self._forget_programs(member)
+            elif member.resumable is not None:
+                self._is_away(member, now - member.heard)
+
+    def _is_away(self, member: Member, silent_s: float) -> None:
+        assert member.resumable is not None
+        if member.resumable.is_open:
+            self._link.cut(member.index)
+            member.resumable.broken()
+        if silent_s > AWAY_S:
+            self._end_member(member, f"it was away for more than {duration(AWAY_S)}")
+            self._note(member, "was away")
 
     # --- requests
 
     def _take_message(self, member: Member, frames: list[zmq.Frame]) -> None:
-        self._link.comes_by(member.index, frames[0])
+        is_new = self._link.comes_by(member.index, frames[0])
         member.heard = self._controller.loop.clock()
+        frames = frames[1:]
         try:
-            parts = join([f.buffer for f in frames[1:]])
+            if member.resumable is not None:
+                frames = self._numbered(member, member.resumable, frames, is_new=is_new)
+                if not frames:
+                    return
+            parts = join([f.buffer for f in frames])
             message = wire.unpack(bytes(parts[0]) if parts else b"")
             is_own = all(address.host_of(src) == member.index for src in wire.sources(message.frame))
         except (wire.WireError, ValueError, ArithmeticError, LookupError) as error:
@@ -317,16 +375,56 @@ class Members:
             self._hear_relay(member, message)
         elif message.kind == wire.CONTROL and message.dst == self._controller.me:
             self._ask(member, message)
-        elif member.role >= Role.OPERATOR and _is_for_ranks(message):
+        elif member.role is Role.OWNER or (member.role >= Role.OPERATOR and _is_for_ranks(message)):
             if message.kind in (wire.CALL, wire.FANOUT):
                 self._note(member, "call")
             self._controller.receive_remote(parts)
         else:
             self._refuse_other(member, message)
 
+    def _numbered(
+        self, member: Member, link: Resumable, frames: list[zmq.Frame], *, is_new: bool
+    ) -> list[zmq.Frame]:
+        """Return the frames of a message on a link that is resumed, without its number; none if it has come
+        before.
+
+        Raises:
+            ValueError: if it has no number.
+        """
+        if is_new:
+            link.broken()
+        prefix, rest = bytes(frames[0].buffer) if frames else b"?", frames[1:]
+        if prefix == NOTE:
+            return rest
+        if not link.takes(prefix):
+            return []
+        member.num_unconfirmed += sum(len(f.buffer) for f in rest)
+        if member.num_unconfirmed > CONFIRM_BYTES:
+            self._confirm(member)
+        return rest
+
+    def _confirm(self, member: Member) -> None:
+        member.num_unconfirmed = 0
+        self._tell(member, Beat(0 if member.resumable is None else member.resumable.num_taken))
+
     def _hear_relay(self, member: Member, message: Message) -> None:
-        if message.kind == wire.EVENT and message.name == Beat.wire_name.encode():
-            self._tell(member, Beat())
+        if message.kind != wire.EVENT:
+            return
+        if message.name == Beat.wire_name.encode():
+            self._confirm(member)
+            if member.resumable is not None:
+                with suppress(Malformed):
+                    self._resume(member, member.resumable, decode(Beat, message.payload).taken)
+        elif message.name == Leave.wire_name.encode() and member.resumable is not None:
+            self._end_member(member, "it has left")
+
+    def _resume(self, member: Member, link: Resumable, num_taken: int) -> None:
+        """Send what a relay that has come back lacks; forget what it has."""
+        if link.is_open:
+            link.confirmed(num_taken)
+            return
+        for frames in link.resumed(num_taken):
+            self._link.send_to_member(member.index, frames)
 
     def _ask(self, member: Member, message: Message) -> None:
         """Execute a request, if the member's role permits it."""

@@ -4,36 +4,17 @@ host.
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from monarch_nb._wire.directory import private_directory, socket_root
+from monarch_nb._client.ssh import SSH_FAILED, Done, ssh_command, ssh_trouble
 from monarch_nb.job.engines.base import EngineError
 from monarch_nb.job.spec import HostSpec
 
 COMMAND_S = 30.0
-CONNECT_S = 10
-_MASTER_S = 60
 _NOT_FOUND = 127
-
-
-@dataclass(frozen=True)
-class Done:
-    """The result of a command: its exit code and its output."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def words(self) -> str:
-        """The last output of the command, for a message."""
-        lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
-        return "; ".join(lines[-3:]) or f"exit code {self.code}"
 
 
 def run(argv: Sequence[str], text: str = "", timeout_s: float = COMMAND_S) -> Done:
@@ -69,51 +50,6 @@ def run_at(login: str, argv: Sequence[str], text: str = "", timeout_s: float = C
     if done.code == _NOT_FOUND:
         raise EngineError(f"{argv[0]} isn't installed on {login}, or not on PATH there")
     return done
-
-
-# --- OpenSSH
-
-SSH_FAILED = 255
-"""ssh's own exit status, as opposed to that of a command."""
-
-
-def ssh_command(machine: str, config: str = "") -> list[str]:
-    """Return an ssh command that doesn't prompt, and shares one connection for each machine."""
-    directory = os.path.join(socket_root(), "ssh")
-    private_directory(directory)
-    options = [
-        "BatchMode=yes",
-        f"ConnectTimeout={CONNECT_S}",
-        "ControlMaster=auto",
-        f"ControlPath={directory}/%C",
-        f"ControlPersist={_MASTER_S}",
-    ]
-    return [
-        "ssh",
-        *(["-F", os.path.expanduser(config)] if config else []),
-        "-T",
-        *(f"-o{option}" for option in options),
-        "--",
-        machine,
-    ]
-
-
-def ssh_trouble(machine: str, done: Done, config: str = "") -> str:
-    """Return why the login failed, and what to type."""
-    by_hand = f"ssh {f'-F {config} ' if config else ''}{machine}"
-    if "Host key verification failed" in done.err or "REMOTE HOST IDENTIFICATION HAS CHANGED" in done.err:
-        return (
-            f"{machine}: its host key isn't the one that is known, or none is known. Look at it and "
-            f"accept it once: {by_hand}"
-        )
-    if "Permission denied" in done.err:
-        return (
-            f"{machine}: not logged in ({done.words}). Log in without a question first: ssh-copy-id "
-            f"{machine}, or: ssh-add; then try: {by_hand}"
-        )
-    if "Could not resolve" in done.err:
-        return f"{machine}: there is no host of that name; see ~/.ssh/config and the profile"
-    return f"{machine}: cannot be reached by ssh ({done.words}). Try: {by_hand}"
 
 
 # --- commands on a host

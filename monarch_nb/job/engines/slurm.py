@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from monarch_nb._client.ssh import Done
 from monarch_nb._wire.invitation import Invitation
 from monarch_nb.job.allocation import Allocation, records_directory
 from monarch_nb.job.engines import shell
@@ -249,7 +250,7 @@ class Slurm(Engine):
 
     # --- commands
 
-    def _run(self, spec: HostSpec, argv: Sequence[str], text: str = "") -> shell.Done:
+    def _run(self, spec: HostSpec, argv: Sequence[str], text: str = "") -> Done:
         return shell.run_at(spec.login, argv, text)
 
     def _log_directory(self, spec: HostSpec) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from monarch_nb._client.ssh import SSH_FAILED, Done, ssh_command, ssh_trouble
 from monarch_nb._host.launcher import STARTED
 from monarch_nb._wire.invitation import Invitation
 from monarch_nb.job.allocation import Allocation
@@ -76,7 +77,7 @@ class NamedHosts(Engine):
         """Return the command that runs a shell command line on a host."""
         raise NotImplementedError
 
-    def trouble(self, machine: str, done: shell.Done, spec: HostSpec) -> str:
+    def trouble(self, machine: str, done: Done, spec: HostSpec) -> str:
         """Return why a host hasn't joined."""
         return f"host {shell.launcher_trouble(machine, done, spec)}"
 
@@ -102,7 +103,7 @@ class NamedHosts(Engine):
         """End host processes that haven't ended together with their mesh."""
         parts = [(i, part) for i, part in enumerate(allocation.parts)]
 
-        def end(_place: int, part: str) -> shell.Done:
+        def end(_place: int, part: str) -> Done:
             machine, pid = part.split()
             script = f'[ "$(cat /proc/{pid}/comm 2>/dev/null)" = mnb-host ] && kill {pid}; true'
             return shell.run(self.end_command(allocation.spec, machine, script))
@@ -116,14 +117,12 @@ class NamedHosts(Engine):
         spec = allocation.spec
         return "\n".join(" ".join(self.start_command(spec, i, m)) for i, m in enumerate(_chosen(allocation)))
 
-    def _on_all(
-        self, each: Sequence[tuple[int, str]], what: Callable[[int, str], shell.Done]
-    ) -> list[shell.Done]:
-        def guarded(one: tuple[int, str]) -> shell.Done:
+    def _on_all(self, each: Sequence[tuple[int, str]], what: Callable[[int, str], Done]) -> list[Done]:
+        def guarded(one: tuple[int, str]) -> Done:
             try:
                 return what(*one)
             except EngineError as error:
-                return shell.Done(1, "", str(error))
+                return Done(1, "", str(error))
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(guarded, each))
@@ -135,7 +134,7 @@ def _chosen(allocation: Allocation) -> tuple[str, ...]:
     return spec.machines[: spec.wanted.most + allocation.plan.num_spares]
 
 
-def _pid(done: shell.Done) -> str:
+def _pid(done: Done) -> str:
     found = _PID.search(done.out)
     return found[1] if found else "0"
 
@@ -155,14 +154,14 @@ class SSH(NamedHosts):
 
     def start_command(self, spec: HostSpec, place: int, machine: str) -> Sequence[str]:
         return [
-            *shell.ssh_command(machine, spec.own_value("config")),
+            *ssh_command(machine, spec.own_value("config")),
             shell.host_script(spec, "--place", str(place), "--detach"),
         ]
 
     def end_command(self, spec: HostSpec, machine: str, script: str) -> Sequence[str]:
-        return [*shell.ssh_command(machine, spec.own_value("config")), script]
+        return [*ssh_command(machine, spec.own_value("config")), script]
 
-    def trouble(self, machine: str, done: shell.Done, spec: HostSpec) -> str:
-        if done.code == shell.SSH_FAILED:
-            return f"host {shell.ssh_trouble(machine, done, spec.own_value('config'))}"
+    def trouble(self, machine: str, done: Done, spec: HostSpec) -> str:
+        if done.code == SSH_FAILED:
+            return f"host {ssh_trouble(machine, done, spec.own_value('config'))}"
         return super().trouble(machine, done, spec)

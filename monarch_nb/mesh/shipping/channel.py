@@ -15,10 +15,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
+from monarch_nb._client.ssh import ssh_command
 from monarch_nb._sync.env.arrival import MARK
 from monarch_nb._sync.env.errors import EnvironmentSyncError
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.job.engines.shell import ssh_command
 
 STALL_S = 60.0
 """How long the other side may read nothing."""

@@ -1,0 +1,130 @@
+"""Attaches to a mesh of this user that runs on another machine, by ssh: one connection, outwards.
+
+Who may log in there as this user may do everything with the mesh there. So a program there makes a key with
+the role owner, ssh brings the invitation, and a relay (`_host/relay`) uses a socket that ssh forwards.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from monarch_nb._client import launch, membership
+from monarch_nb._client.connection_file import Connection
+from monarch_nb._client.mesh_name import check_mesh_name
+from monarch_nb._client.ssh import CONNECT_S, SSH_FAILED, Done, forward_command, ssh_command, ssh_trouble
+from monarch_nb._host.config import HostConfig
+from monarch_nb._host.launcher import LauncherError, Place, knock
+from monarch_nb._wire.directory import new_directory, private_directory
+from monarch_nb._wire.invitation import TOKEN, Invitation, InvitationError
+from monarch_nb._wire.keys import KeyPair
+from monarch_nb.exceptions import MeshStartError, NameTaken
+
+ASK_S = 60.0
+_LOOK_S = 0.02
+_NOT_FOUND = 127
+_INVITATION = re.compile(rf"{TOKEN}\S+")
+
+
+def join_far(text: str, name: str | None = None, python: str = "") -> Connection:
+    """Connect to a mesh on another machine; return the connection for programs here from now on.
+
+    Args:
+        text: `[USER@]MACHINE:NAME`; the machine as ssh knows it.
+        name: what the mesh is called here; without it, as there.
+        python: an interpreter there that has monarch_nb; without it, `monarch-nb` of a login shell is asked.
+
+    Raises:
+        NameTaken: if another mesh runs here by that name.
+        MeshStartError: if the machine can't be reached, has no such mesh, or the mesh lets nobody in.
+    """
+    machine, _, far_name = text.rpartition(":")
+    check_mesh_name(far_name)
+    name = check_mesh_name(name or far_name)
+    known = next((c for c in launch.list_connections() if c.name == name), None)
+    if known is not None and known.via == text:
+        return known
+    if known is not None:
+        raise NameTaken(f"a mesh {name!r} runs here already: give that one another name by --as NAME")
+    invitation = _ask(machine, far_name, python)
+    keys, directory = KeyPair.new(), os.path.join(new_directory(), "member")
+    private_directory(directory)
+    socket = os.path.join(directory, "road")
+    tried = []
+    for address in invitation.addresses:
+        try:
+            with _forwarded(machine, socket, address):
+                place = knock(invitation, membership.whoami(), None, keys, address, f"ipc://{socket}")
+        except (LauncherError, InvitationError) as error:
+            tried.append(str(error))
+        else:
+            road = forward_command(machine, socket, address)
+            return _relayed(name, text, place, directory, road)
+    raise MeshStartError(f"mesh {far_name!r} on {machine} can't be attached to: {'; '.join(tried)}")
+
+
+def _ask(machine: str, name: str, python: str) -> Invitation:
+    """Have a program on that machine make an invitation to the mesh."""
+    program = f"{shlex.quote(python)} -P -m monarch_nb" if python else "monarch-nb"
+    script = f"{program} share {shlex.quote(name)} --own --token"
+    command = [*ssh_command(machine), f"bash -l -c {shlex.quote(script)}"]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, stdin=subprocess.DEVNULL)
+    except FileNotFoundError:
+        raise MeshStartError("there is no ssh here: apt-get install openssh-client") from None
+    except subprocess.TimeoutExpired:
+        raise MeshStartError(f"{machine} has given no answer within {ASK_S:g} s: ssh {machine}") from None
+    done = Done(ran.returncode, ran.stdout, ran.stderr)
+    token = _INVITATION.search(done.out)
+    if token is not None:
+        try:
+            return Invitation.from_token(token[0])
+        except InvitationError as error:
+            raise MeshStartError(f"{machine} has answered with an invitation that is none: {error}") from None
+    if done.code == SSH_FAILED:
+        raise MeshStartError(ssh_trouble(machine, done))
+    if done.code == _NOT_FOUND or "No module named monarch_nb" in done.err:
+        raise MeshStartError(
+            f"{machine}: {python or 'monarch-nb'} isn't there, or has no monarch_nb: --python PATH names an "
+            f"interpreter there that has it ({done.words})"
+        )
+    raise MeshStartError(f"{machine}: {done.words}")
+
+
+@contextmanager
+def _forwarded(machine: str, socket: str, address: str) -> Iterator[None]:
+    """Have ssh lead a socket to an address that the machine can reach.
+
+    Raises:
+        MeshStartError: if it can't.
+    """
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            forward_command(machine, socket, address),
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
+        )  # fmt: skip
+        try:
+            deadline = time.monotonic() + 2 * CONNECT_S
+            while not os.path.exists(socket):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    errors.seek(0)
+                    words = errors.read().decode(errors="replace")
+                    raise MeshStartError(ssh_trouble(machine, Done(process.poll() or 1, "", words)))
+                time.sleep(_LOOK_S)
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _relayed(name: str, via: str, place: Place, directory: str, road: list[str]) -> Connection:
+    def config(known: HostConfig) -> HostConfig:
+        return known._replace(road=tuple(road), via=via)
+
+    return membership.relayed(name, place, directory, config)
