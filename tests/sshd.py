@@ -71,9 +71,15 @@ class Sshd:
                     f"IdentityFile {folder}/id\n  IdentitiesOnly yes\n  UserKnownHostsFile "
                     f"{folder}/known_hosts\n  StrictHostKeyChecking yes\n"
                 )
-        with open(folder / "log", "ab") as log:
-            self.process = subprocess.Popen([*inside, str(SSHD), "-D", "-e", "-f", str(self.own)], stderr=log)
-        self._wait(address, inside)
+        self._address, self._inside = address, inside
+        self.restart()
+
+    def restart(self) -> None:
+        """Start the daemon, for the first time or after it was ended."""
+        with open(self.folder / "log", "ab") as log:
+            command = [*self._inside, str(SSHD), "-D", "-e", "-f", str(self.own)]
+            self.process = subprocess.Popen(command, stderr=log)
+        self._wait(self._address, self._inside)
 
     def _wait(self, address: str, inside: Sequence[str]) -> None:
         if inside:

@@ -54,6 +54,8 @@ CONFIRM_BYTES = 1 << 20
 """After so many bytes the controller is told what has arrived."""
 MAX_KEPT_BYTES = 256 << 20
 """How much waits for a connection that is lost."""
+LEAVE_S = 2.0
+"""How long the controller may take to answer to a goodbye."""
 FLUSH_MS = 500
 _HANDSHAKE_MS = 5000
 _BIG_BYTES = 1 << 16
@@ -287,12 +289,23 @@ class Relay:
         """Leave, after this round."""
         self.loop.stop()
 
+    def _take_leave(self) -> None:
+        """Tell the controller that this key isn't needed any more; wait until it knows: what the road has
+        taken in and not passed on yet is lost with it.
+        """
+        self._note(Leave())
+        deadline = time.monotonic() + LEAVE_S
+        while self._link.poll(int(1000 * max(0.0, deadline - time.monotonic()))):
+            parts = [bytes(f) for f in self._link.recv_multipart()]
+            if parts[0] == NOTE and wire.unpack(parts[1]).name == Leave.wire_name.encode():
+                return
+
     def run(self) -> None:
         """Serve until shut down; clean up."""
         try:
             self.loop.run()
-            if self._road is not None:
-                self._note(Leave())
+            if self._resumable is not None and self._resumable.is_open:
+                self._take_leave()
             self._link.disable_monitor()
             self._local.close(FLUSH_MS / 1000)
             for socket in (self._link, self._monitor):

@@ -1,0 +1,191 @@
+"""A mesh of one's own on another machine, by a real sshd: attached to, used, kept through a lost connection.
+
+Both machines are this one: the far one's programs have directories of their own, which only the interpreter
+that `--python` names knows.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import sshd
+from processes import PATIENCE_S, wait_for_exit
+from waiting import wait_until
+
+from monarch_nb._client.ssh import forward_command
+
+pytestmark = pytest.mark.skipif(bool(sshd.why_not()), reason=sshd.why_not())
+PROGRAM = Path(__file__).with_name("far_program.py")
+T = 120
+
+
+def directories(folder: Path) -> dict[str, str]:
+    found = {"JUPYTER_RUNTIME_DIR": str(folder / "run"), "JUPYTER_DATA_DIR": str(folder / "data")}
+    for path in found.values():
+        os.makedirs(path, 0o700)
+    return found
+
+
+@dataclass
+class Machines:
+    """The near machine and the far one.
+
+    Attributes:
+        server: the far one's sshd.
+        python: the interpreter there.
+        env: of programs here.
+    """
+
+    server: sshd.Sshd
+    python: str
+    env: Mapping[str, str]
+
+    def here(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "monarch_nb", *command],
+            capture_output=True, text=True, env=self.env, timeout=T,
+        )  # fmt: skip
+
+    def there(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self.python, "-P", "-m", "monarch_nb", *command], capture_output=True, text=True, timeout=T
+        )
+
+    def attach(self, name: str, *more: str) -> subprocess.CompletedProcess[str]:
+        return self.here("attach", f"login:{name}", "--python", self.python, *more)
+
+    def roads(self) -> list[psutil.Process]:
+        """Return the ssh processes that lead to a mesh there."""
+        return [p for p in psutil.process_iter(["cmdline"]) if self._is_road(p.info["cmdline"] or [])]
+
+    def _is_road(self, words: list[str]) -> bool:
+        return str(self.server.config) in words and "ExitOnForwardFailure=yes" in " ".join(words)
+
+    def cut(self) -> None:
+        """End all connections to the far machine, and let none in."""
+        self.server.process.terminate()
+        self.server.process.wait(10)
+        for road in self.roads():
+            road.kill()
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    server = sshd.Sshd(tmp_path / "sshd", ["login"])
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    (bin_ / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {server.config} "$@"\n')
+    lines = [f"export {name}={value}" for name, value in directories(tmp_path / "far").items()]
+    (bin_ / "python").write_text("\n".join(["#!/bin/sh", *lines, f'exec {sys.executable} "$@"', ""]))
+    for name in ("ssh", "python"):
+        (bin_ / name).chmod(0o755)
+    env = {**os.environ, **directories(tmp_path / "near"), "PATH": f"{bin_}:{os.environ['PATH']}"}
+    found = Machines(server, str(bin_ / "python"), env)
+    try:
+        yield found
+    finally:
+        for name in ("dev", "other"):
+            found.here("stop", name)
+            found.there("stop", name)
+        server.close()
+
+
+@pytest.fixture
+def dev(machines: Machines) -> Machines:
+    started = machines.there("start", "dev", "--procs", "2")
+    assert started.returncode == 0, started.stderr
+    return machines
+
+
+def test_cells_go_on_through_a_lost_connection_and_nothing_is_lost(dev: Machines, tmp_path: Path) -> None:
+    attached = dev.attach("dev")
+    assert attached.returncode == 0, attached.stderr
+    folder = tmp_path / "signs"
+    folder.mkdir()
+    with open(tmp_path / "said", "wb") as said:
+        program = subprocess.Popen(
+            [sys.executable, PROGRAM, "dev", folder], stdout=said, stderr=subprocess.STDOUT, env=dev.env
+        )
+    wait_until(lambda: b"before" in (tmp_path / "said").read_bytes(), "the cell's first line")
+    dev.cut()
+    (folder / "away").touch()
+    wait_until(lambda: len(list(folder.glob("printed-*"))) == 2, "lines printed while nobody hears them")
+    assert b"line" not in (tmp_path / "said").read_bytes()
+    dev.server.restart()
+    (folder / "back").touch()
+    assert program.wait(T) == 0, (tmp_path / "said").read_text()
+    lines = (tmp_path / "said").read_text().splitlines()
+    ours = [line for line in lines if line.startswith("[0-1] ")]
+    assert ours == [f"[0-1] {text}" for text in ("before", *(f"line {i}" for i in range(200)), "after")]
+    assert "sum [3, 3] 3000001" in lines and "size 3" in lines, lines
+    wait_until(lambda: not dev.roads(), "ssh ends with the mesh")
+    assert dev.here("list").stdout.startswith("no mesh runs")
+
+
+def test_a_mesh_there_is_seen_as_ones_own_and_forgotten_when_nobody_uses_it(dev: Machines) -> None:
+    assert dev.attach("dev", "--as", "far").returncode == 0
+    assert dev.attach("dev", "--as", "far").returncode == 0, "a second time is the same one"
+    (road,) = dev.roads()
+    status = dev.here("status", "far").stdout
+    assert "mesh 'dev': 2 ranks" in status, status
+    keys = dev.there("share", "dev", "--list").stdout
+    assert "owner-1" in keys and "owner-2" not in keys, keys
+    road.parent().send_signal(signal.SIGTERM)  # the relay: as when no program has used it for a while
+    assert wait_for_exit(road.pid)
+    wait_until(lambda: "owner-1" not in dev.there("share", "dev", "--list").stdout, "its key is void")
+    assert dev.there("status", "dev").returncode == 0, "the mesh goes on"
+
+
+def test_a_key_that_was_revoked_there_ends_the_relay(dev: Machines) -> None:
+    assert dev.attach("dev").returncode == 0
+    assert dev.there("unshare", "dev", "--all").returncode == 0
+    wait_until(lambda: not dev.roads(), "the relay has ended", PATIENCE_S)
+
+
+def test_what_goes_wrong_is_said(dev: Machines) -> None:
+    for command, words in (
+        (("login:nothing", "--python", dev.python), "mesh 'nothing' is not running"),
+        (("nowhere.invalid:dev",), "there is no host of that name"),
+        (("login:dev", "--python", "/none/python"), "--python PATH names an interpreter there that has it"),
+        (("x.join", "--python", dev.python), "--python goes with a machine"),
+        (("login:no/name",), "can't be read"),
+        (("login:dev", "--as", "no/name"), "at most 64 characters; not 'no/name'"),
+    ):
+        failed = dev.here("attach", *command)
+        assert failed.returncode and words in failed.stderr, (command, failed.stderr)
+        assert "Traceback" not in failed.stderr
+    assert not dev.roads()
+
+
+def test_two_meshes_of_one_name_need_another_one(dev: Machines) -> None:
+    assert dev.here("start", "dev", "--procs", "1").returncode == 0
+    failed = dev.attach("dev")
+    assert failed.returncode == 1 and "give that one another name by --as NAME" in failed.stderr
+    assert dev.attach("dev", "--as", "other").returncode == 0
+
+
+def test_an_invitation_in_one_line_can_be_typed_as_it_is_shown(dev: Machines) -> None:
+    shown = dev.there("share", "dev", "--token").stdout
+    line = next(line for line in shown.splitlines() if "mnb:" in line)
+    program, verb, token = line.split()
+    assert (program, verb) == ("monarch-nb", "attach")
+    attached = dev.here("attach", token)
+    assert attached.returncode == 0 and "as an observer" in attached.stdout, attached.stderr
+
+
+def test_owners_keys_are_for_oneself_only(dev: Machines) -> None:
+    assert "invalid choice" in dev.there("share", "dev", "--role", "owner").stderr
+    assert "owner-1 may be in mesh 'dev' as an owner" in dev.there("share", "dev", "--own", "--token").stdout
+
+
+def test_ssh_asks_nothing_and_opens_no_port() -> None:
+    command = forward_command("login", "/x/road", "tcp://10.0.0.5:29400")
+    assert "-oBatchMode=yes" in command and command[command.index("-L") + 1] == "/x/road:10.0.0.5:29400"
