@@ -120,6 +120,20 @@ def start(arguments: argparse.Namespace) -> None:
     _say(arguments, set_up(mesh, arguments))
 
 
+WAIT_S = 3600.0
+
+
+def wait(arguments: argparse.Namespace) -> None:
+    """Wait until a mesh ends."""
+    from monarch_nb._client.launch import find_connection
+    from monarch_nb._wire.process import wait_until_gone
+
+    pid = find_connection(arguments.name).pid
+    while not wait_until_gone(pid, WAIT_S):
+        pass
+    _say(arguments, f"mesh {arguments.name!r} has ended")
+
+
 def list_meshes(arguments: argparse.Namespace) -> None:
     """Print the running meshes."""
     from monarch_nb.mesh.listing import list_rows, table_text
@@ -409,6 +423,7 @@ def install_kernel(arguments: argparse.Namespace) -> None:
 
 _OWN: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "start": start,
+    "wait": wait,
     "list": list_meshes,
     "clusters": clusters,
     "queue": queue,

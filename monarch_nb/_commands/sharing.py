@@ -24,7 +24,10 @@ from monarch_nb.mesh import Mesh, attach
 def share(mesh: Mesh, arguments: Namespace) -> str:
     """Make a key for another user, and an invitation; return how to use it."""
     role = Role.OWNER if arguments.own else Role[arguments.role.upper()]
-    asked = Share(role, arguments.to or "", arguments.duration, arguments.network or "", arguments.own)
+    asked = Share(
+        role, arguments.to or "", arguments.duration, arguments.network or "", arguments.own,
+        stays=not arguments.token,
+    )  # fmt: skip
     made = session_of(mesh).request(asked)
     until = "as long as it runs" if arguments.duration is None else f"for {duration(arguments.duration)}"
     head = f"{made.key} may be in mesh {mesh.name!r} as {role.and_article} {until}"
@@ -37,6 +40,8 @@ def share(mesh: Mesh, arguments: Namespace) -> str:
     except MeshUsageError:
         session_of(mesh).request(Unshare(made.key))
         raise
+    if arguments.own:
+        return f"{head}. On your other machine: %mesh attach MACHINE:{path}, through one that has this file"
     return f"{head}. Give them {path}, which is a secret; they type: %mesh attach FILE"
 
 

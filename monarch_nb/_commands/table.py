@@ -122,6 +122,12 @@ _LIFE = (
         places=IN_TERMINAL,
     ),
     Command(
+        "wait",
+        "Wait until a mesh ends: the last line of a batch job in which it runs.",
+        (NAME_NEEDED.at(TERMINAL),),
+        places=IN_TERMINAL,
+    ),
+    Command(
         "attach",
         "Connect to a running mesh; show what was missed.",
         (
@@ -132,7 +138,7 @@ _LIFE = (
                 only=NOTEBOOK,
                 nargs="?",
                 type=mesh_or_invitation,
-                metavar="NAME|MACHINE:NAME|FILE",
+                metavar="NAME|MACHINE:NAME|MACHINE:FILE|FILE",
             ),
             argument(
                 "name",
@@ -140,7 +146,7 @@ _LIFE = (
                 "file, or a line",
                 only=TERMINAL,
                 type=mesh_or_invitation,
-                metavar="MACHINE:NAME|FILE",
+                metavar="MACHINE:NAME|MACHINE:FILE|FILE",
             ),
             argument(
                 "--as",

@@ -49,6 +49,8 @@ class Share(Request[Shared], frozen=True):
         network: which addresses of the controller they can reach; empty: any.
         own: the invitation is for programs of the mesh's own user on another machine: only then the role may
             be owner.
+        stays: an own invitation is good for one machine after the other, as long as the mesh runs; else it
+            ends with the programs that came by it.
     """
 
     role: Role
@@ -56,6 +58,7 @@ class Share(Request[Shared], frozen=True):
     expires_s: float | None = None
     network: str = ""
     own: bool = False
+    stays: bool = False
 
 
 class KeyRow(Record, frozen=True):

@@ -19,7 +19,8 @@ TOKEN = "mnb:"
 """Prefix of an invitation in one line; no mesh's name can begin with it."""
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 """Z85 text of 32 bytes."""
-_FAR = re.compile(r"(?:[\w.+-]+@)?[A-Za-z0-9][\w.-]*:[A-Za-z0-9_][\w.-]*", re.ASCII)
+SUFFIX = ".join"
+_FAR = re.compile(r"(?:[\w.+-]+@)?[A-Za-z0-9][\w.-]*:[A-Za-z0-9_~/][\w.~/+-]*", re.ASCII)
 Made = TypeVar("Made")
 
 
@@ -39,10 +40,19 @@ def is_invitation(text: str) -> bool:
 def is_far(text: str) -> bool:
     """Return whether a typed word is a mesh on another machine, which ssh reaches.
 
-    >>> is_far("me@login.lab:big"), is_far("login:big"), is_far("big"), is_far("mnb:eyJ")
+    >>> is_far("me@login.lab:big"), is_far("login:~/big.join"), is_far("big"), is_far("mnb:eyJ")
     (True, True, False, False)
     """
     return not text.startswith(TOKEN) and _FAR.fullmatch(text) is not None
+
+
+def is_file(text: str) -> bool:
+    """Return whether what stands behind a machine's name is a file there, and no mesh's name.
+
+    >>> is_file("big"), is_file("big.join"), is_file("~/jobs/7")
+    (False, True, True)
+    """
+    return "/" in text or text.endswith(SUFFIX)
 
 
 @dataclass(frozen=True)

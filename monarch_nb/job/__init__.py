@@ -8,7 +8,7 @@
 
 from monarch_nb.job.base import DEFAULT_JOB_PATH, JobState, JobTrait, job_load, job_loads
 from monarch_nb.job.commands import exec_command
-from monarch_nb.job.engine_job import KubernetesJob, RayJob, SlurmJob, SSHJob
+from monarch_nb.job.engine_job import KubernetesJob, LightningJob, RayJob, SkyPilotJob, SlurmJob, SSHJob
 from monarch_nb.job.local import LocalJob
 from monarch_nb.job.port_forward import PortForwarder
 from monarch_nb.job.process import ProcessJob, hosts_from_config
@@ -19,11 +19,13 @@ __all__ = [
     "JobState",
     "JobTrait",
     "KubernetesJob",
+    "LightningJob",
     "LocalJob",
     "PortForwarder",
     "ProcessJob",
     "RayJob",
     "SSHJob",
+    "SkyPilotJob",
     "SlurmJob",
     "exec_command",
     "hosts_from_config",

@@ -317,6 +317,87 @@ class KubernetesJob(EngineJob):
         return HostSpec("kubernetes", wanted, gpus=self.gpus_per_node, python=python, setup=setup, own=own)
 
 
+class SkyPilotJob(EngineJob):
+    """A job on machines of a cloud, by SkyPilot: a cluster of its own, which is taken down in the end.
+
+    Args:
+        meshes: number of machines by mesh name.
+        accelerators: kind of GPU, as in `A100`; SkyPilot chooses a cloud that has it.
+        python_exe: interpreter with monarch_nb on the machines.
+        gpus_per_node: GPUs of each.
+        own: further settings of `[NAME.skypilot]`, as `{"infra": "aws/us-east-1", "spot": "true"}`.
+        setup: shell lines before the interpreter.
+        job_start_timeout: seconds that `state` waits for; by default for ever.
+
+    Example:
+        >>> job = SkyPilotJob({"trainers": 2}, "A100", "/opt/env/bin/python", 8)  # doctest: +SKIP
+        >>> procs = job.state().trainers.spawn_procs({"gpus": 8})  # doctest: +SKIP
+        >>> job.kill()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        meshes: Mapping[str, int],
+        accelerators: str = "",
+        python_exe: str = "python3",
+        gpus_per_node: int | None = None,
+        own: Mapping[str, str] | None = None,
+        setup: Sequence[str] = (),
+        job_start_timeout: float | None = None,
+    ) -> None:
+        super().__init__(meshes, job_start_timeout)
+        self.meshes, self.accelerators, self.python_exe = self._sizes, accelerators, python_exe
+        self.gpus_per_node, self.own, self.setup = gpus_per_node, dict(own or {}), tuple(setup)
+        self.job_start_timeout = job_start_timeout
+
+    def spec(self) -> HostSpec:
+        num = sum(self.meshes.values())
+        given = {"accelerators": self.accelerators, **self.own}
+        own = tuple((key, value) for key, value in given.items() if value)
+        wanted, python, setup = HostRange(num, num), self.python_exe, self.setup
+        return HostSpec("skypilot", wanted, gpus=self.gpus_per_node, python=python, setup=setup, own=own)
+
+
+class LightningJob(EngineJob):
+    """A job on machines of Lightning AI; the program runs in a Studio.
+
+    Args:
+        meshes: number of machines by mesh name.
+        machine: their kind, a name of `lightning_sdk.Machine`: `H100_X_8`.
+        python_exe: interpreter with monarch_nb on the machines: by default this one, which the Studio shares.
+        gpus_per_node: GPUs of each; by default what the machines have.
+        own: further settings of `[NAME.lightning]`, as `{"teamspace": "lab/research"}`.
+        setup: shell lines before the interpreter.
+        job_start_timeout: seconds that `state` waits for; by default for ever.
+
+    Example:
+        >>> job = LightningJob({"trainers": 32}, "H100_X_8")  # doctest: +SKIP
+        >>> procs = job.state().trainers.spawn_procs({"gpus": 8})  # doctest: +SKIP
+        >>> job.kill()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        meshes: Mapping[str, int],
+        machine: str,
+        python_exe: str = sys.executable,
+        gpus_per_node: int | None = None,
+        own: Mapping[str, str] | None = None,
+        setup: Sequence[str] = (),
+        job_start_timeout: float | None = None,
+    ) -> None:
+        super().__init__(meshes, job_start_timeout)
+        self.meshes, self.machine, self.python_exe = self._sizes, machine, python_exe
+        self.gpus_per_node, self.own, self.setup = gpus_per_node, dict(own or {}), tuple(setup)
+        self.job_start_timeout = job_start_timeout
+
+    def spec(self) -> HostSpec:
+        num = sum(self.meshes.values())
+        own = tuple({"machine": self.machine, **self.own}.items())
+        wanted, python, setup = HostRange(num, num), self.python_exe, self.setup
+        return HostSpec("lightning", wanted, gpus=self.gpus_per_node, python=python, setup=setup, own=own)
+
+
 def _flag(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key.startswith("--") or len(shlex.split(text)) != 1 or "\n" in text:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
+import sshd
 from slurmd import SETUP, Cluster
 from waiting import wait_until
 
@@ -57,6 +61,53 @@ def test_a_notebook_in_a_job_takes_its_nodes(cluster: Cluster, tmp_path: Path) -
         assert sizes == {"hosts": 2, "procs": 1} and num_hosts == 3, "the controller, and both nodes"
     finally:
         cluster.command("scancel", job)
+    wait_until(lambda: cluster.idle_nodes() == 3, "idle nodes")
+
+
+@pytest.mark.skipif(bool(sshd.why_not()), reason=sshd.why_not())
+def test_a_mesh_inside_a_job_is_used_through_a_login_node(cluster: Cluster, tmp_path: Path) -> None:
+    """The controller is on the job's first node; the laptop has ssh to the login node, and nothing else."""
+    server = sshd.Sshd(tmp_path / "sshd", ["login"])
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {server.config} "$@"\n')
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    ours = f"{sys.executable} -P -m monarch_nb"
+    script = (
+        f"#!/bin/bash\n{SETUP}\nexport SLURM_CONF={cluster.config} JUPYTER_DATA_DIR={tmp_path}/data "
+        f"JUPYTER_RUNTIME_DIR={tmp_path}/run XDG_CONFIG_HOME={tmp_path}\ncd {tmp_path}\n"
+        f"{ours} start big --procs 1 && {ours} share big --own --file big.join && {ours} wait big\n"
+    )
+    (tmp_path / "job.sh").write_text(script)
+    said = tmp_path / "said"
+    job = cluster.command("sbatch", "--parsable", "--nodes=2", f"--output={said}", str(tmp_path / "job.sh"))
+    near = {
+        **os.environ,
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        "JUPYTER_RUNTIME_DIR": f"{tmp_path}/near",
+        "JUPYTER_DATA_DIR": f"{tmp_path}/near-data",
+    }
+
+    def here(*command: str) -> str:
+        done = subprocess.run([*ours.split(), *command], env=near, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    try:
+        wait_until(
+            lambda: (tmp_path / "big.join").exists() or not cluster.command("squeue", "-h", "-j", job),
+            f"a mesh in the job: {said}",
+        )
+        assert (tmp_path / "big.join").exists(), said.read_text()
+        here("attach", f"login:{tmp_path}/big.join")
+        assert sorted(
+            re.findall(r"\bn\d", here("exec", "big", "import os; print(os.environ['SLURMD_NODENAME'])"))
+        ) == ["n1", "n2"]
+        here("stop", "big")
+        wait_until(lambda: not cluster.command("squeue", "-h", "-j", job), "the job has ended with the mesh")
+        assert "mesh 'big' has ended" in said.read_text()
+    finally:
+        cluster.command("scancel", job)
+        server.close()
     wait_until(lambda: cluster.idle_nodes() == 3, "idle nodes")
 
 

@@ -181,6 +181,42 @@ def test_an_invitation_in_one_line_can_be_typed_as_it_is_shown(dev: Machines) ->
     assert attached.returncode == 0 and "as an observer" in attached.stdout, attached.stderr
 
 
+def test_an_invitation_that_lies_there_lets_in_one_machine_after_the_other(
+    dev: Machines, tmp_path: Path
+) -> None:
+    file = tmp_path / "dev.join"
+    assert dev.there("share", "dev", "--own", "--file", str(file)).returncode == 0
+    for _ in range(2):
+        attached = dev.here("attach", f"login:{file}")
+        assert attached.returncode == 0, attached.stderr
+        assert "mesh 'dev': 2 ranks" in dev.here("status", "dev").stdout
+        second = dev.here("attach", f"login:{file}", "--as", "other")
+        assert second.returncode == 1 and "this invitation is" in second.stderr, second.stderr
+        (road,) = dev.roads()
+        road.parent().send_signal(signal.SIGTERM)
+        wait_until(lambda: not dev.roads(), "the relay has ended")
+    for path, words in (
+        (tmp_path / "none.join", "can't be read"),
+        (tmp_path / "far" / "wrong.join", "this is no invitation"),
+    ):
+        if "wrong" in path.name:
+            path.write_text("nonsense")
+        failed = dev.here("attach", f"login:{path}")
+        assert failed.returncode == 1 and words in failed.stderr, failed.stderr
+    assert dev.there("share", "dev", "--file", f"{file}.2").returncode == 0
+    failed = dev.here("attach", f"login:{file}.2/../dev.join.2")
+    assert failed.returncode == 1 and "can't be read" in failed.stderr
+    failed = dev.here("attach", f"login:{tmp_path}/dev.join.2")
+    assert failed.returncode == 1 and "is an invitation for observers" in failed.stderr, failed.stderr
+
+
+def test_a_command_waits_for_the_end_of_a_mesh(dev: Machines) -> None:
+    waiting = subprocess.Popen([dev.python, "-P", "-m", "monarch_nb", "wait", "dev"], stdout=subprocess.PIPE)
+    assert dev.there("stop", "dev").returncode == 0
+    said, _ = waiting.communicate(timeout=T)
+    assert waiting.returncode == 0 and said == b"mesh 'dev' has ended\n"
+
+
 def test_owners_keys_are_for_oneself_only(dev: Machines) -> None:
     assert "invalid choice" in dev.there("share", "dev", "--role", "owner").stderr
     assert "owner-1 may be in mesh 'dev' as an owner" in dev.there("share", "dev", "--own", "--token").stdout

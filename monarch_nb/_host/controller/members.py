@@ -128,6 +128,8 @@ class Member:
     resumable: Resumable | None = None
     """The link to programs of the owner; None: others' end with their connection."""
     num_unconfirmed: int = 0
+    stays: bool = False
+    """Whether another machine may come by the same invitation, once the first one has left."""
 
 
 class Members:
@@ -153,7 +155,7 @@ class Members:
         ends = None if request.expires_s is None else time.time() + request.expires_s
         member = Member(
             self._free_name(request.key, role), role, next(self._indices), guest.public, addresses, ends,
-            resumable=Resumable() if request.own else None,
+            resumable=Resumable() if request.own else None, stays=request.own and request.stays,
         )  # fmt: skip
         self._members[member.key] = self._by_index[member.index] = member
         self._link.let_in(guest.public, partial(self._knocks, member))
@@ -179,7 +181,7 @@ class Members:
 
     def _end_later(self, member: Member, expires_s: float | None) -> None:
         def over() -> None:
-            is_over = expires_s is not None or not member.public
+            is_over = expires_s is not None or not (member.public or member.stays)
             if is_over and self._members.get(member.key) is member:
                 self._end_member(member, "its time was up")
                 self._note(member, "time is up")
@@ -349,8 +351,19 @@ class Members:
             self._link.cut(member.index)
             member.resumable.broken()
         if silent_s > AWAY_S:
-            self._end_member(member, f"it was away for more than {duration(AWAY_S)}")
             self._note(member, "was away")
+            self._has_left(member, f"it was away for more than {duration(AWAY_S)}")
+
+    def _has_left(self, member: Member, why: str) -> None:
+        """End a member of the owner's; by an invitation that stays, the next machine may come."""
+        if not member.stays:
+            self._end_member(member, why)
+            return
+        self._link.keep_out(member.public)
+        self._tell(member, Leave())
+        self._forget_programs(member)
+        member.public, member.who, member.resumable = "", "", Resumable()
+        self._controller.loop.call_later(LAST_WORD_S, lambda: self._link.cut(member.index))
 
     # --- requests
 
@@ -416,7 +429,7 @@ class Members:
                 with suppress(Malformed):
                     self._resume(member, member.resumable, decode(Beat, message.payload).taken)
         elif message.name == Leave.wire_name.encode() and member.resumable is not None:
-            self._end_member(member, "it has left")
+            self._has_left(member, "it has left")
 
     def _resume(self, member: Member, link: Resumable, num_taken: int) -> None:
         """Send what a relay that has come back lacks; forget what it has."""

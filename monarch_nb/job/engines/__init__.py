@@ -7,8 +7,10 @@ from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look,
 from monarch_nb.job.engines.command import Command
 from monarch_nb.job.engines.compose import Compose
 from monarch_nb.job.engines.kubernetes import Kubernetes
+from monarch_nb.job.engines.lightning import Lightning
 from monarch_nb.job.engines.own_allocation import OwnAllocation
 from monarch_nb.job.engines.ray import Ray
+from monarch_nb.job.engines.skypilot import SkyPilot
 from monarch_nb.job.engines.slurm import Slurm
 from monarch_nb.job.engines.ssh import SSH
 from monarch_nb.job.engines.torchrun import Torchrun
@@ -17,7 +19,19 @@ from monarch_nb.job.spec import HostSpec, nearest
 __all__ = ["ENGINES", "Capabilities", "Engine", "EngineError", "Look", "State", "Usable", "engine_of"]
 
 ENGINES: dict[str, type[Engine]] = {
-    engine.name: engine for engine in (SSH, Slurm, OwnAllocation, Ray, Kubernetes, Torchrun, Compose, Command)
+    engine.name: engine
+    for engine in (
+        SSH,
+        Slurm,
+        OwnAllocation,
+        Ray,
+        Kubernetes,
+        Torchrun,
+        Compose,
+        Command,
+        Lightning,
+        SkyPilot,
+    )
 }
 
 

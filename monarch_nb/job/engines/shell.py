@@ -4,10 +4,11 @@ host.
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from monarch_nb._client.ssh import SSH_FAILED, Done, ssh_command, ssh_trouble
 from monarch_nb.job.engines.base import EngineError
@@ -17,16 +18,19 @@ COMMAND_S = 30.0
 _NOT_FOUND = 127
 
 
-def run(argv: Sequence[str], text: str = "", timeout_s: float = COMMAND_S) -> Done:
-    """Run a command on this machine, with `text` as its standard input.
+def run(
+    argv: Sequence[str], text: str = "", timeout_s: float = COMMAND_S, env: Mapping[str, str] | None = None
+) -> Done:
+    """Run a command on this machine, with `text` as its standard input, and `env` besides its environment.
 
     Raises:
         EngineError: if the command doesn't exist, or takes too long.
     """
     try:
         done = subprocess.run(
-            argv, input=text.encode(), capture_output=True, timeout=timeout_s, start_new_session=True
-        )
+            argv, input=text.encode(), capture_output=True, timeout=timeout_s, start_new_session=True,
+            env={**os.environ, **(env or {})},
+        )  # fmt: skip
     except FileNotFoundError:
         raise EngineError(f"{argv[0]} isn't installed here, or not on PATH") from None
     except OSError as error:
