@@ -27,11 +27,12 @@ GROUP_TIMEOUT_S = 600.0
 
 
 def start_mesh(arguments: Namespace) -> Mesh:
-    """Start a mesh and wait until its ranks are up.
+    """Start a mesh and wait until its ranks are up: inside a job of several nodes, on these.
 
     Raises:
         MeshUsageError: if the arguments contradict each other.
     """
+    _take_own_allocation(arguments)
     if arguments.on is not None:
         return clusters.start_on(arguments, plan_of(arguments))
     return meshes.start(arguments.name, force=arguments.force, **asdict(asked_for(arguments)))
@@ -84,8 +85,7 @@ def start_or_attach(arguments: Namespace, attach: Callable[[str], Mesh]) -> tupl
     Args:
         attach: connects to a mesh that runs.
     """
-    if arguments.on is None and arguments.job is None and arguments.hosts is None:
-        arguments.on = clusters.own_allocation()
+    _take_own_allocation(arguments)
     if on_engine.waits(arguments.name):
         return clusters.wait_on(arguments), True
     return starting.start_or_attach(
@@ -94,6 +94,11 @@ def start_or_attach(arguments: Namespace, attach: Callable[[str], Mesh]) -> tupl
         start=lambda: start_mesh(arguments),
         on_wait=lambda text: print(f"{text}; waiting for that", flush=True),
     )
+
+
+def _take_own_allocation(arguments: Namespace) -> None:
+    if arguments.on is None and arguments.job is None and arguments.hosts is None:
+        arguments.on = clusters.own_allocation()
 
 
 def set_up(mesh: Mesh, arguments: Namespace) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -31,6 +29,7 @@ from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
 from monarch_nb.mesh.life import check_lease
 from monarch_nb.mesh.running import Asked, refuse_other, take_on
+from monarch_nb.mesh.tasks.late_joblib import register_joblib
 
 IDLE_TIMEOUT_S = 8 * 3600.0
 
@@ -328,8 +327,7 @@ _attach = attach  # `start` has a parameter of that name
 def made(name: str, session: Session, record: GroupRecord, *, make_current: bool = True) -> Mesh:
     """Return the mesh that a controller describes; this program is connected to it from now on."""
     mesh = Mesh(name, session, record)
-    if "joblib" in sys.modules:  # so that joblib.parallel_config(backend="monarch_nb") finds it
-        importlib.import_module("monarch_nb.mesh.tasks.joblib")
+    register_joblib()
     assert session.output is not None and session.connection is not None
     session.connection = session.connection._replace(name=name)  # a spare controller had no name
     if session.transport.mesh is not None:

@@ -104,6 +104,24 @@ def test_trainer_in_an_actor(mesh: Mesh) -> None:
     assert list(trainer.train.call(TRAIN).get(120).values()) == [(2, 2), (2, 2)]
 
 
+class Fabric(Actor):
+    @endpoint
+    def meet(self) -> Any:
+        import lightning
+        import torch
+
+        fabric = lightning.Fabric(accelerator="cpu", devices=2, strategy="ddp")
+        fabric.launch()
+        model = fabric.setup(torch.nn.Linear(2, 1))
+        fabric.backward(model(torch.ones(1, 2)).sum())
+        return fabric.world_size, fabric.global_rank, fabric.all_reduce(torch.ones(1), reduce_op="sum").item()
+
+
+def test_fabric_in_an_actor(mesh: Mesh) -> None:
+    met = mesh.spawn("fabric", Fabric).meet.call().get(120)
+    assert list(met.values()) == [(2, 0, 2.0), (2, 1, 2.0)]
+
+
 def test_trainer_in_a_script(mesh: Mesh, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     for _ in range(2):

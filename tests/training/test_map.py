@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -140,6 +141,48 @@ def test_what_a_dead_rank_had_is_done_by_another(tmp_path: Path) -> None:
             mortal.map(killer, range(10), retries=1).get()
         with pytest.raises(SupervisionError, match=r"no rank is left|has died"):
             mortal.map(killer, [2] * 10, retries=10).get()
+
+
+def test_an_executor_and_joblib_go_on_when_a_rank_dies(tmp_path: Path) -> None:
+    joblib = pytest.importorskip("joblib", reason="joblib isn't installed")
+    mark = tmp_path / "died"
+
+    def deadly(x: int, name: str) -> int:
+        mine = mark.with_name(name)
+        if x == 5 and not mine.exists():
+            mine.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x + 1
+
+    with own_mesh("mortal-too", {"gpus": 3}) as mortal:
+        with mortal.executor() as executor:
+            futures = [executor.submit(deadly, x, "executor") for x in range(20)]
+            assert [future.result(60) for future in futures] == [*range(1, 21)]
+        assert len(mortal.living_ranks()) == 2
+        with joblib.parallel_config(backend="monarch_nb"):
+            found = joblib.Parallel(n_jobs=-1)(joblib.delayed(deadly)(x, "joblib") for x in range(20))
+        assert found == [*range(1, 21)] and len(mortal.living_ranks()) == 1
+
+
+LATE = """
+import sys
+from monarch_nb import mesh as meshes
+mesh = meshes.start("late-joblib", {"gpus": 2})
+assert "joblib" not in sys.modules, "nothing of ours imports it"
+import joblib
+with joblib.parallel_config(backend="monarch_nb"):
+    print(joblib.Parallel(n_jobs=2)(joblib.delayed(divmod)(x, 2) for x in range(4)))
+print(type(joblib.__loader__).__name__, joblib.__spec__.loader is joblib.__loader__)
+mesh.stop().get(30)
+"""
+
+
+def test_joblib_that_is_imported_after_the_mesh_was_started_knows_it(tmp_path: Path) -> None:
+    pytest.importorskip("joblib", reason="joblib isn't installed")
+    (tmp_path / "late.py").write_text(LATE)
+    ran = subprocess.run([sys.executable, tmp_path / "late.py"], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == ["[(0, 0), (0, 1), (1, 0), (1, 1)]", "SourceFileLoader True"]
 
 
 def test_ctrl_c_ends_it(mesh: Mesh, tmp_path: Path) -> None:

@@ -54,6 +54,24 @@ def mesh() -> Iterator[Mesh]:
         yield found
 
 
+class Loads(Actor):
+    @endpoint
+    def load(self, data: Any, method: str) -> list[list[int]]:
+        import torch
+
+        loader = torch.utils.data.DataLoader(
+            data, batch_size=2, num_workers=1, multiprocessing_context=method
+        )
+        return [batch.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_a_dataloader_in_an_actor(mesh: Mesh, method: str) -> None:
+    loads = mesh.spawn(f"loads-{method}", Loads)
+    found = loads.load.call(list(range(4)), method).get(120)
+    assert list(found.values()) == [[[0, 1], [2, 3]]] * 2
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_of_a_dataloader_know_a_class_of_a_cell(mesh: Mesh, method: str) -> None:
     mesh.run(

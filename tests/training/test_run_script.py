@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy
 import pytest
 from own_meshes import own_mesh
+from processes import wait_for_exit
 from waiting import wait_until
 
 from monarch_nb._debug import MeshDebugger, Stop
@@ -363,6 +364,40 @@ def test_the_command_takes_the_flags_of_torchrun(mesh: Mesh, folder: Path) -> No
         assert ran.returncode in (1, 2) and expected in ran.stderr and "Traceback" not in ran.stderr, (
             ran.stderr
         )
+
+
+def test_the_command_runs_a_module_on_as_many_ranks_as_there_are_cores(folder: Path) -> None:
+    (folder / "pkg").mkdir()
+    (folder / "pkg" / "__init__.py").write_text("")
+    (folder / "pkg" / "train.py").write_text(
+        "import os, sys\nprint(__name__, sys.argv[1:], os.environ['WORLD_SIZE'])\n"
+    )
+    ran = command("--nproc-per-node", "cpu", "-m", "pkg.train", "--lr", "1e-3")
+    num = len(os.sched_getaffinity(0))
+    ranks = f"0-{num - 1}" if num > 1 else "0"
+    assert ran.returncode == 0 and f"[{ranks}] __main__ ['--lr', '1e-3'] {num}" in ran.stdout, ran.stderr
+    ran = command("--nproc-per-node", "auto", "train.py", "--lr", "0.1")
+    assert ran.returncode == 0 and "loss" in ran.stdout, ran.stderr
+
+
+def test_ctrl_c_of_the_command_ends_the_script_and_its_ranks(folder: Path) -> None:
+    name = write("long.py", """
+        import os, time
+        open(f"pid{os.environ['RANK']}", "w").write(str(os.getpid()))
+        os.rename(f"pid{os.environ['RANK']}", f"up{os.environ['RANK']}")
+        while True:
+            time.sleep(0.01)
+    """)  # fmt: skip
+    ran = subprocess.Popen(
+        [sys.executable, "-m", "monarch_nb", "run", "--nproc-per-node", "2", name],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    wait_until(lambda: Path("up0").exists() and Path("up1").exists(), "a script on both ranks")
+    pids = [int(Path(f"up{rank}").read_text()) for rank in range(2)]
+    os.killpg(ran.pid, signal.SIGINT)  # as a terminal does
+    _, errors = ran.communicate(timeout=60)
+    assert ran.returncode not in (0, None) and "Traceback" not in errors, errors
+    assert all(wait_for_exit(pid) for pid in pids)
 
 
 def test_it_is_run_again_where_it_may_be(folder: Path) -> None:

@@ -1,7 +1,6 @@
-"""A joblib backend on the ranks of a mesh: `joblib.parallel_config(backend="monarch_nb")`, once this module
-is imported.
+"""A joblib backend on the ranks of a mesh: `joblib.parallel_config(backend="monarch_nb")`.
 
-A mesh that is started or attached registers it, too, if joblib is loaded by then.
+A mesh that is started or attached registers it (`late_joblib`); without one, import this module.
 """
 
 from __future__ import annotations
