@@ -16,6 +16,7 @@ from monarch_nb._commands.parser import Parser, did_you_mean, shortened
 from monarch_nb._commands.table import IN_TERMINALS as COMMANDS
 from monarch_nb._terminal.words import in_terminal
 from monarch_nb._version import __version__
+from monarch_nb._wire.process import wait_until_gone
 from monarch_nb.exceptions import MeshNotFound, MeshUsageError
 
 if TYPE_CHECKING:
@@ -126,7 +127,6 @@ WAIT_S = 3600.0
 def wait(arguments: argparse.Namespace) -> None:
     """Wait until a mesh ends."""
     from monarch_nb._client.launch import find_connection
-    from monarch_nb._wire.process import wait_until_gone
 
     pid = find_connection(arguments.name).pid
     while not wait_until_gone(pid, WAIT_S):

@@ -257,8 +257,8 @@ def test_thousands_of_broken_packs_put_nothing_wrong_into_a_store(tmp_path: Path
         sums = sums_of(pack, memoryview(data))
         if draw.random() < 0.5 and data:
             data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-            assert receiver.take(pack, memoryview(data), sums), "what was changed on its way is found"
-        receiver.take(pack, memoryview(data)[: draw.choice([len(data), draw.randint(0, len(data))])])
+            assert receiver.take_pack(pack, memoryview(data), sums), "what was changed on its way is found"
+        receiver.take_pack(pack, memoryview(data)[: draw.choice([len(data), draw.randint(0, len(data))])])
     for folder in os.scandir(f"{store.root}/objects"):
         for entry in os.scandir(folder.path):
             with open(entry.path, "rb") as file:

@@ -157,6 +157,7 @@ EXAMPLES = [
     "_wire.invitation",
     "_wire.pieces",
     "_wire.process",
+    "_wire.resuming",
     "actor.bootstrap_command",
     "actor.telemetry",
     "actor.value_mesh",

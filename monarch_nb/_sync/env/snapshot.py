@@ -32,7 +32,7 @@ MAX_KEPT = 8
 
 
 class Files(msgspec.Struct, frozen=True):
-    """What is needed only if something is sent.
+    """The files of a snapshot, needed only if something is sent.
 
     Attributes:
         parts: by id, their canonical text.

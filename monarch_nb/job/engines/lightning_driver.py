@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 
-def submit(request: dict[str, Any]) -> str:
+def submit_job(request: dict[str, Any]) -> str:
     """Start a job of several machines; return its name."""
     from lightning_sdk import Job, Machine  # type: ignore[import-not-found,unused-ignore]
 
@@ -32,7 +32,7 @@ def _job(request: dict[str, Any]) -> Any:
     return Job(request["name"], **({"teamspace": request["teamspace"]} if request.get("teamspace") else {}))
 
 
-def look(request: dict[str, Any]) -> dict[str, Any]:
+def look_at(request: dict[str, Any]) -> dict[str, Any]:
     """Return the status of a job, and the last lines that it has written if it has ended."""
     job = _job(request)
     status = str(job.status)
@@ -45,7 +45,7 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
     return {"status": status, "words": words}
 
 
-def end(request: dict[str, Any]) -> None:
+def end_job(request: dict[str, Any]) -> None:
     """Stop a job, if it hasn't ended."""
     job = _job(request)
     if str(job.status) not in ("Stopped", "Completed", "Failed"):
@@ -55,7 +55,7 @@ def end(request: dict[str, Any]) -> None:
 if __name__ == "__main__":
     asked = json.load(sys.stdin)
     try:
-        answer = {"submit": submit, "look": look, "end": end}[asked.pop("do")](asked)
+        answer = {"submit": submit_job, "look": look_at, "end": end_job}[asked.pop("do")](asked)
     except Exception as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(1)

@@ -211,7 +211,7 @@ class SyncAgent(Actor):
         except Exception as error:  # whatever has happened to the holder
             return Taken(problem=f"{type(error).__name__}: {error}".splitlines()[0])
         assert self._receiver is not None
-        return Taken(tuple(self._receiver.take(pack, memory, sums)))
+        return Taken(tuple(self._receiver.take_pack(pack, memory, sums)))
 
     @endpoint
     def place(self, modules: Sequence[str]) -> Prefix:

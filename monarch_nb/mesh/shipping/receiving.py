@@ -35,7 +35,7 @@ class Receiver:
         self._executable = executable
         self._partial: dict[str, _Partial] = {}
 
-    def take(self, pack: Pack, memory: memoryview, sums: Sequence[int] = ()) -> list[str]:
+    def take_pack(self, pack: Pack, memory: memoryview, sums: Sequence[int] = ()) -> list[str]:
         """Put a pack's contents into the store; return those that aren't what their names say.
 
         Each byte is hashed once, when it's written. If something is wrong, stretches of large content are
