@@ -31,9 +31,10 @@ from monarch_nb._host.loop import Loop
 from monarch_nb._host.road import Road
 from monarch_nb._protocol.base import Event, Malformed, decode, encode
 from monarch_nb._protocol.claims import ClaimNote, ConnectionNote
-from monarch_nb._protocol.events import Beat, Leave, MeshEnding
+from monarch_nb._protocol.events import Beat, Leave, MeshEnding, Notice
 from monarch_nb._protocol.programs import Goodbye, Hello
 from monarch_nb._protocol.states import ClaimState
+from monarch_nb._units import duration
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.claim import Claim
@@ -50,6 +51,8 @@ LOST_AFTER_S = 5.0
 SILENT_S = 60.0
 AWAY_S = 600.0
 """How long the connection by a road may be lost."""
+TOLD_AFTER_S = 2.0
+"""How long it's lost before people are told."""
 CONFIRM_BYTES = 1 << 20
 """After so many bytes the controller is told what has arrived."""
 MAX_KEPT_BYTES = 256 << 20
@@ -93,6 +96,9 @@ class Relay:
         self._local.listen(self._me)
         self._resumable = Resumable() if config.road else None
         self._num_unconfirmed = 0
+        self._lost_at: float | None = None
+        """When the connection by a road was lost; None: it isn't, or there was none yet."""
+        self._is_told = False
         self._link = self._dialled()
         self._monitor = self._link.get_monitor_socket(
             zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -221,6 +227,29 @@ class Relay:
             return
         for frames in link.resumed(num_taken):
             self._link.send_multipart(frames)
+        if self._is_told and self._lost_at is not None:
+            away = duration(round(self.loop.clock() - self._lost_at))
+            self._tell_people(f"the connection to {self._config.via} is back, after {away}")
+        self._lost_at, self._is_told = None, False
+
+    def _lost(self, link: Resumable) -> None:
+        if link.is_open:
+            self._lost_at = lost_at = self.loop.clock()
+            self.loop.call_later(TOLD_AFTER_S, lambda: self._tell_of_loss(lost_at))
+        link.broken()
+
+    def _tell_of_loss(self, lost_at: float) -> None:
+        if self._lost_at != lost_at or self._is_told:
+            return  # it's back, or was lost once more
+        self._is_told = True
+        self._tell_people(
+            f"the connection to {self._config.via} is lost; cells go on there, and what they print is shown "
+            f"when it's back. It's tried again for {duration(AWAY_S)}"
+        )
+
+    def _tell_people(self, text: str) -> None:
+        for proc in self._programs:
+            self._send_local(proc, self._packed(proc, Notice("", text)))
 
     def _confirm_in_time(self, num_bytes: int) -> None:
         self._num_unconfirmed += num_bytes
@@ -232,7 +261,7 @@ class Relay:
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._give_up("lets this program in no more: its key is void")
         elif self._resumable is not None:
-            self._resumable.broken()
+            self._lost(self._resumable)
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._beat()  # the answer says what the controller has
         elif event == zmq.EVENT_DISCONNECTED:

@@ -149,7 +149,11 @@ def _all_ranks(given: dict[str, Any]) -> dict[str, int]:
     is_silent = given.get("devices", "auto") == "auto" and given.get("num_nodes", 1) == 1
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
     is_script = "TORCHELASTIC_RUN_ID" in os.environ
-    if not is_silent or is_script or not _takes_all(given) or not _has_devices(ranks_here):
+    if not is_silent or is_script or not _takes_all(given) or ranks_here < 1:
+        return {}
+    if ranks_here > 1 and _num_gpus() == 1:
+        return _as_nodes()
+    if 0 < _num_gpus() < ranks_here:
         return {}
     return {"devices": ranks_here, "num_nodes": int(os.environ.get("GROUP_WORLD_SIZE", "1"))}
 
@@ -164,10 +168,17 @@ def _takes_all(given: dict[str, Any]) -> bool:
     return name == "auto" or (name.startswith(_FOR_MANY) and not starts_them)
 
 
-def _has_devices(num: int) -> bool:
-    """Return whether there's a device for each of `num` ranks; each sees a CPU, but maybe only its own
-    GPU.
-    """
+def _num_gpus() -> int:
+    """Return how many GPUs this rank sees."""
     import torch
 
-    return num > 0 and (not torch.cuda.is_available() or torch.cuda.device_count() >= num)
+    return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
+
+
+def _as_nodes() -> dict[str, int]:
+    """Have Lightning take each rank for a node with one device: it sees its own GPU only, as number 0.
+
+    Lightning numbers processes by NODE_RANK and LOCAL_RANK.
+    """
+    os.environ.update(LOCAL_RANK="0", NODE_RANK=os.environ["RANK"])
+    return {"devices": 1, "num_nodes": int(os.environ["WORLD_SIZE"])}

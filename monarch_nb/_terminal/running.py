@@ -69,23 +69,32 @@ def _num_ranks(wanted: str) -> int:
 
 
 def _run_on(mesh: Mesh, arguments: Namespace, say: Callable[[str], None]) -> int:
-    for left in range(arguments.max_restarts, -1, -1):
-        error = _run_once(mesh, arguments)
+    for count in range(arguments.max_restarts + 1):
+        error = _run_once(mesh, arguments, count)
         if error is None:
             return 0
         say(str(error))
         if isinstance(error, KeyboardInterrupt):
             return INTERRUPTED
-        if left:
+        if count < arguments.max_restarts:
             print("it is run again", file=sys.stderr)
             with suppress(MeshError):  # losses that couldn't be repaired are reported by the next run
                 mesh.heal()
     return 1
 
 
-def _run_once(mesh: Mesh, arguments: Namespace) -> BaseException | None:
+def _run_once(mesh: Mesh, arguments: Namespace, count: int) -> BaseException | None:
+    """Run the script; return its error.
+
+    Args:
+        count: how often it was run again by now, which torchrun's scripts are told.
+    """
     ranks = mesh.select(arguments.ranks)
-    script = prepared(mesh, ranks, arguments)
+    restarts = {
+        "TORCHELASTIC_RESTART_COUNT": str(count),
+        "TORCHELASTIC_MAX_RESTARTS": str(arguments.max_restarts),
+    }
+    script = prepared(mesh, ranks, arguments, restarts)
     view = CellView(ranks, len(mesh), more_hint="monarch-nb logs")
     with LiveDisplay(view):
         view.started()

@@ -118,11 +118,13 @@ def test_cells_go_on_through_a_lost_connection_and_nothing_is_lost(dev: Machines
     dev.cut()
     (folder / "away").touch()
     wait_until(lambda: len(list(folder.glob("printed-*"))) == 2, "lines printed while nobody hears them")
-    assert b"line" not in (tmp_path / "said").read_bytes()
+    wait_until(lambda: b"login:dev is lost; cells go on" in (tmp_path / "said").read_bytes(), "it's told")
+    assert b"] line" not in (tmp_path / "said").read_bytes()
     dev.server.restart()
     (folder / "back").touch()
     assert program.wait(T) == 0, (tmp_path / "said").read_text()
     lines = (tmp_path / "said").read_text().splitlines()
+    assert any("the connection to login:dev is back, after" in line for line in lines), lines
     ours = [line for line in lines if line.startswith("[0-1] ")]
     assert ours == [f"[0-1] {text}" for text in ("before", *(f"line {i}" for i in range(200)), "after")]
     assert "sum [3, 3] 3000001" in lines and "size 3" in lines, lines

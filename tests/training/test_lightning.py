@@ -78,6 +78,33 @@ def test_fabric_alone_takes_all_ranks(mesh: Mesh, made: str) -> None:
     assert list(mesh.pull("found").values()) == [(2, 0, 2.0), (2, 1, 2.0)]
 
 
+SINGLE = """
+import os, torch
+from monarch_nb._rank import launchers
+before = {name: os.environ[name] for name in ("LOCAL_RANK",)}
+launchers._num_gpus = lambda: 1
+"""
+
+
+def test_ranks_that_see_a_gpu_each_are_nodes_of_one_device(mesh: Mesh) -> None:
+    """What is told of GPUs is made up: how many this rank sees. What Lightning makes of it is real."""
+    mesh.run(SINGLE, quiet=True)
+    try:
+        mesh.run(
+            "import lightning\nfabric = lightning.Fabric(accelerator='cpu')\nfabric.launch()\n"
+            "found = fabric.world_size, fabric.global_rank, fabric.local_rank, fabric.all_reduce("
+            "torch.ones(1), reduce_op='sum').item()",
+            quiet=True,
+        )
+        assert list(mesh.pull("found").values()) == [(2, 0, 0, 2.0), (2, 1, 0, 2.0)]
+    finally:
+        mesh.run(
+            "import importlib\nimportlib.reload(launchers)\nos.environ.update(before)\n"
+            "del os.environ['NODE_RANK']",
+            quiet=True,
+        )
+
+
 def test_trainer_alone_takes_all_ranks(mesh: Mesh) -> None:
     for strategy in ("", 'strategy="ddp", '):
         mesh.run(TRAIN.replace('devices=2, strategy="ddp", ', strategy), quiet=True)

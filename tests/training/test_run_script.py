@@ -407,10 +407,10 @@ def test_it_is_run_again_where_it_may_be(folder: Path) -> None:
         if not os.path.exists(mark):
             open(mark, "w").close()
             sys.exit(5)
-        print("at last")
+        print("at last", os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["TORCHELASTIC_MAX_RESTARTS"])
     """)  # fmt: skip
     ran = command("--nproc-per-node", "2", "--max-restarts", "1", name)
-    assert ran.returncode == 0 and "[0-1] at last" in ran.stdout and "code 5" in ran.stderr
+    assert ran.returncode == 0 and "[0-1] at last 1 1" in ran.stdout and "code 5" in ran.stderr
 
 
 def test_breakpoints_stop_in_it(mesh: Mesh, folder: Path) -> None:
