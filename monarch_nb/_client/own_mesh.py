@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import tempfile
 import time
@@ -63,10 +64,22 @@ def join_far(text: str, name: str | None = None, python: str = "") -> Connection
             f"attach: {text} is an invitation for {invitation.role or 'host'}s, which is given to others; "
             "one of one's own is written by: monarch-nb share NAME --own --file FILE"
         )
-    keys, directory = KeyPair.new(), os.path.join(new_directory(), "member")
+    folder = new_directory()
+    try:
+        return _joined(name, text, machine, invitation, os.path.join(folder, "member"))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _joined(name: str, via: str, machine: str, invitation: Invitation, directory: str) -> Connection:
+    """Knock by one address after the other, as that machine reaches them; return the relay's connection.
+
+    Args:
+        directory: where the relay's sockets will lie.
+    """
     private_directory(directory)
-    socket = os.path.join(directory, "road")
-    tried = []
+    socket, keys, tried = os.path.join(directory, "road"), KeyPair.new(), []
     for address in invitation.addresses:
         try:
             with _forwarded(machine, socket, address):
@@ -74,9 +87,8 @@ def join_far(text: str, name: str | None = None, python: str = "") -> Connection
         except (LauncherError, InvitationError) as error:
             tried.append(str(error))
         else:
-            road = forward_command(machine, socket, address)
-            return _relayed(name, text, place, directory, road)
-    raise MeshStartError(f"mesh {far_name!r} on {machine} can't be attached to: {'; '.join(tried)}")
+            return _relayed(name, via, place, directory, forward_command(machine, socket, address))
+    raise MeshStartError(f"mesh {invitation.mesh!r} on {machine} can't be attached to: {'; '.join(tried)}")
 
 
 def _run(machine: str, script: str) -> Done:
