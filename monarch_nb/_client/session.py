@@ -208,15 +208,21 @@ class Session:
         reply = self.ask(request)
         seconds = timeout_s or preferences.request_s or REQUEST_S
         if not wait_simply(reply, time.monotonic() + seconds):
-            raise self._late(f"the controller did not answer {request.wire_name!r} within {seconds:g} s")
+            late = f"the controller did not answer {request.wire_name!r} within {seconds:g} s"
+            raise self._late(late, reply)
         return reply.read()
 
-    def _late(self, what: str) -> RankTimeout:
+    def _late(self, what: str, reply: Reply[Any]) -> RankTimeout:
         """Return the error about a controller that doesn't answer, with what it does instead."""
         from monarch_nb._client.controller_stack import what_it_does
 
-        here = self.connection
-        return RankTimeout(f"{what}: {what_it_does(here)}" if here is not None and here.pid else what)
+        here, reader = self.connection, self.transport.reader.described()
+        if here is None or not here.pid:
+            return RankTimeout(what)
+        does = what_it_does(here)
+        if does.startswith("it stands in"):  # nothing is wrong with it: was the request lost, or the answer?
+            does += f"; here {reader}{', and the answer has come just now' if reply.ready else ''}"
+        return RankTimeout(f"{what}: {does}")
 
     def ask(self, request: Request[T]) -> Reply[T]:
         """Send a request to the controller; return the reply, which can be read once it's ready."""

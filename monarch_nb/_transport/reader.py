@@ -162,6 +162,19 @@ class Reader:
 
     # --- waiting
 
+    def described(self) -> str:
+        """Return who reads, in words, for an answer that should have come."""
+        leader = self._leader
+        who = (
+            "nobody" if leader is None
+            else "the background reader" if leader is self._background_reader
+            else "a thread that waits"
+        )  # fmt: skip
+        return (
+            f"{who} reads messages, {len(self._followers)} threads wait in line, "
+            f"{len(self._arrived)} messages are unread"
+        )
+
     def wait(self, waiter: Waiter, deadline: float | None = None) -> bool:
         """Block the calling thread until `waiter.ready`; False if `deadline` (monotonic) passed first.
 
