@@ -11,7 +11,7 @@ import hashlib
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 
 from monarch_nb._client import connection_file, launch
@@ -158,14 +158,12 @@ def _keep(path: str, keys: KeyPair, host: int) -> None:
 # --- the relay
 
 
-def relayed(
-    name: str, place: Place, directory: str, also: Callable[[HostConfig], HostConfig] = lambda config: config
-) -> Connection:
+def relayed(name: str, place: Place, directory: str, road: Sequence[str] = (), via: str = "") -> Connection:
     """Start a relay; return its connection.
 
     Args:
         directory: where its sockets lie; it's removed in the end.
-        also: adds to its configuration.
+        road, via: see `HostConfig`.
 
     Raises:
         MeshStartError: with what it wrote, if it ended instead.
@@ -183,8 +181,10 @@ def relayed(
         sys_path=[os.path.abspath(p) for p in sys.path if p],
         log=os.environ.get("MONARCH_NB_HOST_LOG"),
         warm=False,
+        road=tuple(road),
+        via=via,
     )
-    launch.start_host_process(also(config))
+    launch.start_host_process(config)
     found = connection_file.read(path)
     if found is None:
         raise MeshStartError(f"mesh {name!r} can't be attached to: its relay has ended at once")

@@ -15,13 +15,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from monarch_nb._client import launch, membership
 from monarch_nb._client.connection_file import Connection
 from monarch_nb._client.mesh_name import check_mesh_name
 from monarch_nb._client.ssh import CONNECT_S, SSH_FAILED, Done, forward_command, ssh_command, ssh_trouble
-from monarch_nb._host.config import HostConfig
-from monarch_nb._host.launcher import LauncherError, Place, knock
+from monarch_nb._host.launcher import LauncherError, knock
 from monarch_nb._protocol.roles import Role
 from monarch_nb._wire.directory import new_directory, private_directory
 from monarch_nb._wire.invitation import TOKEN, Invitation, InvitationError, is_file
@@ -83,11 +83,13 @@ def _joined(name: str, via: str, machine: str, invitation: Invitation, directory
     for address in invitation.addresses:
         try:
             with _forwarded(machine, socket, address):
-                place = knock(invitation, membership.whoami(), None, keys, address, f"ipc://{socket}")
+                by_this = replace(invitation, addresses=(address,))
+                place = knock(by_this, membership.whoami(), None, keys, f"ipc://{socket}")
         except (LauncherError, InvitationError) as error:
             tried.append(str(error))
         else:
-            return _relayed(name, via, place, directory, forward_command(machine, socket, address))
+            road = forward_command(machine, socket, address)
+            return membership.relayed(name, place, directory, road, via)
     raise MeshStartError(f"mesh {invitation.mesh!r} on {machine} can't be attached to: {'; '.join(tried)}")
 
 
@@ -167,10 +169,3 @@ def _forwarded(machine: str, socket: str, address: str) -> Iterator[None]:
         finally:
             process.terminate()
             process.wait()
-
-
-def _relayed(name: str, via: str, place: Place, directory: str, road: list[str]) -> Connection:
-    def config(known: HostConfig) -> HostConfig:
-        return known._replace(road=tuple(road), via=via)
-
-    return membership.relayed(name, place, directory, config)

@@ -195,18 +195,13 @@ def _use_scratch(scratch: str) -> None:
 
 
 def knock(
-    invitation: Invitation,
-    node: str,
-    place: int | None,
-    keys: KeyPair | None = None,
-    only: str = "",
-    endpoint: str = "",
+    invitation: Invitation, node: str, place: int | None, keys: KeyPair | None = None, endpoint: str = ""
 ) -> Place:
     """Ask for a place at one address after the other.
 
     Args:
         keys: of whoever knocks; without it, new ones.
-        only: an address of the invitation that is tried alone, by `endpoint`, which leads to it.
+        endpoint: what leads to the invitation's only address: a socket that ssh forwards.
 
     Raises:
         LauncherError: naming each address and what came of it, or why there's no place.
@@ -219,7 +214,7 @@ def knock(
         )
     keys = keys or KeyPair.new()
     tried = []
-    for address in [only] if only else invitation.addresses:
+    for address in invitation.addresses:
         trouble = "" if endpoint else _unreachable(address)
         knock = Knock(keys.public, node, wire.VERSION, address, place)
         answer = None if trouble else _ask(invitation, endpoint or address, knock.to_json())

@@ -42,21 +42,15 @@ from monarch_nb._wire.directory import private_directory
 from monarch_nb._wire.message import Message
 from monarch_nb._wire.pieces import cut, join
 from monarch_nb._wire.process import machine_id, start_time
-from monarch_nb._wire.resuming import NOTE, Resumable
+from monarch_nb._wire.resuming import AWAY_S, CONFIRM_BYTES, MAX_KEPT_BYTES, NOTE, Resumable
 
 UNUSED_S = 600.0
 """How long the relay waits without a program before it ends."""
 LOST_AFTER_S = 5.0
 """How long a lost connection may take to be restored."""
 SILENT_S = 60.0
-AWAY_S = 600.0
-"""How long the connection by a road may be lost."""
 TOLD_AFTER_S = 2.0
 """How long it's lost before people are told."""
-CONFIRM_BYTES = 1 << 20
-"""After so many bytes the controller is told what has arrived."""
-MAX_KEPT_BYTES = 256 << 20
-"""How much waits for a connection that is lost."""
 LEAVE_S = 2.0
 """How long the controller may take to answer to a goodbye."""
 FLUSH_MS = 500
@@ -222,9 +216,6 @@ class Relay:
 
     def _resume(self, link: Resumable, num_taken: int) -> None:
         """Send what the controller lacks, if the connection is a new one; forget what it has."""
-        if link.is_open:
-            link.confirmed(num_taken)
-            return
         for frames in link.resumed(num_taken):
             self._link.send_multipart(frames)
         if self._is_told and self._lost_at is not None:

@@ -10,7 +10,6 @@ from monarch_nb._commands import actions
 from monarch_nb._commands.clusters import asked_on_engine, script_text
 from monarch_nb._commands.parser import Namespace
 from monarch_nb._commands.running import refuse_other_job, take_on_group
-from monarch_nb._commands.sharing import joined
 from monarch_nb._commands.starting import asked_for, describe, plan_of, set_up, start_or_attach
 from monarch_nb._display import top as tables
 from monarch_nb._magics.missed import show_missed
@@ -73,6 +72,8 @@ def _joined(arguments: Namespace) -> str | None:
     """Return the name of the intended mesh, after joining it if an invitation was given."""
     name: str | None = arguments.name
     if name is not None and (is_far(name) or is_invitation(name)):
+        from monarch_nb._commands.sharing import joined
+
         return joined(arguments).name
     if arguments.as_name is not None:
         raise MeshUsageError("attach: --as goes with an invitation: %mesh attach FILE --as NAME")

@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-Patch = Callable[[Any], None]
+Patch = Callable[[Any], object]
 """A function that is called with a module that has just been imported."""
 
 
@@ -49,5 +49,7 @@ class _PatchingLoader(Loader):
         return found
 
     def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._loader  # who asks for it finds the module's own
         self._loader.exec_module(module)
         self._patch(module)

@@ -151,11 +151,12 @@ def _all_ranks(given: dict[str, Any]) -> dict[str, int]:
     is_script = "TORCHELASTIC_RUN_ID" in os.environ
     if not is_silent or is_script or not _takes_all(given) or ranks_here < 1:
         return {}
-    if ranks_here > 1 and _num_gpus() == 1:
-        return _as_nodes()
-    if 0 < _num_gpus() < ranks_here:
+    num_hosts, num_gpus = int(os.environ.get("GROUP_WORLD_SIZE", "1")), _num_gpus()
+    if ranks_here > 1 and num_gpus == 1:
+        return _as_nodes(ranks_here * num_hosts)
+    if 0 < num_gpus < ranks_here:
         return {}
-    return {"devices": ranks_here, "num_nodes": int(os.environ.get("GROUP_WORLD_SIZE", "1"))}
+    return {"devices": ranks_here, "num_nodes": num_hosts}
 
 
 def _takes_all(given: dict[str, Any]) -> bool:
@@ -175,10 +176,10 @@ def _num_gpus() -> int:
     return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
 
 
-def _as_nodes() -> dict[str, int]:
+def _as_nodes(num_ranks: int) -> dict[str, int]:
     """Have Lightning take each rank for a node with one device: it sees its own GPU only, as number 0.
 
-    Lightning numbers processes by NODE_RANK and LOCAL_RANK.
+    Lightning numbers processes by NODE_RANK and LOCAL_RANK; a Trainer that has ended leaves no WORLD_SIZE.
     """
     os.environ.update(LOCAL_RANK="0", NODE_RANK=os.environ["RANK"])
-    return {"devices": 1, "num_nodes": int(os.environ["WORLD_SIZE"])}
+    return {"devices": 1, "num_nodes": num_ranks}

@@ -17,6 +17,12 @@ from typing import Any
 _NUMBER = struct.Struct("<Q")
 NOTE = b""
 """The first frame of what isn't numbered."""
+AWAY_S = 600.0
+"""How long a connection may be lost before both sides give the link up."""
+MAX_KEPT_BYTES = 256 << 20
+"""How much a side keeps for the other one meanwhile."""
+CONFIRM_BYTES = 1 << 20
+"""After so many bytes the other side is told what has arrived, so that it needn't keep it."""
 
 
 class Resumable:
@@ -80,8 +86,12 @@ class Resumable:
             self.kept_bytes -= sum(map(len, self._kept.popleft()))
 
     def resumed(self, num_taken: int) -> list[list[bytes]]:
-        """Open the link; return what the other side lacks, in order: it must be sent before anything else."""
+        """Take note of what the other side has. If the link isn't open, open it, and return what the other
+        side lacks, in order: it must be sent before anything else.
+        """
         self.confirmed(num_taken)
+        if self._is_open:
+            return []
         self._is_open = True
         return list(self._kept)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -18,6 +20,7 @@ from monarch_nb._protocol.claims import ClaimNote
 from monarch_nb._protocol.names import GetMesh, GroupRecord, SetMesh
 from monarch_nb._protocol.programs import Adopt, ClaimName, ShutDown, Status
 from monarch_nb._protocol.states import ClaimState, OnFailure
+from monarch_nb._rank.imports import patch_imports
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, Shape, format_ranks
 from monarch_nb.actor.handle import placement_of
@@ -29,7 +32,6 @@ from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
 from monarch_nb.mesh.life import check_lease
 from monarch_nb.mesh.running import Asked, refuse_other, take_on
-from monarch_nb.mesh.tasks.late_joblib import register_joblib
 
 IDLE_TIMEOUT_S = 8 * 3600.0
 
@@ -324,10 +326,16 @@ def current() -> Mesh | None:
 _attach = attach  # `start` has a parameter of that name
 
 
+@functools.cache
+def _register_joblib() -> None:
+    """Have joblib.parallel_config(backend="monarch_nb") find that, whenever joblib is imported."""
+    patch_imports({"joblib": lambda _joblib: importlib.import_module("monarch_nb.mesh.tasks.joblib")})
+
+
 def made(name: str, session: Session, record: GroupRecord, *, make_current: bool = True) -> Mesh:
     """Return the mesh that a controller describes; this program is connected to it from now on."""
     mesh = Mesh(name, session, record)
-    register_joblib()
+    _register_joblib()
     assert session.output is not None and session.connection is not None
     session.connection = session.connection._replace(name=name)  # a spare controller had no name
     if session.transport.mesh is not None:

@@ -55,7 +55,7 @@ from monarch_nb._wire.invitation import Admission, Invitation, InvitationError, 
 from monarch_nb._wire.keys import KeyPair
 from monarch_nb._wire.message import Message
 from monarch_nb._wire.pieces import cut, join
-from monarch_nb._wire.resuming import NOTE, Resumable
+from monarch_nb._wire.resuming import AWAY_S, CONFIRM_BYTES, MAX_KEPT_BYTES, NOTE, Resumable
 
 if TYPE_CHECKING:
     from monarch_nb._host.controller.clients import ClientService
@@ -73,12 +73,6 @@ MAX_PROGRAMS = 64
 """Maximum number of programs of one member."""
 SILENT_S = 30.0
 """Time of silence after which a member's connection is ended: its machine sleeps, or is out of reach."""
-AWAY_S = 600.0
-"""How long programs of the owner may be away."""
-MAX_KEPT_BYTES = 256 << 20
-"""How much is kept for them meanwhile."""
-CONFIRM_BYTES = 1 << 20
-"""After so many bytes their relay is told what has arrived, so that it needn't keep it."""
 LAST_WORD_S = 0.3
 """How long a member that is disconnected has to read the reason."""
 _BOUND = (HostState.EXPECTED, HostState.UP, HostState.LEAVING)
@@ -433,9 +427,6 @@ class Members:
 
     def _resume(self, member: Member, link: Resumable, num_taken: int) -> None:
         """Send what a relay that has come back lacks; forget what it has."""
-        if link.is_open:
-            link.confirmed(num_taken)
-            return
         for frames in link.resumed(num_taken):
             self._link.send_to_member(member.index, frames)
 

@@ -59,15 +59,7 @@ class Lightning(Engine):
         python = _driver(spec)
         if shutil.which(python) is None:
             return Usable(f"there is no {python}: driver = an interpreter that has lightning_sdk")
-        done = shell.run(
-            [
-                python,
-                "-P",
-                "-c",
-                "import importlib.util as u; print(u.find_spec('lightning_sdk') is not None)",
-            ]
-        )
-        if done.out.strip() != "True":
+        if not shell.has_module(python, "lightning_sdk"):
             return Usable(
                 f"{python} has no lightning_sdk: pip install lightning_sdk there; or name another "
                 "interpreter: driver = in [.lightning]"

@@ -50,10 +50,7 @@ class Ray(Engine):
         python = _driver(spec)
         if shutil.which(python) is None:
             return Usable(f"there is no {python}: driver = an interpreter that has ray, in [.ray]")
-        done = shell.run(
-            [python, "-P", "-c", "import importlib.util as u; print(u.find_spec('ray') is not None)"]
-        )
-        if done.out.strip() != "True":
+        if not shell.has_module(python, "ray"):
             return Usable(
                 f"{python} has no ray: pip install 'ray' there, in the cluster's version; or name another "
                 "interpreter: driver = in [.ray]"

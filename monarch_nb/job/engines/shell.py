@@ -56,6 +56,12 @@ def run_at(login: str, argv: Sequence[str], text: str = "", timeout_s: float = C
     return done
 
 
+def has_module(python: str, module: str) -> bool:
+    """Return whether an interpreter of this machine has a module."""
+    program = f"import importlib.util as u; print(u.find_spec({module!r}) is not None)"
+    return run([python, "-P", "-c", program]).out.strip() == "True"
+
+
 # --- commands on a host
 
 

@@ -5,7 +5,7 @@ pool      hands out tasks; one that was on a rank when that died is given to ano
 mapping   mesh.map: a function over items, in order or as they're done
 executor  mesh.executor(): a concurrent.futures.Executor
 many      both, as a mesh has them
-joblib    the backend "monarch_nb" of joblib; late_joblib registers it, whenever joblib is imported
+joblib    the backend "monarch_nb" of joblib
 """
 
 from monarch_nb.mesh.tasks.executor import MeshExecutor

@@ -1,6 +1,7 @@
 """A joblib backend on the ranks of a mesh: `joblib.parallel_config(backend="monarch_nb")`.
 
-A mesh that is started or attached registers it (`late_joblib`); without one, import this module.
+A mesh that is started or attached registers it, whenever joblib is imported; without one, import this
+module.
 """
 
 from __future__ import annotations
