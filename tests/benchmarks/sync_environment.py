@@ -143,7 +143,9 @@ def peers(folder: Path) -> None:
         row("tar -x of that", unpack)
     if shutil.which("uv"):
         pins = subprocess.run(
-            ["uv", "pip", "freeze", "-q", "--exclude-editable"], capture_output=True, text=True
+            ["uv", "pip", "freeze", "-q", "--exclude-editable", "-p", sys.executable],
+            capture_output=True,
+            text=True,
         )
         frozen.write_text(pins.stdout)
         venv = str(folder / "uv")
