@@ -171,7 +171,7 @@ class StandardOutput:
         self._transport = transport
         self._lock = threading.Lock()
         self._writing = threading.RLock()
-        self._folds: dict[tuple[int, str], Any] = {}
+        self._printed: dict[tuple[int, str], Any] = {}
         self._contexts: dict[int, contextvars.Context] = {}
         self._armed = False
         self.enabled = True
@@ -200,15 +200,12 @@ class StandardOutput:
             return
         with self._lock:
             key = (origin, group)
-            fold = self._folds.get(key)
-            if fold is None:
-                from monarch_nb._display.fold import Fold
+            printed = self._printed.get(key)
+            if printed is None:
+                from monarch_nb._display.printed import Printed
 
-                size = max(self.sizes.get(group, 0), rank + 1)
-                fold = self._folds[key] = Fold(range(size), max_rows=None)
-            elif not fold.knows(rank):
-                fold.add_rank(rank)
-            fold.feed(rank, stream, text)
+                printed = self._printed[key] = Printed(max(self.sizes.get(group, 0), rank + 1))
+            printed.feed(rank, stream, text)
             if self._armed:
                 return
             self._armed = True
@@ -233,11 +230,9 @@ class StandardOutput:
         with self._writing:
             with self._lock:
                 self._armed = False
-                texts = [(origin, fold.drain()) for (origin, _), fold in self._folds.items()]
-                for fold in self._folds.values():
-                    fold.forget_drained(_MAX_ROWS)
-                for key in list(self._folds)[:-_MAX_FOLDS]:
-                    del self._folds[key]
+                texts = [(origin, printed.drain(_MAX_ROWS)) for (origin, _), printed in self._printed.items()]
+                for key in list(self._printed)[:-_MAX_FOLDS]:
+                    del self._printed[key]
             for origin, text in texts:
                 if text:
                     self._run(origin, self.write, "stdout", text)

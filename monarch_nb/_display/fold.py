@@ -203,7 +203,7 @@ class Fold:
         for line in lines:
             self._add(place, stream, last_state(line) if "\r" in line else line)
         if tail:
-            pieces.append(last_state(tail) + "\r" if tail.endswith("\r") else last_state(tail))
+            pieces.append(unended_state(tail))
 
     def mark(self, rank: int, made: Made) -> None:
         """Put a display behind what a rank has printed; a line that it hasn't ended is complete then."""
@@ -528,6 +528,15 @@ def last_state(line: str) -> str:
     '100%'
     """
     return line.rstrip("\r").rpartition("\r")[2]
+
+
+def unended_state(text: str) -> str:
+    """Return what of a line's beginning counts: a carriage return at its end may be followed by a line end.
+
+    >>> unended_state("10%\\r100%\\r")
+    '100%\\r'
+    """
+    return last_state(text) + "\r" if text.endswith("\r") else last_state(text)
 
 
 def prefix_of(ranks: Sequence[int]) -> str:

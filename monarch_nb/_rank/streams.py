@@ -18,8 +18,9 @@ import select
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from monarch_nb._protocol.shown import Shown
 from monarch_nb._transport.context import call_context
@@ -70,8 +71,6 @@ class OutputPipe:
         old one.
         """
         self.lock = threading.RLock()
-        for stream in self.streams.values():
-            stream.use_lock(self.lock)
 
     def begin_origin(self, origin: int) -> None:
         """Assign unmarked output from now on to cell `origin`, also after its end."""
@@ -83,11 +82,15 @@ class OutputPipe:
                 self._write_all(marks.mark(self._token, marks.TEXT, origin, "stdout"))
 
     def write(self, origin: int, stream: str, data: bytes) -> None:
-        """Write text of one cell and stream; the caller holds the lock."""
-        if origin != self._cell or stream != "stdout":
-            before, behind = self._marks_around.get((origin, stream)) or self._marks_of(origin, stream)
-            data = before + data + behind
-        self._write_all(data)
+        """Write text of one cell and stream."""
+        if origin == self._cell and stream == "stdout" and len(data) <= select.PIPE_BUF:
+            self._write_all(data)  # in one piece, also beside other threads
+            return
+        with self.lock:
+            if origin != self._cell or stream != "stdout":
+                before, behind = self._marks_around.get((origin, stream)) or self._marks_of(origin, stream)
+                data = before + data + behind
+            self._write_all(data)
 
     def _marks_of(self, origin: int, stream: str) -> tuple[bytes, bytes]:
         self._marked = True
@@ -173,25 +176,22 @@ class OutputPipe:
 
 
 class RankStream(io.TextIOBase):
-    """sys.stdout or sys.stderr of a rank. Any thread may write."""
+    """sys.stdout or sys.stderr of a rank. Any thread may write; each has an unfinished line of its own."""
 
-    # Attributes in slots are found twice as fast as in the dict of an IOBase, and print calls `write` twice a
-    # line.
-    __slots__ = ("_fd", "_held", "_held_origin", "_held_size", "_lock", "_pipe", "_stream", "_unsettled")
+    __slots__ = ("_fd", "_pipe", "_stream", "_unended", "write")
+
+    write: Callable[[str], int]
+    """Writes text. A function in a slot: `print` calls it twice a line, and a method takes longer to find."""
 
     def __init__(self, pipe: OutputPipe, name: str, fd: int) -> None:
         self._pipe = pipe
-        self.use_lock(pipe.lock)
-        self._unsettled = pipe.unsettled
         self._stream = name
         self._fd = fd
-        self._held: list[str] = []
-        self._held_size = 0
-        self._held_origin = 0
-
-    def use_lock(self, lock: Any) -> None:
-        """Use the pipe's lock, with a direct reference: each written line takes it."""
-        self._lock = lock
+        self._unended: dict[int, tuple[int, str]] = {}
+        """Whose line each thread has begun, and its beginning. Whoever pops one has it alone, so no lock is
+        needed.
+        """
+        self.write = self._writer()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -217,35 +217,38 @@ class RankStream(io.TextIOBase):
     def isatty(self) -> bool:
         return False
 
-    def write(self, text: str) -> int:
-        if not isinstance(text, str):
-            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        origin = _context().origin
-        with self._lock:
-            if origin != self._held_origin:
-                self._send()
-                self._held_origin = origin
-            self._held.append(text)
-            if text == "\n" or "\n" in text or "\r" in text:
-                self._send()
-            else:
-                self._unsettled.add(origin)
-                self._held_size += len(text)
-                if self._held_size > _MAX_HELD:
-                    self._send()
-        return len(text)
-
     def flush(self) -> None:
-        with self._lock:
-            self._send()
+        while self._unended:
+            with suppress(KeyError):  # another thread was quicker
+                _, (origin, text) = self._unended.popitem()
+                self._send(origin, text)
 
-    def _send(self) -> None:
-        if self._held:
-            text = "".join(self._held)
-            self._held.clear()
-            self._held_size = 0
-            self._unsettled.add(self._held_origin)
-            self._pipe.write(self._held_origin, self._stream, text.encode("utf-8", "replace"))
+    def _writer(self) -> Callable[[str], int]:
+        pop, unsettle, thread = self._unended.pop, self._pipe.unsettled.add, threading.get_ident
+        unended, send = self._unended, self._send
+
+        def write(text: str) -> int:
+            if not isinstance(text, str):
+                raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+            size, origin, key = len(text), _context().origin, thread()
+            begun = pop(key, None)
+            if begun is not None:
+                if begun[0] == origin:
+                    text = begun[1] + text
+                else:
+                    send(*begun)
+            if "\n" in text or "\r" in text or len(text) > _MAX_HELD:
+                send(origin, text)
+            else:
+                unsettle(origin)
+                unended[key] = origin, text
+            return size
+
+        return write
+
+    def _send(self, origin: int, text: str) -> None:
+        self._pipe.unsettled.add(origin)
+        self._pipe.write(origin, self._stream, text.encode("utf-8", "replace"))
 
 
 def install(token: str) -> OutputPipe:

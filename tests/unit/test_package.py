@@ -170,6 +170,7 @@ EXAMPLES = [
     "_display.cell_view",
     "_display.errors",
     "_display.fold",
+    "_display.printed",
     "_display.lines",
     "_display.live",
     "_display.progress",
