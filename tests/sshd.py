@@ -36,6 +36,7 @@ class Sshd:
     Args:
         inside: what the daemon is started by: a command that enters a namespace.
         also: more lines of its configuration.
+        variable: set for what is run, as NAME=VALUE.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Sshd:
         address: str = "127.0.0.1",
         inside: Sequence[str] = (),
         also: str = "",
+        variable: str = "",
     ) -> None:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -60,7 +62,7 @@ class Sshd:
             f"Port {self.port}\nListenAddress {address}\nHostKey {folder}/hostkey\nPidFile none\n"
             f"AuthorizedKeysFile {folder}/authorized_keys\nPasswordAuthentication no\n"
             "KbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\nStrictModes no\n"
-            f"UsePAM no\nPrintMotd no\nMaxStartups 100\nSetEnv {'='.join(TAG)}\n{also}"
+            f"UsePAM no\nPrintMotd no\nMaxStartups 100\nSetEnv {'='.join(TAG)} {variable}\n{also}"
         )
         with open(folder / "known_hosts", "a") as known:
             known.write(f"[{address}]:{self.port} {(folder / 'hostkey.pub').read_text()}")

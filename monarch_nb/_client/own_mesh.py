@@ -64,9 +64,23 @@ def join_far(text: str, name: str | None = None, python: str = "") -> Connection
             f"attach: {text} is an invitation for {invitation.role or 'host'}s, which is given to others; "
             "one of one's own is written by: monarch-nb share NAME --own --file FILE"
         )
+    return join_by(name, text, machine, invitation)
+
+
+def join_by(name: str, via: str, machine: str, invitation: Invitation) -> Connection:
+    """Connect to a mesh by an invitation of one's own, through a machine that can reach it; return the
+    connection for programs here from now on.
+
+    Args:
+        name: what the mesh is called here.
+        via: how it was reached, in words: the machine and the invitation's file.
+
+    Raises:
+        MeshStartError: if the machine can't be reached, or the mesh lets nobody in.
+    """
     folder = new_directory()
     try:
-        return _joined(name, text, machine, invitation, os.path.join(folder, "member"))
+        return _joined(name, via, machine, invitation, os.path.join(folder, "member"))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -9,6 +9,7 @@ from monarch_nb._commands.command import Place, argument
 from monarch_nb._commands.torchrun import meaningless
 from monarch_nb._commands.values import (
     DEFAULT_NAME,
+    controller_place,
     dims,
     host_count,
     mesh_before_paths,
@@ -90,6 +91,10 @@ ON_ENGINE = (
         type=word, metavar="[USER@]HOST",
     ),
     argument("--python", about="with --on: the interpreter on the hosts", type=word, metavar="PATH"),
+    argument(
+        "--controller", about="with --on: where the controller runs; inside: on the first host",
+        type=controller_place, metavar="here|inside",
+    ),
     argument(
         "--wait", about="with --on: how long to wait for hosts; then the request is cancelled",
         type=seconds, metavar="T",

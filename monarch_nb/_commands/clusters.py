@@ -17,8 +17,8 @@ from monarch_nb.job.allocation import Allocation, Plan, read_record
 from monarch_nb.job.engines import ENGINES, State, engine_of
 from monarch_nb.job.engines.own_allocation import OwnAllocation, num_nodes
 from monarch_nb.job.profiles import Profile, find_profile, read_profiles, user_file
-from monarch_nb.job.spec import HostRange, HostSpec, machines
-from monarch_nb.mesh import Mesh, growing, on_engine
+from monarch_nb.job.spec import INSIDE, HostRange, HostSpec, machines
+from monarch_nb.mesh import Mesh, growing, inside, on_engine
 from monarch_nb.mesh.running import Asked
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ _OF_ENGINES = {
     "login": "login",
     "python": "python",
     "gpus": "gpus",
+    "controller": "controller",
 }
 """Flags of `start` that are also keys of a profile, and the fields of a spec that they set."""
 
@@ -93,10 +94,12 @@ def profile_of(arguments: Namespace) -> Profile:
 
 def start_on(arguments: Namespace, plan: Plan) -> Mesh:
     """Start a mesh on hosts of an engine, and show the state of the request meanwhile."""
+    profile = profile_of(arguments)
+    start = inside.start_inside if profile.spec.controller == INSIDE else on_engine.start_on
     with WaitingLine() as line:
-        return on_engine.start_on(
+        return start(
             arguments.name,
-            profile_of(arguments),
+            profile,
             plan,
             with_program=arguments.with_kernel,
             wait_s=arguments.wait,
@@ -150,9 +153,10 @@ def resized(mesh: Mesh, arguments: Namespace) -> HealReport:
 
 
 def wait_on(arguments: Namespace) -> Mesh:
-    """Continue to wait for a mesh that was requested before."""
+    """Continue to wait for a mesh that was requested before; connect to it again, if it's inside a job."""
+    wait = on_engine.wait_on if on_engine.waits(arguments.name) else inside.wait_inside
     with WaitingLine() as line:
-        return on_engine.wait_on(
+        return wait(
             arguments.name,
             wait_s=arguments.wait,
             keeps_queued=arguments.keep_queued or arguments.wait is None,

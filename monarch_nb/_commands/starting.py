@@ -17,7 +17,7 @@ from monarch_nb._units import duration
 from monarch_nb.actor.handle import session_of
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.job.allocation import Plan, read_record
-from monarch_nb.mesh import on_engine, starting
+from monarch_nb.mesh import inside, on_engine, starting
 from monarch_nb.mesh.running import Asked
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def start_or_attach(arguments: Namespace, attach: Callable[[str], Mesh]) -> tupl
         attach: connects to a mesh that runs.
     """
     _take_own_allocation(arguments)
-    if on_engine.waits(arguments.name):
+    if on_engine.waits(arguments.name) or inside.is_away(arguments.name):
         return clusters.wait_on(arguments), True
     return starting.start_or_attach(
         arguments.name,

@@ -49,6 +49,15 @@ def mesh_or_pid(text: str) -> str:
     return text if text.isascii() and text.isdigit() else mesh_name(text)
 
 
+def controller_place(text: str) -> str:
+    """Parse where a controller runs: here (which is what an empty field says), or inside."""
+    if text not in ("here", "inside"):
+        raise argparse.ArgumentTypeError(
+            f"expected here (this machine) or inside (the first host); not {shortened(text)}"
+        )
+    return "" if text == "here" else text
+
+
 def variable_name(text: str) -> str:
     """Parse the name of a variable."""
     if not text.isidentifier():

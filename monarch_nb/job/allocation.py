@@ -133,8 +133,19 @@ def _spec(table: dict[str, Any]) -> HostSpec:
 # --- the files
 
 
+_directory = ""
+
+
+def keep_records_in(directory: str) -> None:
+    """Have this program keep its records in a directory of its own."""
+    global _directory
+    _directory = directory
+
+
 def records_directory() -> str:
     """Return the directory of this user's records, created if needed."""
+    if _directory:
+        return _directory
     from jupyter_core.paths import jupyter_data_dir
 
     path = os.path.join(jupyter_data_dir(), "monarch_nb", "allocations")
@@ -156,6 +167,17 @@ def write_record(allocation: Allocation, path: str = "") -> None:
     with open(fd, "w") as file:
         file.write(allocation.to_json())
     os.replace(part, path)
+
+
+def add_record(allocation: Allocation) -> bool:
+    """Write the record of a new request; return False if there is one for its mesh."""
+    try:
+        fd = os.open(record_path(allocation.mesh), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return False
+    with open(fd, "w") as file:
+        file.write(allocation.to_json())
+    return True
 
 
 def read_record(mesh: str) -> Allocation | None:
@@ -184,6 +206,12 @@ def remove_record(mesh: str) -> None:
     """Remove the record of an allocation that has ended."""
     with suppress(FileNotFoundError):
         os.unlink(record_path(mesh))
+
+
+def remove_if_same(allocation: Allocation) -> None:
+    """Remove a record that says what it said when it was read."""
+    if read_record(allocation.mesh) == allocation:
+        remove_record(allocation.mesh)
 
 
 def list_records() -> list[Allocation]:

@@ -48,7 +48,7 @@ class Wait:
     ) -> None:
         self._session, self._engine, self._asked, self._say = session, engine, asked, on_wait
         self._granted_at: float | None = None
-        self._stuck_since: float | None = None
+        self._patience = _Patience(asked)
 
     def until_joined(self, wait_s: float | None) -> list[int]:
         """Return the hosts that have joined.
@@ -79,17 +79,9 @@ class Wait:
         return [row.index for row in rows if row.index in self._asked.hosts and row.state == HostState.UP]
 
     def _tell(self, look: Look, num: int) -> None:
-        asked, age_s = self._asked, time.time() - self._asked.submitted_at
+        asked = self._asked
         if look.state == State.QUEUED:
-            when = (
-                f", starts about {time.strftime('%H:%M', time.localtime(look.starts_at))}"
-                if look.starts_at
-                else ""
-            )
-            self._say(
-                f"{asked.described()}: queued {duration(round(age_s))} ({look.reason}), "
-                f"{_hosts_text(asked.spec)}{when}; Ctrl-C leaves it queued"
-            )
+            self._say(queued_text(asked, look))
         else:
             self._say(
                 f"{asked.described()}: {num} of {len(look.nodes) or asked.spec.wanted} hosts have joined"
@@ -116,12 +108,7 @@ class Wait:
         """
         if look.state == State.ENDED:
             raise MeshStartError(f"{self._asked.described()} has ended: {look.reason}.{self._words()}")
-        self._stuck_since = (self._stuck_since or now) if look.trouble else None
-        if self._stuck_since is not None and now - self._stuck_since > STUCK_S:
-            raise MeshStartError(
-                f"{self._asked.described()} would wait for ever ({look.reason}): {look.trouble}. The "
-                "request was cancelled"
-            )
+        self._patience.check(look)
         if look.state != State.GRANTED:
             return
         self._granted_at = self._granted_at or now
@@ -138,6 +125,72 @@ class Wait:
         refused = self._session.request(Refusals())
         lines = list(dict.fromkeys([*self._engine.logs(self._asked), *(f"refused: {r}" for r in refused)]))
         return "".join(f"\n  {line}" for line in lines) or " The launchers have printed nothing"
+
+
+class InsideWait:
+    """The wait for a mesh whose controller runs on the first host of an allocation."""
+
+    def __init__(self, engine: Engine, asked: Allocation, on_wait: Callable[[str], None]) -> None:
+        self._engine, self._asked, self._say = engine, asked, on_wait
+        self._patience = _Patience(asked)
+
+    def until_open(self, wait_s: float | None) -> Invitation:
+        """Return the invitation to the mesh.
+
+        Raises:
+            TimeoutError: if there is none within `wait_s`.
+            MeshStartError: if there won't be one, with what was written by the program that starts the mesh.
+        """
+        begun, asked = time.monotonic(), self._asked
+        while True:
+            look = self._engine.look(asked)
+            if look.state == State.QUEUED:
+                self._say(queued_text(asked, look))
+            elif look.state == State.GRANTED:
+                self._say(f"{asked.described()}: the mesh is being started on {len(look.nodes)} hosts")
+                if found := self._engine.invitation(asked):
+                    return Invitation.from_json(found)
+            else:
+                words = "".join(f"\n  {line}" for line in self._engine.logs(asked))
+                raise MeshStartError(f"{asked.described()} has ended: {look.reason}.{words}")
+            self._patience.check(look)
+            if wait_s is not None and time.monotonic() - begun > wait_s:
+                raise TimeoutError
+            time.sleep(LOOK_S)
+
+
+class _Patience:
+    """How long a request waits for a reason that won't pass by itself."""
+
+    def __init__(self, asked: Allocation) -> None:
+        self._asked = asked
+        self._stuck_since: float | None = None
+
+    def check(self, look: Look) -> None:
+        """Raise if that has been so for too long.
+
+        Raises:
+            MeshStartError: saying why, and what to do.
+        """
+        now = time.monotonic()
+        self._stuck_since = (self._stuck_since or now) if look.trouble else None
+        if self._stuck_since is not None and now - self._stuck_since > STUCK_S:
+            raise MeshStartError(
+                f"{self._asked.described()} would wait for ever ({look.reason}): {look.trouble}. The "
+                "request was cancelled"
+            )
+
+
+def queued_text(asked: Allocation, look: Look) -> str:
+    """Return what is said of a request in a queue: how long, why, until when."""
+    when = (
+        f", starts about {time.strftime('%H:%M', time.localtime(look.starts_at))}" if look.starts_at else ""
+    )
+    age = duration(round(time.time() - asked.submitted_at))
+    return (
+        f"{asked.described()}: queued {age} ({look.reason}), {_hosts_text(asked.spec)}{when}; Ctrl-C leaves "
+        "it queued"
+    )
 
 
 def _hosts_text(spec: HostSpec) -> str:

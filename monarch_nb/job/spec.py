@@ -17,6 +17,7 @@ from monarch_nb._units import duration, parse_duration
 from monarch_nb.exceptions import MeshUsageError
 
 MAX_HOSTS = 10_000
+INSIDE = "inside"
 _RANGE = re.compile(r"([0-9]{1,6})(?:\.\.([0-9]{1,6}))?")
 _MACHINE = re.compile(r"(?:[\w.+-]+@)?[\w.-]+", re.ASCII)
 _BRACKETS = re.compile(r"([^\[\]]*)\[([0-9,-]+)\]([^\[\]]*)")
@@ -149,7 +150,8 @@ class HostSpec:
         python: interpreter on the hosts; empty: this program's.
         setup: shell lines before it.
         scratch: directory on each host for sockets and segments: a local disk; variables are expanded there.
-        network: which of this machine's addresses the hosts can reach.
+        network: which of the controller's addresses others can reach.
+        controller: where the mesh's controller runs: `INSIDE`, on the first host; empty: on this machine.
         own: settings of this engine only, by key; for slurm any flag of sbatch.
     """
 
@@ -167,6 +169,7 @@ class HostSpec:
     network: str = ""
     ports: PortRange | None = None
     usd_per_gpu_hour: float | None = None
+    controller: str = ""
     own: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -248,6 +251,12 @@ def _network(value: object) -> str:
         raise MeshUsageError(f"a network is written as in 10.10.0.0/16 or fd00::/8; not {value!r}") from None
 
 
+def _controller(value: object) -> str:
+    if value not in ("here", INSIDE):
+        raise MeshUsageError(f"expected here or {INSIDE}, not {value!r}")
+    return "" if value == "here" else INSIDE
+
+
 def _ports(value: object) -> PortRange:
     return PortRange.parse(value if isinstance(value, int) else _text(value))
 
@@ -264,6 +273,7 @@ KEYS: dict[str, tuple[str, Callable[[object], object]]] = {
     "network": ("network", _network),
     "ports": ("ports", _ports),
     "usd_per_gpu_hour": ("usd_per_gpu_hour", _price),
+    "controller": ("controller", _controller),
 }
 """Keys of a profile besides `engine`, `hosts` and the engine's own table: field and parser."""
 

@@ -21,13 +21,15 @@ from monarch_nb._protocol.programs import Adopt, SetTimeLimit, Status
 from monarch_nb._protocol.states import OnFailure
 from monarch_nb._shape import Extent, Shape, format_ranks
 from monarch_nb._units import duration
+from monarch_nb._wire.process import is_running
 from monarch_nb.actor.host_mesh import HostMesh
-from monarch_nb.exceptions import MeshError, MeshNotFound, MeshStartError, MeshUsageError
+from monarch_nb.exceptions import MeshError, MeshNotFound, MeshStartError, MeshUsageError, NameTaken
 from monarch_nb.job import allocation as records
 from monarch_nb.job.allocation import Allocation, Plan
 from monarch_nb.job.engines import Engine, Look, State, engine_of
 from monarch_nb.job.joining import Wait, reserve
 from monarch_nb.job.profiles import Profile
+from monarch_nb.job.spec import INSIDE
 from monarch_nb.mesh import starting
 from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
@@ -69,16 +71,16 @@ def start_on(
         MeshStartError: naming the hosts that haven't come, and why.
         NameTaken: if a mesh of that name runs already.
     """
-    engine = _usable_engine(profile)
+    engine = usable_engine(profile)
     profile = replace(profile, spec=engine.completed(profile.spec))
-    _check_ended(name)
+    check_ended(name)
     starting.check_free(name)
     session = starting.claimed(name)
     asked = Allocation.new(name, profile.name, profile.spec, plan)
     try:
         asked = _ask(session, engine, asked, with_program)
     except BaseException:
-        _drop(asked)
+        drop(asked)
         starting.abandon(session)
         raise
     return _finish(session, engine, asked, wait_s, on_wait, keeps_queued=keeps_queued)
@@ -108,10 +110,17 @@ def wait_on(
 def waits(name: str) -> bool:
     """Say whether a mesh of that name waits for its hosts: its controller runs, its ranks don't."""
     asked = records.read_record(name)
-    return asked is not None and not asked.is_up and any(c.name == name for c in launch.list_connections())
+    if asked is None or asked.is_up or asked.spec.controller == INSIDE:
+        return False
+    return any(c.name == name for c in launch.list_connections())
 
 
-def _usable_engine(profile: Profile) -> Engine:
+def usable_engine(profile: Profile) -> Engine:
+    """Return the engine of a profile, if it can give what the profile says.
+
+    Raises:
+        MeshUsageError: saying why it can't, and what to type.
+    """
     engine = engine_of(profile.spec)
     usable = engine.usable(profile.spec)
     if not usable:
@@ -122,10 +131,15 @@ def _usable_engine(profile: Profile) -> Engine:
     return engine
 
 
-def _check_ended(name: str) -> None:
+def check_ended(name: str) -> None:
     """Raise if an earlier mesh of that name still exists; release hosts of one whose controller is gone."""
     left = records.read_record(name)
     if left is not None and launch.find_claim(name) is None:
+        if left.spec.controller == INSIDE and engine_of(left.spec).look(left).state != State.ENDED:
+            raise NameTaken(
+                f"mesh {name!r} runs inside {left.described()}. Use it: %mesh start {name}; end it: %mesh "
+                f"cancel {name}; or choose another name"
+            )
         end_all(left)
         records.remove_record(name)
 
@@ -163,7 +177,7 @@ def _ask(session: Session, engine: Engine, asked: Allocation, with_program: bool
     return asked
 
 
-def _drop(asked: Allocation) -> None:
+def drop(asked: Allocation) -> None:
     """Release what an engine has granted; what can't be released stays on record."""
     with suppress(MeshError):
         end_all(asked)
@@ -188,25 +202,31 @@ def _finish(
     except (KeyboardInterrupt, TimeoutError) as error:
         if keeps_queued and engine.can.queue:
             session.close()
-            raise MeshQueued(
-                f"{asked.described()} stays in the queue{_why(error, wait_s)}. Wait on: %mesh start "
-                f"{asked.mesh}; give up: %mesh cancel {asked.mesh}; it's given up by itself after "
-                f"{duration(asked.plan.idle_timeout_s)} without anybody"
-            ) from None
-        _drop(asked)
+            ending = f"; it's given up by itself after {duration(asked.plan.idle_timeout_s)} without anybody"
+            raise queued(asked, error, wait_s, ending) from None
+        drop(asked)
         starting.abandon(session)
-        raise _given_up(error, asked, wait_s) from None
+        raise given_up(error, asked, wait_s) from None
     except BaseException:
-        _drop(asked)
+        drop(asked)
         starting.abandon(session)
         raise
+
+
+def queued(asked: Allocation, error: BaseException, wait_s: float | None, ending: str = "") -> MeshQueued:
+    """Return the error of a wait that has ended before its request: by Ctrl-C, or by its limit."""
+    return MeshQueued(
+        f"{asked.described()} stays in the queue{_why(error, wait_s)}. Wait on: %mesh start {asked.mesh}; "
+        f"give up: %mesh cancel {asked.mesh}{ending}"
+    )
 
 
 def _why(error: BaseException, wait_s: float | None) -> str:
     return f": no hosts within {duration(wait_s)}" if isinstance(error, TimeoutError) and wait_s else ""
 
 
-def _given_up(error: BaseException, asked: Allocation, wait_s: float | None) -> BaseException:
+def given_up(error: BaseException, asked: Allocation, wait_s: float | None) -> BaseException:
+    """Return the error of a wait that has ended, with its request."""
     if isinstance(error, KeyboardInterrupt):
         return error
     return MeshStartError(
@@ -244,7 +264,7 @@ def tell_limit(session: Session, asked: Allocation) -> None:
     """Tell a mesh when its engine takes the first of its hosts away. While one of its engines can't be
     reached, the limit that the mesh knows stays in force.
     """
-    looks = [(_look(each), each) for each in asked.requests]
+    looks = [(look_at(each), each) for each in asked.requests]
     if any(look.reason.startswith(_UNKNOWN) for look, _ in looks):
         return
     ends = [(look.ends_at, each.described()) for look, each in looks if look.ends_at is not None]
@@ -335,22 +355,38 @@ def looks() -> list[tuple[Allocation, Look]]:
     found = []
     for asked in records.list_records():
         is_alone = launch.find_claim(asked.mesh) is None
-        rows = [(each, _look(each)) for each in asked.requests]
+        rows = [(each, look_at(each)) for each in asked.requests]
         for each, look in rows:
-            if is_alone and look.state in (State.GRANTED, State.QUEUED):
-                gone = f"its mesh is gone: %mesh cancel {asked.mesh} gives it back"
-                look = replace(look, reason=look.reason if look.reason.startswith(_UNKNOWN) else gone)
+            if is_alone and not look.reason.startswith(_UNKNOWN):
+                look = _without_a_mesh(asked, look)
             found.append((each, look))
         if is_alone and all(look.state == State.ENDED for _, look in rows):
-            records.remove_record(asked.mesh)
+            records.remove_if_same(asked)
     return found
+
+
+def _without_a_mesh(asked: Allocation, look: Look) -> Look:
+    """Return what is said of a request whose mesh isn't known here."""
+    if asked.spec.controller == INSIDE:
+        is_there = look.state == State.GRANTED
+        return replace(look, reason=f"not connected here: %mesh start {asked.mesh}") if is_there else look
+    if look.state not in (State.GRANTED, State.QUEUED) or is_being_requested(asked):
+        return look
+    return replace(look, reason=f"its mesh is gone: %mesh cancel {asked.mesh} gives it back")
 
 
 _UNKNOWN = "unknown: "
 
 
-def _look(asked: Allocation) -> Look:
+def is_being_requested(asked: Allocation) -> bool:
+    """Return whether the program that makes a request hasn't noted yet what the engine calls it."""
+    return not asked.id and not asked.parts and is_running(asked.submitted_by, None)
+
+
+def look_at(asked: Allocation) -> Look:
     """Return the state of a request; an unreachable engine must not hide the others."""
+    if is_being_requested(asked):
+        return Look(State.QUEUED, reason="being requested")
     try:
         return engine_of(asked.spec).look(asked)
     except MeshError as error:

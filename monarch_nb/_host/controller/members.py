@@ -297,14 +297,31 @@ class Members:
         if knock.address not in member.addresses:
             raise InvitationError("this program has come by an address that isn't the invitation's")
         if member.public and member.public != knock.public:
-            raise InvitationError(
-                f"this invitation is {member.who}'s, who has come by it: ask the mesh's owner for one of "
-                f"your own: %mesh share --role {member.role.word}"
-            )
+            self._make_room(member)
         member.public, member.who, member.peer = knock.public, knock.node, peer
         member.heard = self._controller.loop.clock()
         self._link.let_in(knock.public, partial(self._take_message, member))
         self._note(member, "attach")
+
+    def _make_room(self, member: Member) -> None:
+        """End the stay of a machine that is away, for another one that comes by the same invitation.
+
+        Raises:
+            InvitationError: if the invitation is for one user, or that machine is connected.
+        """
+        if not member.stays or member.resumable is None:
+            raise InvitationError(
+                f"this invitation is {member.who}'s, who has come by it: ask the mesh's owner for one of "
+                f"your own: %mesh share --role {member.role.word}"
+            )
+        if member.resumable.is_open:
+            raise InvitationError(
+                f"{member.who} is connected by this invitation: %mesh detach there, or write another one: "
+                "monarch-nb share NAME --own --file FILE"
+            )
+        self._note(member, "was away")
+        self._link.cut(member.index)
+        self._vacate(member)
 
     @property
     def _link(self) -> HostLink:
@@ -353,11 +370,15 @@ class Members:
         if not member.stays:
             self._end_member(member, why)
             return
-        self._link.keep_out(member.public)
         self._tell(member, Leave())
+        self._vacate(member)
+        self._controller.loop.call_later(LAST_WORD_S, lambda: self._link.cut(member.index))
+
+    def _vacate(self, member: Member) -> None:
+        """Make an invitation free for the next machine; programs of the last one are forgotten."""
+        self._link.keep_out(member.public)
         self._forget_programs(member)
         member.public, member.who, member.resumable = "", "", Resumable()
-        self._controller.loop.call_later(LAST_WORD_S, lambda: self._link.cut(member.index))
 
     # --- requests
 

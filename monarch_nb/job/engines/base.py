@@ -40,10 +40,12 @@ class Capabilities:
     Attributes:
         queue: whether a request may wait for minutes or days, independently of the program.
         names: whether the hosts' names are known before they are requested.
+        inside: whether a mesh's controller can run on the first of the hosts.
     """
 
     queue: bool = False
     names: bool = False
+    inside: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,24 @@ class Engine(ABC):
     @abstractmethod
     def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
         """Request the hosts, without waiting; return the allocation with the engine's id of the request."""
+
+    def submit_inside(self, allocation: Allocation) -> Allocation:
+        """Request hosts on the first of which the mesh's controller runs; return the allocation with the
+        engine's id. See `monarch_nb.mesh.inside_job`.
+        """
+        raise EngineError(
+            f"engine {self.name} can't have the controller inside: leave --controller inside away"
+        )
+
+    def recalled(self, allocation: Allocation) -> Allocation:
+        """Return an allocation with the engine's id, if it's without one and the engine knows a request for
+        its mesh by name.
+        """
+        return allocation
+
+    def invitation(self, allocation: Allocation) -> str:
+        """Return the invitation to a mesh with its controller inside, as JSON; empty until there is one."""
+        return ""
 
     @abstractmethod
     def look(self, allocation: Allocation) -> Look:

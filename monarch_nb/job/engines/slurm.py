@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from monarch_nb._wire.invitation import Invitation
 from monarch_nb.job.allocation import Allocation, records_directory
 from monarch_nb.job.engines import shell
 from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, State, Usable
-from monarch_nb.job.spec import HostRange, HostSpec, nearest
+from monarch_nb.job.spec import INSIDE, HostRange, HostSpec, nearest
 
 _NODE_WORDS = re.compile(r"^(?:\d+: )?(node \S+: .+)$", re.MULTILINE)
 _FIELDS = "%T|%S|%e|%N|%D|%r"
@@ -64,7 +65,7 @@ class Slurm(Engine):
     """The engine of Slurm. `own` is any flag of sbatch."""
 
     name = "slurm"
-    can = Capabilities(queue=True)
+    can = Capabilities(queue=True, inside=True)
 
     def usable(self, spec: HostSpec) -> Usable:
         if not spec.login and shutil.which("sbatch") is None:
@@ -108,7 +109,24 @@ class Slurm(Engine):
 
     def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
         allocation = replace(allocation, directory=self._log_directory(allocation.spec))
-        script = self.script(allocation).replace(_INVITATION, invitation.to_json())
+        return self._submit(allocation, self._hosts_script(allocation, invitation.to_json()))
+
+    def submit_inside(self, allocation: Allocation) -> Allocation:
+        allocation = replace(allocation, directory=self._log_directory(allocation.spec))
+        return self._submit(allocation, self._inside_script(allocation))
+
+    def recalled(self, allocation: Allocation) -> Allocation:
+        name = f"--name={_job_name(allocation)}"
+        done = self._run(allocation.spec, ["squeue", "--noheader", "--me", name, "--format=%i"])
+        job = done.out.split()[:1]
+        directory = self._log_directory(allocation.spec)
+        return replace(allocation, id=job[0], directory=directory) if job else allocation
+
+    def invitation(self, allocation: Allocation) -> str:
+        done = self._run(allocation.spec, ["cat", _invitation_path(allocation)])
+        return done.out if done.code == 0 else ""
+
+    def _submit(self, allocation: Allocation, script: str) -> Allocation:
         done = self._run(allocation.spec, ["sbatch", "--parsable"], script)
         number = done.out.strip().partition(";")[0]
         if done.code != 0 or not number.isdigit():
@@ -116,11 +134,17 @@ class Slurm(Engine):
         return replace(allocation, id=number)
 
     def script(self, allocation: Allocation) -> str:
+        if allocation.spec.controller == INSIDE:
+            return self._inside_script(allocation)
+        return self._hosts_script(allocation, "<the invitation: a secret>")
+
+    def _flags(self, allocation: Allocation) -> list[str]:
+        """Return the lines that tell sbatch what is requested."""
         spec = allocation.spec
         least, most = spec.wanted.least, spec.wanted.most + allocation.plan.num_spares
         directory = allocation.directory or self._log_directory(spec)
         flags = {
-            "job-name": f"monarch-nb-{allocation.mesh}",
+            "job-name": _job_name(allocation),
             "nodes": f"{least}-{most}" if least != most else str(most),
             "output": f"{directory}/slurm-%j.out",
             "export": "NONE",
@@ -134,11 +158,15 @@ class Slurm(Engine):
         flags |= {
             key: value for key, value in (("partition", spec.partition), ("account", spec.account)) if value
         } | dict(spec.own)
-        lines = [
+        return [
             f"#SBATCH --{key}{'' if value == 'true' else f'={value}'}"
             for key, value in flags.items()
             if value != "false"
         ]
+
+    def _hosts_script(self, allocation: Allocation, invitation: str) -> str:
+        """Return the script of a job whose nodes become hosts of a mesh."""
+        spec = allocation.spec
         # How many tasks isn't said: of a range of nodes, Slurm would give as few as these need. What is set
         # up here is every task's, too. The node's number is the task's own variable: $ is left to the node's
         # shell.
@@ -147,15 +175,24 @@ class Slurm(Engine):
             "--no-kill --kill-on-bad-exit=0 --export=ALL --label"
         )
         start = f"exec {shell.launcher_command(spec, '--place', '$SLURM_NODEID')}"
+        return self._job_script(allocation, f"{task} bash -c {shlex.quote(start)}", invitation)
+
+    def _inside_script(self, allocation: Allocation) -> str:
+        """Return the script of a job on whose first node a controller runs."""
+        program = f"{shlex.quote(allocation.spec.python or sys.executable)} -P -m monarch_nb.mesh.inside_job"
+        return self._job_script(allocation, program, allocation.to_json())
+
+    def _job_script(self, allocation: Allocation, command: str, text: str) -> str:
+        """Return the script of a job that runs a command, with a text as its standard input."""
         return "\n".join(
             [
                 "#!/bin/bash -l",
-                *lines,
+                *self._flags(allocation),
                 "umask 077",
                 *_variables(),
-                *spec.setup,
-                f"exec {task} bash -c {shlex.quote(start)} <<'END'",
-                _INVITATION,
+                *allocation.spec.setup,
+                f"exec {command} <<'END'",
+                text,
                 "END",
                 "",
             ]
@@ -199,7 +236,7 @@ class Slurm(Engine):
         done = self._run(allocation.spec, ["scancel", allocation.id])
         if done.code != 0 and "Invalid job id" not in done.err:
             raise EngineError(f"scancel {allocation.id}: {done.words}; it goes on")
-        self._run(allocation.spec, ["rm", "-f", _log_path(allocation)])
+        self._run(allocation.spec, ["rm", "-f", _log_path(allocation), _invitation_path(allocation)])
 
     def further(self, asked: Sequence[Allocation], num: int) -> HostSpec:
         spec = asked[0].spec
@@ -281,7 +318,19 @@ def _log_path(allocation: Allocation) -> str:
     return f"{allocation.directory}/slurm-{allocation.id}.out"
 
 
-_INVITATION = "<the invitation: a secret>"
+def _job_name(allocation: Allocation) -> str:
+    return f"monarch-nb-{allocation.mesh}"
+
+
+def _invitation_path(allocation: Allocation) -> str:
+    return invitation_path(allocation.directory, allocation.id)
+
+
+def invitation_path(directory: str, job: str) -> str:
+    """Return the file of a job's invitation to the mesh inside, on the machine where it was submitted and on
+    the job's first node: both have that directory.
+    """
+    return f"{directory}/inside-{job}.join"
 
 
 def _variables() -> list[str]:

@@ -1,0 +1,179 @@
+"""Meshes whose controller runs on the first host of an allocation: requests them, waits, and connects.
+
+This machine needs nothing but a way to the engine's commands: for a cluster behind a login node, ssh. The
+mesh outlives it: it ends with its allocation, by `%mesh stop`, or when nobody has used it for its idle
+time-out. What runs there is `monarch_nb.mesh.inside_job`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from monarch_nb._client import launch, membership
+from monarch_nb._client.own_mesh import join_by
+from monarch_nb._protocol.programs import Status
+from monarch_nb._wire.invitation import Invitation, InvitationError
+from monarch_nb.actor.handle import session_of
+from monarch_nb.exceptions import MeshError, MeshNotFound, MeshStartError, MeshUsageError, NameTaken
+from monarch_nb.job import allocation as records
+from monarch_nb.job.allocation import Allocation, Plan
+from monarch_nb.job.engines import ENGINES, Engine, State, engine_of
+from monarch_nb.job.joining import InsideWait
+from monarch_nb.job.profiles import Profile
+from monarch_nb.job.spec import INSIDE
+from monarch_nb.mesh import on_engine, starting
+from monarch_nb.mesh.always import define_on
+from monarch_nb.mesh.core import Mesh
+
+_LOOK_S = 0.1
+
+
+def start_inside(
+    name: str,
+    profile: Profile,
+    plan: Plan,
+    *,
+    with_program: bool | None = None,
+    wait_s: float | None = None,
+    keeps_queued: bool = True,
+    on_wait: Callable[[str], None] = lambda _text: None,
+) -> Mesh:
+    """Start a mesh inside an allocation, and wait until it can be used here. Arguments and errors are those
+    of `on_engine.start_on`.
+
+    Raises:
+        MeshUsageError: also if the engine can't have a controller inside, or the mesh is to end with this
+            program, which may lose its connection to it.
+    """
+    engine = _usable_engine(profile)
+    if with_program:
+        raise MeshUsageError(
+            f"start: a mesh inside a job of {engine.name} can't end with this kernel, whose connection may "
+            "be lost; --idle-timeout says how long it goes on without anybody"
+        )
+    on_engine.check_ended(name)
+    starting.check_free(name)
+    asked = Allocation.new(name, profile.name, engine.completed(profile.spec), plan)
+    if not records.add_record(asked):  # first: if this process ends now, the record shows the request
+        raise NameTaken(f"hosts for a mesh {name!r} are being requested by another program: %mesh queue")
+    try:
+        asked = engine.submit_inside(asked)
+        records.write_record(asked)
+    except BaseException:
+        with suppress(MeshError):
+            asked = engine.recalled(asked)  # the engine may have heard of it
+        on_engine.drop(asked)
+        raise
+    if starting.ends_with_program(with_program):
+        atexit.register(_cancel, asked)  # a notebook that a program runs: nobody comes back to the mesh
+    return _finish(engine, asked, wait_s, on_wait, keeps_queued=keeps_queued)
+
+
+def wait_inside(
+    name: str,
+    *,
+    wait_s: float | None = None,
+    keeps_queued: bool = True,
+    on_wait: Callable[[str], None] = lambda _text: None,
+) -> Mesh:
+    """Continue to wait for a mesh that was requested before, or connect to it again.
+
+    Raises:
+        MeshNotFound: if there is none.
+    """
+    asked = _record(name)
+    while asked is not None and on_engine.is_being_requested(asked):
+        time.sleep(_LOOK_S)
+        asked = _record(name)
+    if asked is None:
+        raise MeshNotFound(f"no mesh {name!r} was requested inside a job; see all requests: %mesh queue")
+    return _finish(engine_of(asked.spec), asked, wait_s, on_wait, keeps_queued=keeps_queued)
+
+
+def is_away(name: str) -> bool:
+    """Return whether a mesh of that name runs inside an allocation, or waits for it, and isn't connected
+    here. The record of one that has ended is removed.
+    """
+    asked = _record(name)
+    if asked is None or launch.find_claim(name) is not None:
+        return False
+    if not asked.id and not on_engine.is_being_requested(asked):
+        asked = _recalled(asked)
+    if on_engine.look_at(asked).state != State.ENDED:
+        return True
+    with suppress(MeshError):
+        engine_of(asked.spec).end_allocation(asked)  # which removes its files
+    records.remove_if_same(asked)
+    return False
+
+
+def _recalled(asked: Allocation) -> Allocation:
+    """Return a request whose program ended before it could note its id, with that id."""
+    found = engine_of(asked.spec).recalled(asked)
+    if found.id:
+        records.write_record(found)
+    return found
+
+
+def _record(name: str) -> Allocation | None:
+    asked = records.read_record(name)
+    return asked if asked is not None and asked.spec.controller == INSIDE else None
+
+
+def _usable_engine(profile: Profile) -> Engine:
+    engine = engine_of(profile.spec)
+    if not engine.can.inside:
+        able = ", ".join(name for name in ENGINES if engine_of(replace(profile.spec, engine=name)).can.inside)
+        raise MeshUsageError(
+            f"start --on {profile.name}: engine {engine.name} can't have the controller inside; {able} can. "
+            "Leave it on this machine: --controller here"
+        )
+    return on_engine.usable_engine(profile)
+
+
+def _finish(
+    engine: Engine,
+    asked: Allocation,
+    wait_s: float | None,
+    on_wait: Callable[[str], None],
+    *,
+    keeps_queued: bool,
+) -> Mesh:
+    try:
+        invitation = InsideWait(engine, asked, on_wait).until_open(wait_s)
+    except (KeyboardInterrupt, TimeoutError) as error:
+        if keeps_queued:
+            raise on_engine.queued(asked, error, wait_s) from None
+        on_engine.drop(asked)
+        raise on_engine.given_up(error, asked, wait_s) from None
+    except InvitationError as error:
+        raise MeshStartError(f"{asked.described()} has written an invitation that is none: {error}") from None
+    except MeshStartError:
+        on_engine.drop(asked)
+        raise
+    return _connected(asked, invitation)
+
+
+def _connected(asked: Allocation, invitation: Invitation) -> Mesh:
+    """Connect to a mesh that runs; an error of that is no reason to end it."""
+    if asked.spec.login:
+        join_by(asked.mesh, f"{asked.spec.login}:{asked.described()}", asked.spec.login, invitation)
+    else:
+        membership.join(invitation.to_token(), asked.mesh)
+    mesh = starting.attach(asked.mesh)
+    if not asked.is_up:
+        hosts = [host.index for host in session_of(mesh).request(Status()).hosts if host.index]
+        records.write_record(replace(asked, is_up=True, hosts=tuple(hosts)))
+        define_on(mesh)
+    return mesh
+
+
+def _cancel(asked: Allocation) -> None:
+    """End a mesh at the end of the program that has requested it."""
+    with suppress(MeshError):
+        if records.read_record(asked.mesh) is not None:
+            on_engine.cancel(asked.mesh)
