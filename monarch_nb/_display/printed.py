@@ -1,5 +1,5 @@
-"""What ranks print, for a plain text stream that is written to from time to time: folded like `Fold`, and
-quick where there is nothing to fold.
+"""Lines of ranks for a plain text stream that is written to from time to time: folded as by `Fold`, and quick
+where there is nothing to fold.
 
 Ranks that print much at once mostly print different lines: numbers, names of files. Then each line stays as
 it is, and making a row of it (2 us) would take longer than all else. So text is kept until it's drained;

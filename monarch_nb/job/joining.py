@@ -160,7 +160,7 @@ class InsideWait:
 
 
 class _Patience:
-    """How long a request waits for a reason that won't pass by itself."""
+    """A limit for requests that wait for a reason that won't pass by itself."""
 
     def __init__(self, asked: Allocation) -> None:
         self._asked = asked
