@@ -9,7 +9,7 @@ export PYTHONWARNINGS ?=
 help:
 	@echo "make demo       the first tutorial, run here, as you would see it"
 	@echo "make lab        the tutorials in JupyterLab, with the Mesh panel"
-	@echo "make cluster    JupyterLab and three hosts in containers, on this machine's docker; cluster-down ends them"
+	@echo "make cluster    JupyterLab and three hosts in containers, on this machine's docker; SLURM=1: and a Slurm; cluster-down ends them"
 	@echo "make labextension   build the front end anew; labcheck: lint, test and compare"
 	@echo "make test       lint, types, tests, tutorials"
 	@echo "make docs       README, pages, tutorials and reference as a site: build/docs/README.html"
@@ -111,6 +111,11 @@ gpu:
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) -p monarch-nb -f docker/compose.yaml
 PORT ?= 8888
 export PORT
+ifdef SLURM
+export TARGET = slurm
+export MONARCH_NB_IMAGE = monarch-nb-slurm
+export COMPOSE_PROFILES = slurm
+endif
 LAB_URL = http://127.0.0.1:$(PORT)/lab/tree/01_first_mesh.ipynb?token=$$(cat build/cluster/token)
 
 build/cluster/token:
@@ -122,11 +127,12 @@ cluster: build/cluster/token
 	$(COMPOSE) up -d
 	@i=0; until curl -fs -o /dev/null http://127.0.0.1:$(PORT)/api || [ $$i = 60 ]; do i=$$((i + 1)); sleep 1; done
 	@echo "three hosts wait; in a notebook: %mesh start big --on compose --hosts 3"
+	$(if $(SLURM),@echo "so does a Slurm of three nodes: %mesh start big --on slurm --hosts 3")
 	@echo "JupyterLab: $(LAB_URL)"
 	@command -v xdg-open >/dev/null && xdg-open "$(LAB_URL)" >/dev/null 2>&1 || true
 
 cluster-down:
-	$(COMPOSE) down --volumes --timeout 5
+	COMPOSE_PROFILES=slurm $(COMPOSE) down --volumes --timeout 5
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info

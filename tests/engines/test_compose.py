@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import nbformat
 import pytest
 from processes import TAG
 from sshd import Profiles
@@ -171,20 +174,30 @@ def why_no_docker() -> str:
     return "no image python:3.11-slim here: docker pull python:3.11-slim" if there.returncode else ""
 
 
-@pytest.fixture(scope="module")
-def containers() -> Iterator[list[str]]:
-    """What `make cluster` brings up, under another name and port."""
+@contextmanager
+def cluster(*options: str) -> Iterator[list[str]]:
+    """Bring up what `make cluster` does, under another name and port."""
     if why_no_docker():
         pytest.skip(why_no_docker())
     compose = ["docker-compose", "-p", PROJECT, "-f", "docker/compose.yaml"]
-    up = ["make", "cluster", f"COMPOSE={' '.join(compose)}", "PORT=8977"]
-    environment = {**os.environ, "PORT": "8977"}
+    settings = [f"COMPOSE={' '.join(compose)}", "PORT=8977"]
     try:
-        subprocess.run(up, cwd=ROOT, check=True, timeout=600, env=environment)
+        subprocess.run(["make", "cluster", *settings, *options], cwd=ROOT, check=True, timeout=600)
         yield compose
     finally:
-        down = [*compose, "down", "--volumes", "--timeout", "5"]
-        subprocess.run(down, cwd=ROOT, check=True, timeout=120, env=environment)
+        subprocess.run(["make", "cluster-down", *settings], cwd=ROOT, check=True, timeout=120)
+
+
+@pytest.fixture
+def containers() -> Iterator[list[str]]:
+    with cluster() as found:
+        yield found
+
+
+@pytest.fixture
+def slurm_containers() -> Iterator[list[str]]:
+    with cluster("SLURM=1") as found:
+        yield found
 
 
 @pytest.mark.timeout(800)
@@ -202,3 +215,33 @@ def test_containers_are_hosts_without_a_right_to_spare(containers: list[str]) ->
     status = [*containers, "exec", "-T", "host", "grep", "-E", "^(CapEff|NoNewPrivs)", "/proc/self/status"]
     rights = subprocess.run(status, cwd=ROOT, capture_output=True, text=True, timeout=T).stdout.split()
     assert rights == ["CapEff:", "0000000000000000", "NoNewPrivs:", "1"]
+
+
+CELLS = (
+    "%load_ext monarch_nb",
+    "%mesh start big --on slurm --hosts 3 --procs 1 {flags}",
+    "%%mesh\nimport os, socket\nprint(socket.gethostname(), os.getuid(), os.environ['SLURM_JOB_ID'])",
+    "%mesh stop",
+    "!squeue --noheader --states=PENDING,RUNNING",
+)
+
+
+@pytest.mark.timeout(800)
+@pytest.mark.parametrize("flags", ["", "--controller inside"])
+def test_a_notebook_has_a_slurm_in_containers(slurm_containers: list[str], flags: str) -> None:
+    """As a notebook of the JupyterLab that `make cluster SLURM=1` brings up."""
+    cells = [nbformat.v4.new_code_cell(cell.format(flags=flags)) for cell in CELLS]
+    book = nbformat.writes(nbformat.v4.new_notebook(cells=cells))
+    program = (
+        "import sys, nbformat, nbclient; b = nbformat.reads(sys.stdin.read(), 4); "
+        "nbclient.NotebookClient(b, timeout=200).execute(); print(nbformat.writes(b))"
+    )
+    run = [*slurm_containers, "exec", "-T", "lab", "python", "-c", program]
+    done = subprocess.run(run, cwd=ROOT, input=book, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    said = "".join(
+        output.get("text", "") for cell in nbformat.reads(done.stdout, 4).cells for output in cell.outputs
+    )
+    found = re.findall(r"\[\d\] (\S+) (\d+) (\d+)", said)
+    assert len({name for name, _, _ in found}) == 3, said
+    assert {(user, job) for _, user, job in found} == {("1000", found[0][2])}, said
