@@ -240,7 +240,9 @@ def test_a_notebook_has_a_slurm_in_containers(slurm_containers: list[str], flags
     done = subprocess.run(run, cwd=ROOT, input=book, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     said = "".join(
-        output.get("text", "") for cell in nbformat.reads(done.stdout, 4).cells for output in cell.outputs
+        output.get("text", "") or output.get("data", {}).get("text/plain", "")
+        for cell in nbformat.reads(done.stdout, 4).cells
+        for output in cell.outputs
     )
     found = re.findall(r"\[\d\] (\S+) (\d+) (\d+)", said)
     assert len({name for name, _, _ in found}) == 3, said
