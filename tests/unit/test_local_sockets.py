@@ -20,6 +20,9 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
+from monarch_nb._host.local_sockets import LocalSockets
+from monarch_nb._host.loop import Loop
+from monarch_nb._wire import message as wire
 from monarch_nb._wire.local_sockets import (
     BUFFER_BYTES,
     MAX_RETRY_S,
@@ -312,6 +315,28 @@ def test_interrupts_lose_no_message_and_repeat_none(path: str, sending: Sending)
         receiving.wait()
     assert receiving.returncode == 0
     assert int(interrupts) > 0
+
+
+def test_a_host_process_handles_what_came_before_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sending: Sending
+) -> None:
+    """Nothing would remind it of what was read already."""
+    heard: list[wire.Message] = []
+    sockets = LocalSockets(Loop(), str(tmp_path), heard.append)
+    sockets.listen(1)
+    receive = LocalReceiver.receive
+
+    def receive_and_fail(self: LocalReceiver, wait_s: float, arrived: deque[bytes]) -> bool:
+        assert receive(self, T, arrived)
+        raise OSError("another connection was broken")
+
+    monkeypatch.setattr(LocalReceiver, "receive", receive_and_fail)
+    sending.to(str(tmp_path / "p1")).send(wire.pack(wire.EVENT, src=2, dst=1, name=b"Happened"))
+    while not heard:  # the connection comes first
+        with pytest.raises(OSError, match="broken"):
+            sockets._receive()
+    assert [message.name for message in heard] == [b"Happened"]
+    sockets.close(0.0)
 
 
 WITHOUT_A_FREE_DESCRIPTOR = """
