@@ -36,12 +36,12 @@ settings.load_profile("loaded")
 """How long an example takes says how busy the machine is, not whether the code is right."""
 
 _FIRST = ("rxe", "lab", "engines", "notebook", "mesh")
-"""Folders that take longest are begun first, so that two processes end at about the same time."""
+"""Folders that take longest are begun first, so that all processes end at about the same time."""
 _ALONE = ("rxe", "lab", "engines")
 """One virtual machine, one browser and one Slurm at a time are what a small machine can carry."""
 _HOSTS = ("one_host", "two_hosts")
-_SPEAKS_OF_TORCH = re.compile(r"\btorch\b|\.ipynb\b|^\s+(?:with|\w+ =) this_host\(\)", re.MULTILINE)
-"""This program's own mesh goes on from one file to the next."""
+_SPEAKS_OF_TORCH = re.compile(r'\btorch\b|"notebooks"|^\s+(?:with|\w+ =) this_host\(\)', re.MULTILINE)
+"""Tutorials do, too; and this program's own mesh goes on from one file to the next."""
 LEFT = pytest.StashKey[list[str]]()
 _begun: list[tuple[float, str]] = []
 _LEFT_EXIT = 7
@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep together, in one process, what shares meshes, servers or a machine (`pytest -n 2`)."""
+    """Keep together, in one process, what shares meshes, servers or a machine (`pytest -n 3`)."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByPlace(LoadScopeScheduling):
