@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PY = $(VENV)/bin/python
+# Processes that run tests: they wait a third of their time, so one more than there are processors; each wants 5 GB with its meshes.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"); print(max(2, min(os.cpu_count() + 1, total // 5_000_000_000)))')
 export PYTHONWARNINGS ?=
 
 .PHONY: help env demo lab labextension labcheck lint unit notebooks docs test soak bench gpu cluster cluster-down clean
@@ -69,7 +71,7 @@ unit: env
 	$(PY) -m pytest tests/unit
 
 notebooks: env
-	MONARCH_NB_LIVE=0 $(PY) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 120 --nbval-sanitize-with notebooks/sanitize.cfg notebooks
+	MONARCH_NB_LIVE=0 $(PY) -m pytest -n $(WORKERS) --dist loadfile --nbval-lax --nbval-current-env --nbval-cell-timeout 120 --nbval-sanitize-with notebooks/sanitize.cfg notebooks
 
 $(VENV)/.docs: $(VENV)/.ready
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[docs]'
@@ -84,10 +86,12 @@ $(VENV)/.frameworks: $(VENV)/.ready
 	$(PY) tests/install_extras.py frameworks titan kubernetes
 	touch $@
 
-# Two processes run the tests: they mostly wait. Tests that failed beside others get one more try alone, and the report names them: what a busy machine
-# makes slow isn't broken, what fails alone is. Processes that are left behind (exit status 7), and all else that isn't a test that failed, get none.
-test: lint labcheck docs $(VENV)/.frameworks
-	$(PY) -m pytest tests -n 2 --dist loadscope --durations 30 || { [ $$? = 1 ] && echo "=== once more, alone: what failed" && \
+# First all is installed, for what checks the sources may import it; then lint, front end and site are checked at the same time.
+# Tests that failed beside others get one more try alone, and the report names them: what a busy machine makes slow isn't broken,
+# what fails alone is. Processes that are left behind (exit status 7), and all else that isn't a test that failed, get none.
+test: $(VENV)/.node $(VENV)/.docs $(VENV)/.frameworks
+	$(MAKE) -j3 --output-sync=target lint labcheck docs
+	$(PY) -m pytest tests -n $(WORKERS) --dist loadscope --durations 30 || { [ $$? = 1 ] && echo "=== once more, alone: what failed" && \
 	  $(PY) -m pytest tests --last-failed --last-failed-no-failures none -v; }
 	$(MAKE) notebooks
 

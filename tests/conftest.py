@@ -5,6 +5,7 @@ started is left.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import sys
@@ -35,10 +36,12 @@ settings.load_profile("loaded")
 """How long an example takes says how busy the machine is, not whether the code is right."""
 
 _FIRST = ("rxe", "lab", "engines", "notebook", "mesh")
-"""Folders that take longest are begun first, so that two processes end at about the same time."""
+"""Folders that take longest are begun first, so that all processes end at about the same time."""
 _ALONE = ("rxe", "lab", "engines")
 """One virtual machine, one browser and one Slurm at a time are what a small machine can carry."""
 _HOSTS = ("one_host", "two_hosts")
+_SPEAKS_OF_TORCH = re.compile(r'\btorch\b|"notebooks"|^\s+(?:with|\w+ =) this_host\(\)', re.MULTILINE)
+"""Tutorials do, too; and this program's own mesh goes on from one file to the next."""
 LEFT = pytest.StashKey[list[str]]()
 _begun: list[tuple[float, str]] = []
 _LEFT_EXIT = 7
@@ -57,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep together, in one process, what shares meshes, servers or a machine (`pytest -n 2`)."""
+    """Keep together, in one process, what shares meshes, servers or a machine (`pytest -n 3`)."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByPlace(LoadScopeScheduling):
@@ -119,6 +122,22 @@ def own_directories(
         patch.setenv(*TAG)
         yield
         request.config.stash[LEFT] = _left()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_preload(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have zygotes import torch for those files only that speak of it, or whose helpers do: it is more than
+    half of what the start of a mesh costs. Meshes that files share have it in any case.
+    """
+    file = request.path
+    texts = [file.read_text()] if file.suffix == ".py" else []
+    for name in re.findall(r"^from (\w+) import", "".join(texts), re.MULTILINE):
+        helpers = (folder / f"{name}.py" for folder in (file.parent, Path(__file__).parent))
+        texts += [helper.read_text() for helper in helpers if helper.exists()]
+    with pytest.MonkeyPatch.context() as patch:
+        if not any(_SPEAKS_OF_TORCH.search(text) for text in texts):
+            patch.setenv("MONARCH_NB_PRELOAD", "none")
+        yield
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

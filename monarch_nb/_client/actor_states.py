@@ -4,6 +4,7 @@ the program has been told of.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Sequence
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -32,6 +33,7 @@ class ActorState:
 
     def fail(self, described: Failure) -> None:
         """Record that an actor has failed for good."""
+        self._keep()
         self.described.append(described)
         self.dead.add(described.proc)
         self.failure = MeshFailure.from_failures(self.described)
@@ -56,10 +58,16 @@ class ActorState:
     def take_unreported(self, described: Sequence[Failure], whom: str = "reader") -> list[Failure]:
         """Return the failures whose like hasn't been reported yet. They count as reported from now on:
         once to the user, by an exception or on stderr; and once to a fault hook of the program."""
+        self._keep()
         kinds = [(whom, f.type, split(f.message)[0], split(f.traceback)[0]) for f in described]
         unreported = [f for f, kind in zip(described, kinds, strict=True) if kind not in self._reported]
         self._reported.update(kinds)
         return unreported
+
+    def _keep(self) -> None:
+        """Live on for a while without a handle: whom a failure was told of must not be told again."""
+        if self not in _failed:
+            _failed.append(self)
 
     def heal(self) -> None:
         """Clear the failures: the actors have been made again."""
@@ -78,9 +86,13 @@ class ActorState:
         return f"{what}: the actor mesh {failure.mesh!r} is dead: {failure.message}"
 
 
+_failed: deque[ActorState] = deque(maxlen=64)
+"""States of actors that have failed last."""
 _states: WeakKeyDictionary[Transport, WeakValueDictionary[int, ActorState]] = WeakKeyDictionary()
 
 
 def states_in(transport: Transport) -> WeakValueDictionary[int, ActorState]:
-    """Return the states of the actors spawned through a transport, by actor id. Handles keep them alive."""
+    """Return the states of the actors spawned through a transport, by actor id. Handles keep them alive, and
+    for a while that they have failed.
+    """
     return _states.setdefault(transport, WeakValueDictionary())

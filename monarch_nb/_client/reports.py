@@ -14,6 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._client.actor_states import ActorState
 from monarch_nb._client.outcome import dropped_error
 from monarch_nb._protocol.failure import Failure
 from monarch_nb._runtime.supervision import MeshFailure, call_fault_hook, has_own_hook
@@ -53,9 +54,11 @@ class FailureReports:
         """Mark the mesh of a failed actor; report the failure in a moment, unless an exception has done so by
         then.
         """
-        state = self._session.actor_states.get(actor_id)
-        if state is not None:
-            state.fail(failure)
+        states = self._session.actor_states
+        state = states.get(actor_id)
+        if state is None:  # no handle is left; other ranks may tell of the same a moment later
+            states[actor_id] = state = ActorState()
+        state.fail(failure)
         with self._lock:
             self._actors.setdefault(actor_id, []).append(failure)
         self._arm()

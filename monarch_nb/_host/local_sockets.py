@@ -42,10 +42,18 @@ class LocalSockets:
         self._loop.watch_file(self._receiver.fileno(), self._receive)
 
     def _receive(self) -> None:
-        arrived, receiver = self._arrived, self._receiver
         for _ in range(_ROUNDS):
-            if receiver is None or not receiver.receive(0.0, arrived):
+            if not self._receive_some():
                 return
+
+    def _receive_some(self) -> bool:
+        """Take what has come; False if that was nothing. What came before an error is taken, too: nothing
+        would remind of it.
+        """
+        arrived, receiver = self._arrived, self._receiver
+        try:
+            return receiver is not None and receiver.receive(0.0, arrived)
+        finally:
             while arrived:
                 guarded(partial(self._take_piece, arrived.popleft()))
 

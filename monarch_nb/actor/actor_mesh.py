@@ -265,13 +265,14 @@ class ActorMesh(MeshHandle, Generic[T]):
         """A future that is done once all actors are constructed; it fails if one can't be."""
         if self._spawned is None:
             return Future(done_reply(process_context.transport()), lambda _: None)
-        what = f"spawn of {self._name}"
-        line = Shape.full(Extent(["ranks"], [len(self._spawned.procs)]))
+        # The future keeps this handle, and so the note of what was told, though nothing else may.
+        return Future(self._spawned, self._finish_spawn, f"spawn of {self._name}")
 
-        def finish(pending: Any) -> None:
-            value_mesh(pending, line, what)
-
-        return Future(self._spawned, finish, what)
+    def _finish_spawn(self, pending: Any) -> None:
+        """Raise what the constructors have raised."""
+        __tracebackhide__ = True
+        line = Shape.full(Extent(["ranks"], [len(pending.procs)]))
+        value_mesh(pending, line, f"spawn of {self._name}")
 
     def __await__(self) -> Generator[Any, None, Self]:
         yield from self.initialized.__await__()

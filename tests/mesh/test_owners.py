@@ -72,7 +72,7 @@ def test_stopping_processes_stops_what_their_actors_own() -> None:
     procs = this_host().spawn_procs()
     owner: Any = procs.spawn("root", Owner, "root", port)
     _, pid = owner.children.call_one().get()
-    procs.stop().get(60)
+    procs.stop(grace_s=60.0).get(60)  # on a busy machine they may need more than they're given otherwise
     _check_order([receiver.recv().get(60) for _ in ENDED])
     assert wait_for_exit(pid)
 
@@ -82,7 +82,7 @@ def test_an_actor_that_is_being_stopped_cleans_up_before_its_process_goes() -> N
     procs = this_host().spawn_procs()
     leaf: Any = procs.spawn("leaf", Leaf, "leaf", port)
     leaf.pid.call_one().get()
-    stopping = leaf.stop(), procs.stop()
+    stopping = leaf.stop(), procs.stop(grace_s=60.0)
     assert receiver.recv().get(60) == "leaf"
     for each in stopping:
         each.get(60)

@@ -87,6 +87,44 @@ def test_who_calls_at_once_is_told_by_the_exception_only(
     assert not capsys.readouterr().err
 
 
+def test_who_keeps_no_handle_is_told_by_the_exception_only(
+    procs: ProcMesh, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_reports, "WINDOW_S", 600.0)
+    states = procs._session.actor_states
+    known = set(states)
+    with pytest.raises(ActorError, match="was not constructed") as caught:
+        procs.spawn("unbuilt_unkept", BadStart).initialized.get(T)
+    assert str(caught.value).count("Traceback") == 1
+    del caught
+    gc.collect()  # the traceback was the last to hold the handle
+    wait_until(
+        lambda: any(len(states[x].described) == 4 for x in set(states) - known), "all four ranks have told"
+    )
+    procs._session.reports.flush()
+    assert not capsys.readouterr().err
+
+
+def test_what_a_rank_tells_later_of_actors_without_a_handle_is_not_told_again(
+    procs: ProcMesh, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_reports, "WINDOW_S", 600.0)
+    bad = procs.spawn("unbuilt_dropped", BadStart)
+    *early, late = wait_until(
+        lambda: len(bad._state.described) == 4 and bad._state.described, "all four ranks have told"
+    )
+    procs._session.reports.flush()
+    capsys.readouterr()
+    reports, no_handle = client_reports.FailureReports(procs._session), bad._actor_id + 1
+    for failure in early:
+        reports.actor_failed(no_handle, failure)
+    reports.flush()
+    assert capsys.readouterr().err.count("Traceback") == 1
+    reports.actor_failed(no_handle, late)
+    reports.flush()
+    assert not capsys.readouterr().err
+
+
 def test_a_failure_that_is_told_before_spawn_has_returned_counts(
     procs: ProcMesh, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

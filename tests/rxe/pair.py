@@ -93,16 +93,17 @@ class Wire:
         data = head and self._exactly(struct.unpack("!I", head)[0])
         return pickle.loads(data) if data else None
 
-    def _exactly(self, num: int) -> bytes | None:
-        found = b""
-        while len(found) < num:
+    def _exactly(self, num: int) -> bytearray | None:
+        found = bytearray(num)
+        room = memoryview(found)
+        while room:
             try:
-                more = self._end.recv(num - len(found))
+                done = self._end.recv_into(room)
             except OSError:
                 return None
-            if not more:
+            if not done:
                 return None
-            found += more
+            room = room[done:]
         return found
 
     def close(self) -> None:

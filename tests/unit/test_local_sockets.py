@@ -6,11 +6,11 @@ import heapq
 import itertools
 import math
 import os
-import resource
 import select
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections import deque
@@ -20,6 +20,9 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
+from monarch_nb._host.local_sockets import LocalSockets
+from monarch_nb._host.loop import Loop
+from monarch_nb._wire import message as wire
 from monarch_nb._wire.local_sockets import (
     BUFFER_BYTES,
     MAX_RETRY_S,
@@ -314,39 +317,89 @@ def test_interrupts_lose_no_message_and_repeat_none(path: str, sending: Sending)
     assert int(interrupts) > 0
 
 
-def test_without_a_free_descriptor_others_are_read_and_the_connection_is_accepted_later(
-    path: str, mailbox: Mailbox, sending: Sending
+def test_a_host_process_handles_what_came_before_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sending: Sending
 ) -> None:
-    known = sending.to(path)
-    known.send(b"\3known")
-    mailbox.receive_until(1)
-    stranger = LocalSender(path, sending.queues)
-    stranger.send(b"\3new")
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-    try:
+    """Nothing would remind it of what was read already."""
+    heard: list[wire.Message] = []
+    sockets = LocalSockets(Loop(), str(tmp_path), heard.append)
+    sockets.listen(1)
+    receive = LocalReceiver.receive
+
+    def receive_and_fail(self: LocalReceiver, wait_s: float, arrived: deque[bytes]) -> bool:
+        assert receive(self, T, arrived)
+        raise OSError("another connection was broken")
+
+    monkeypatch.setattr(LocalReceiver, "receive", receive_and_fail)
+    sending.to(str(tmp_path / "p1")).send(wire.pack(wire.EVENT, src=2, dst=1, name=b"Happened"))
+    while not heard:  # the connection comes first
+        with pytest.raises(OSError, match="broken"):
+            sockets._receive()
+    assert [message.name for message in heard] == [b"Happened"]
+    sockets.close(0.0)
+
+
+WITHOUT_A_FREE_DESCRIPTOR = """
+import resource, sys
+from collections import deque
+from monarch_nb._wire.local_sockets import LocalReceiver, LocalSender, SendQueues
+
+path, arrived = sys.argv[1], deque()
+receiver = LocalReceiver(path)
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+queues = SendQueues(lambda delay_s, call: due.append(call))
+due = []
+
+def none_is_free(is_so):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]) if is_so else limits)
+
+def receive_until(count):
+    while len(arrived) < count:
+        queues.run()
+        while due:
+            due.pop()()
+        assert receiver.receive(60, arrived), arrived
+"""
+"""For a process of its own: other tests' threads would fail meanwhile. (b"\\3" begins a whole message.)"""
+
+
+def _without_a_free_descriptor(path: str, steps: str) -> None:
+    program = WITHOUT_A_FREE_DESCRIPTOR + textwrap.dedent(steps)
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, timeout=T)
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_a_free_descriptor_others_are_read_and_the_connection_is_accepted_later(path: str) -> None:
+    _without_a_free_descriptor(
+        path,
+        r"""
+        known = LocalSender(path, queues)
+        known.send(b"\3known")
+        receive_until(1)
+        stranger = LocalSender(path, queues)
+        stranger.send(b"\3new")
+        none_is_free(True)
         known.send(b"\3meanwhile")
-        while len(mailbox.messages) < 2:
-            mailbox.receive()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    mailbox.receive_until(3)
-    stranger.close()
-    assert mailbox.messages == [b"\3known", b"\3meanwhile", b"\3new"]
+        receive_until(2)
+        none_is_free(False)
+        receive_until(3)
+        assert [*arrived] == [b"\3known", b"\3meanwhile", b"\3new"], arrived
+        """,
+    )
 
 
-def test_without_a_free_descriptor_what_is_sent_comes_later(
-    path: str, mailbox: Mailbox, sending: Sending
-) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-    try:
-        sender = sending.to(path)
+def test_without_a_free_descriptor_what_is_sent_comes_later(path: str) -> None:
+    _without_a_free_descriptor(
+        path,
+        r"""
+        none_is_free(True)
+        sender = LocalSender(path, queues)
         sender.send(b"\3sent")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    mailbox.receive_until(1)
-    assert mailbox.messages == [b"\3sent"]
+        none_is_free(False)
+        receive_until(1)
+        assert [*arrived] == [b"\3sent"], arrived
+        """,
+    )
 
 
 @pytest.mark.parametrize("length", [1, 4, 15])
