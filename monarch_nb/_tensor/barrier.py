@@ -26,8 +26,11 @@ AGAIN_S = 0.5
 meanwhile.
 """
 MEET_S = 30.0
+KEPT = 1000
+"""Number of failures that are told in full."""
 STARTED_ANEW = (
-    "a rank was lost, and started anew since; tensors that were on the mesh are lost with it: make them again"
+    "a rank was lost, and started anew since: what was asked for is lost. Do it again: tensors of which other "
+    "ranks have all parts live on, the others say that they are lost"
 )
 
 
@@ -167,6 +170,8 @@ class Barrier:
     def _note(self, seq: int, reports: list[Report], *, is_partial: bool) -> None:
         engine = self._engine
         place = engine.places.of(seq, engine.stream.count)
+        while len(self._failures) >= KEPT:
+            del self._failures[next(iter(self._failures))]
         self._failures[seq] = Failure(seq, tuple(reports), engine.num_ranks, place, is_partial)
 
 

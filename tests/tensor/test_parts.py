@@ -150,7 +150,7 @@ def test_ranks_that_stand_at_different_commands_lose_the_same(monkeypatch: pytes
 def test_places_of_commands() -> None:
     places = Places()
     for line in range(5):
-        places.add((None, line, ""))
+        places.add((None, line, "", ""))
     found = places.of(3, 5)
     assert found is not None and found.line == 3
     assert places.of(9, 5) is None and places.of(5, 5) is None
