@@ -130,6 +130,8 @@ class Engine:
         self._worker, self._control = worker.spawn(procs, self.name, self._barrier.port)
         self._epoch = 0
         self.is_closed = False
+        self.num_heals = 0
+        """How often ranks were lost, and the engine has gone on after a heal."""
         self._lost: SupervisionError | None = None
         self.module = ""
         """The layer whose forward runs."""
@@ -226,6 +228,7 @@ class Engine:
             self._lost = SupervisionError(f"after a heal the ranks didn't come together: {error}")
             raise self._lost from error
         self._lost = None
+        self.num_heals += 1
 
     def close(self) -> None:
         """Stop sending."""
@@ -314,6 +317,8 @@ class Engine:
 
     def _command(self, plan: Plan, tensors: Sequence[Any], scalars: Sequence[float]) -> Any:
         """Add a command to the stream; return its result."""
+        if self._lost is not None:
+            self._check_alive()
         if plan.is_random:
             scalars = [*scalars, float(torch.randint(1 << 53, ()))]
         stream, slots = self.stream, self.slots

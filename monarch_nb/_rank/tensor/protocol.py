@@ -211,6 +211,7 @@ class Copied:
         grid: number of the device mesh.
         placements: its layout there.
         whole_size, whole_stride: of the whole tensor.
+        version: how often that memory was changed in place.
     """
 
     memory: int
@@ -222,6 +223,7 @@ class Copied:
     placements: tuple[Any, ...]
     whole_size: tuple[int, ...]
     whole_stride: tuple[int, ...]
+    version: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from monarch_nb._rank.tensor.meshes import Meshes, device_type
-from monarch_nb._rank.tensor.private import local_of, version_of
+from monarch_nb._rank.tensor.private import local_of, set_version, version_of
 from monarch_nb._rank.tensor.protocol import Copied, Definition, Gift, Offer
 
 
@@ -82,6 +82,7 @@ def offered(table: Sequence[Any], slots: Sequence[int], meshes: Meshes) -> tuple
         values[slot] = Copied(
             number, tuple(local.shape), local.stride(), int(local.storage_offset()), local.dtype,
             numbers[id(value.device_mesh)], tuple(value.placements), tuple(value.shape), value.stride(),
+            version_of(local),
         )  # fmt: skip
     parts = [whole for _, whole in memories.values()]
     return Offer(tuple(part.numel() for part in parts), values), parts
@@ -113,12 +114,12 @@ def _all(works: Iterable[Any]) -> None:
 
 
 def _placed(value: Copied, memories: Sequence[torch.Tensor], meshes: Meshes) -> DTensor:
-    storage = memories[value.memory].untyped_storage()
-    local = torch.empty(0, dtype=value.dtype, device=storage.device)
-    local.set_(storage, value.offset, value.size, value.stride)
+    whole = memories[value.memory]
+    set_version(whole, value.version)  # which its views share
+    elements = whole[: whole.numel() // value.dtype.itemsize * value.dtype.itemsize].view(value.dtype)
     return DTensor.from_local(
-        local, meshes.by_number[value.grid], value.placements, run_check=False,
-        shape=torch.Size(value.whole_size), stride=value.whole_stride,
+        elements.as_strided(value.size, value.stride, value.offset), meshes.by_number[value.grid],
+        value.placements, run_check=False, shape=torch.Size(value.whole_size), stride=value.whole_stride,
     )  # fmt: skip
 
 
