@@ -333,10 +333,10 @@ class Parallel:
         differently.
         """
         spec = self._spec(dry)
-        is_there = self._built is not None and not self._built[0].dropped  # or it was lost with a rank
-        if not is_there or not _is_covered(spec, self._built[1]):
-            self._built = self._build(spec), spec
-        return self._built[0]
+        built = self._built
+        if built is None or built[0].dropped or not _is_covered(spec, built[1]):  # dropped: lost with a rank
+            built = self._built = self._build(spec), spec
+        return built[0]
 
     def _spec(self, dry: DryRun) -> ParallelSpec:
         before = self._built[1] if self._built else None

@@ -72,7 +72,8 @@ def reason_of(error: SupervisionError) -> str:
     """Return in one line which ranks are dead, and how they ended."""
     if not error.failures:
         return str(error).splitlines()[0]
-    return "; ".join(dict.fromkeys(f"{name_ranks(f.ranks)}: {_first_line(f.message)}" for f in error.failures))
+    ends = [f"{name_ranks(f.ranks)}: {_first_line(f.message)}" for f in error.failures]
+    return "; ".join(dict.fromkeys(ends))
 
 
 def lost_while(error: SupervisionError, place: Place | None) -> SupervisionError:

@@ -98,8 +98,8 @@ class Meta:
     """
 
     __slots__ = (
-        "__weakref__", "dtype", "fake", "grid", "is_copy", "make", "num_bytes", "offset", "placements", "size",
-        "stride",
+        "__weakref__", "dtype", "fake", "grid", "is_copy", "make", "num_bytes", "offset", "placements",
+        "size", "stride",
     )  # fmt: skip
 
     def __init__(

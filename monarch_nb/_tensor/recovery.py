@@ -38,9 +38,9 @@ def donors(grid: Grid, placements: Placements | None, lost: Iterable[int]) -> Do
     points = dict(zip(grid.ranks, itertools.product(*map(range, grid.shape)), strict=True))
     found: Donors = {}
     for rank in gone & set(grid.ranks):
-        if placements is None or any(not (p.is_replicate() or p.is_shard()) for p in placements):
+        if placements is None or any(each.is_partial() for each in placements):
             return None
-        split = [n for n, each in enumerate(placements) if each.is_shard()]
+        split = [n for n, each in enumerate(placements) if not each.is_replicate()]
         own = [points[rank][n] for n in split]
         same = frozenset(r for r, at in points.items() if r not in gone and [at[n] for n in split] == own)
         if not same:
@@ -121,8 +121,8 @@ class Survivors:
         who = name_ranks(self.lost) if self.lost else "what its ranks did"
         return (
             f"this tensor was lost with {who} of its mesh, which was healed since ({why})\n{made}"
-            "  make it again, from a checkpoint or from the start; tensors of which other ranks have all parts "
-            "live on"
+            "  make it again, from a checkpoint or from the start; tensors of which other ranks have all "
+            "parts live on"
         )
 
 

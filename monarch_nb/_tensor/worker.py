@@ -93,6 +93,11 @@ class TensorControl(Actor):
         return executors[self._name].halt()
 
     @endpoint
+    def position(self) -> int | None:
+        """Return the number of the command that the worker is at; None if it hasn't begun."""
+        return executors[self._name].position()
+
+    @endpoint
     def machine(self) -> tuple[str, str, int]:
         """Return this rank's host, the device of its values, and the free bytes of that device."""
         return machine()

@@ -94,7 +94,7 @@ class Executor:
         self._batches: deque[Batch] = deque(maxlen=KEPT_BATCHES)
         self._parcels: Iterator[Any] = iter(())
         self._skips_until = self._cause = 0
-        self._epoch = self._begun_at = 0
+        self._epoch = self._begun_at = self._at = 0
         self._has_begun = False
         self._stopped: int | None = None
         """The first command that wasn't done, on a rank that was stopped since another one was lost."""
@@ -144,6 +144,7 @@ class Executor:
             for number in self._batches[0].forgotten:
                 self._plans.pop(number, None)
                 self._commands.pop(number, None)
+        self._at = 0
         self._batches.append(batch)
         if batch.forgotten:
             forget_layouts()
@@ -170,6 +171,7 @@ class Executor:
             try:
                 if is_halted():
                     raise Halted
+                self._at = at
                 at = commands[words[at]](table, words, at)
             except BaseException as error:
                 at = self._failed(batch, words, at, error)
@@ -251,6 +253,18 @@ class Executor:
     def _check_halt(self) -> None:
         if self._halts.is_set():
             raise Halted
+
+    def position(self) -> int | None:
+        """Return the number of the command that this rank is at, or was at last; None if it hasn't begun. Any
+        thread may call it.
+        """
+        if not self._has_begun:
+            return None
+        try:
+            batch, at = self._batches[-1], self._at
+            return batch.first + self._count(words_of(batch), at)
+        except LookupError:  # nothing has come yet, or it goes on with the next message just now
+            return self._begun_at
 
     def halt(self) -> bool:
         """Stop at the next command, and abort running collectives. Any thread may call it.
@@ -348,14 +362,17 @@ class Executor:
             unsent: messages that should have come.
         """
         if self._has_begun:
-            last = self._batches[-1] if self._batches else None
-            self._halt_at(
-                self._begun_at if last is None else last.first + self._count(words_of(last), len(words_of(last)))
-            )
+            self._halt_at(self._next_seq())
         if self._stopped is None:
             return None
         poisons = {n: value.seq for n, value in enumerate(self._table) if isinstance(value, Poison)}
         return Stopped(self._stopped, versions_of(self._table), poisons, self._stale(unsent, self._stopped))
+
+    def _next_seq(self) -> int:
+        if not self._batches:
+            return self._begun_at
+        last = self._batches[-1]
+        return last.first + self._count(words_of(last), len(words_of(last)))
 
     def _stale(self, unsent: Sequence[Batch], stopped: int) -> frozenset[int]:
         """Return the slots whose values the commands would have changed that are left out."""

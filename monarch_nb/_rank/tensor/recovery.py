@@ -132,4 +132,4 @@ def _key(storage: Any) -> int:
 
 
 def _local(value: torch.Tensor) -> torch.Tensor:
-    return local_of(value) if isinstance(value, DTensor) else value  # type: ignore[no-any-return]
+    return local_of(value) if isinstance(value, DTensor) else value
