@@ -37,7 +37,7 @@ def donors(grid: Grid, placements: Placements | None, lost: Iterable[int]) -> Do
     gone = frozenset(lost)
     points = dict(zip(grid.ranks, itertools.product(*map(range, grid.shape)), strict=True))
     found: Donors = {}
-    for rank in gone & set(grid.ranks):
+    for rank in sorted(gone & set(grid.ranks)):
         if placements is None or any(each.is_partial() for each in placements):
             return None
         split = [n for n, each in enumerate(placements) if not each.is_replicate()]

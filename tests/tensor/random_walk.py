@@ -344,8 +344,9 @@ class Walk:
         rows = torch.tensor([self.random.randrange(len(value.plain)) for _ in range(3)])
         self._keep(value, self.random.choice([
             lambda x: x[rows], lambda x: x.index_select(0, rows),
-            lambda x: torch.cat([x, x * 2]) % MODULUS,
-            lambda x: x.sort(dim=0, stable=True).values, lambda x: torch.stack([x, x]), lambda x: x.roll(1, 0),
+            lambda x: x.roll(1, 0),
+            lambda x: torch.cat([x, x * 2]) % MODULUS, lambda x: torch.stack([x, x]),
+            lambda x: x.sort(dim=0, stable=True).values,
         ]))  # fmt: skip
 
     def do_mask(self, often: int = 1) -> None:

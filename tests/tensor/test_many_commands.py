@@ -66,34 +66,29 @@ def test_nothing_grows_with_the_number_of_commands(mesh: Mesh, num: int) -> None
     assert max(by_rank) < 8 << 20, f"ranks have grown by {by_rank} bytes"
 
 
-SHAPES = 10_000 if MANY else 600
-
-
 @pytest.mark.parametrize(
-    "num", [pytest.param(SHAPES, marks=[pytest.mark.soak, pytest.mark.timeout(900)] if MANY else [])]
+    "num", [240, *(pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(900)]) for _ in MANY)]
 )
 def test_plans_of_many_shapes_are_forgotten(mesh: Mesh, num: int, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = mesh.tensor_grid().engine
-    most = controller.MAX_PLANS if MANY else 100
+    most = controller.MAX_PLANS if num > 1000 else 64
     monkeypatch.setattr(controller, "MAX_PLANS", most)
     often = monarch_nb.distribute(torch.ones(3), mesh)
-    sizes = []
+    ours, theirs, on_ranks = [], [], []
     for turn in range(4):
         for n in range(turn * num // 4, (turn + 1) * num // 4):
-            x = torch.full((1, n + 2), 2)
-            assert n % 50 or (monarch_nb.distribute(x, mesh, [None, "data_parallel"]) * 2).sum() == 4 * n + 8
-            monarch_nb.distribute(x, mesh) + 1
-            assert n % 50 or (often + 1).sum() == 6
+            x = monarch_nb.distribute(torch.full((1, n + 2), 2), mesh) + 1
+            assert n % 50 or (x.sum() == 3 * n + 6 and (often + 1).sum() == 6)
         gc.collect()
         engine.synchronize()
         assert len(engine.definitions) <= most
-        sizes.append((num_known(engine), max(memory_of(mesh)), mesh.execute(num_plans, engine.name)))
-    print(sizes)
-    ours, theirs, on_ranks = zip(*sizes, strict=True)
-    assert ours[-1] < ours[0] + most, "descriptions that nobody uses are forgotten, too"
-    assert on_ranks[-1] < 2 * most + 2 * KEPT_BATCHES
-    if MANY:
-        assert theirs[-1] < theirs[1] + (24 << 20), sizes
+        ours.append(num_known(engine))
+        theirs.append(max(memory_of(mesh)))
+        on_ranks.append(mesh.execute(num_plans, engine.name))
+    assert max(ours) <= 3 * most, "descriptions that nobody uses are forgotten, too"
+    if num > 1000:
+        assert max(on_ranks) <= most + 10 * KEPT_BATCHES, on_ranks
+        assert theirs[3] < theirs[1] + (24 << 20), theirs
 
 
 def num_known(engine: Any) -> int:
