@@ -203,14 +203,16 @@ def _moves(info: Any, sharding: Any) -> str:
         return ""
     pairs = zip(info.schema.args_spec, sharding.redistribute_schema.args_spec, strict=True)
     changes = [
-        (one, other)
+        (one, other, a.tensor_meta.dtype)
         for a, b in pairs
         for one, other in zip(a.placements, b.placements, strict=True)
         if one != other
     ]
-    if any(other.is_partial() for _, other in changes):  # which ranks refuse
-        raise NotImplementedError("a part of what is to be reduced would have to be made of a whole")
-    return ", ".join(f"{one} → {other}" for one, other in changes)
+    for _, other, dtype in changes:
+        is_divided = dtype.is_floating_point or dtype.is_complex  # which is how a summand is made of a whole
+        if other.is_partial() and not (is_divided and other.reduce_op in ("sum", "avg")):
+            raise NotImplementedError(f"{other} would have to be made of a whole")
+    return ", ".join(f"{one} → {other}" for one, other, _ in changes)
 
 
 def _flat(result: Any) -> list[Any]:

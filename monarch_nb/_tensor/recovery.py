@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb._rank.tensor.protocol import Gift, GridDefinition, Recovery, Stopped
 from monarch_nb._shape.rank_set import name_ranks
-from monarch_nb._tensor.metadata import Grid, Placements
+from monarch_nb._tensor.metadata import Grid, Meta, Placements
 from monarch_nb._tensor.slots import Handle, live_handles
 from monarch_nb._tensor.stream import Stream
 from monarch_nb.exceptions import RankTimeout, SupervisionError
@@ -30,23 +30,25 @@ Donors = dict[int, frozenset[int]]
 """For each lost rank those that have the same part of a value."""
 
 
+def parts(grid: Grid, placements: Placements) -> dict[int, tuple[int, ...]]:
+    """Return which part of a value each rank of a grid has; replicas have the same."""
+    split = [n for n, each in enumerate(placements) if not each.is_replicate()]
+    points = itertools.product(*map(range, grid.shape))
+    return {rank: tuple(at[n] for n in split) for rank, at in zip(grid.ranks, points, strict=True)}
+
+
 def donors(grid: Grid, placements: Placements | None, lost: Iterable[int]) -> Donors | None:
     """Return for each lost rank of a grid which others have the same part of a value; None if there is one
     whose part nobody has.
     """
-    gone = frozenset(lost)
-    points = dict(zip(grid.ranks, itertools.product(*map(range, grid.shape)), strict=True))
-    found: Donors = {}
-    for rank in sorted(gone & set(grid.ranks)):
-        if placements is None or any(each.is_partial() for each in placements):
-            return None
-        split = [n for n, each in enumerate(placements) if not each.is_replicate()]
-        own = [points[rank][n] for n in split]
-        same = frozenset(r for r, at in points.items() if r not in gone and [at[n] for n in split] == own)
-        if not same:
-            return None
-        found[rank] = same
-    return found
+    gone = set(lost) & set(grid.ranks)
+    if not gone:
+        return {}
+    if placements is None or any(each.is_partial() for each in placements):
+        return None
+    part = parts(grid, placements)
+    found = {r: frozenset(o for o in part if o not in gone and part[o] == part[r]) for r in sorted(gone)}
+    return found if all(found.values()) else None
 
 
 class Survivors:
@@ -95,8 +97,15 @@ class Survivors:
             return {}
         if meta is None or slot in self._stale:
             return None
-        changes = {s.versions.get(slot) for r, s in self._stopped.items() if r in meta.grid.ranks}
-        return None if len(changes) > 1 else donors(meta.grid, meta.placements, self.lost)
+        return donors(meta.grid, meta.placements, self.lost) if self._are_alike(slot, meta) else None
+
+    def _are_alike(self, slot: int, meta: Meta) -> bool:
+        """Return whether replicas of a value were changed equally often: a function may have been under
+        way.
+        """
+        part = {} if meta.placements is None else parts(meta.grid, meta.placements)
+        versions = {(part[r], s.versions.get(slot)) for r, s in self._stopped.items() if r in part}
+        return len(versions) == len({each for each, _ in versions})
 
     def _gifts(self, wanted: Mapping[int, Donors]) -> tuple[list[Gift], set[int]]:
         """Return what each rank gives, and the slots that nobody can give."""
