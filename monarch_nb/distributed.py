@@ -151,8 +151,8 @@ class Mesh:
         return self._procs.healthy()
 
     def heal(self, *, timeout_s: float = 120.0) -> HealReport:
-        """Repair the losses of the mesh: dead ranks are restarted. Tensors that were on the mesh are lost,
-        and must be created again.
+        """Repair the losses of the mesh: dead ranks are restarted. Tensors of which other ranks have all
+        parts are as they were; others are lost, and must be created again.
 
         Raises:
             HealError: if something couldn't be put back.

@@ -189,6 +189,7 @@ class Parallel:
         self._ways = candidates(self._facts, self._last, asked.checkpoint)
         self._taken = self._choose()
         self._grid = self._grid_for(mesh)
+        self._num_heals = self._grid.engine.num_heals
         self.made: Any = copied(module, self._grid, self._layout)
         self.made.forward = self
 
@@ -332,9 +333,10 @@ class Parallel:
         differently.
         """
         spec = self._spec(dry)
-        if self._built is None or not _is_covered(spec, self._built[1]):
-            self._built = self._build(spec), spec
-        return self._built[0]
+        built = self._built
+        if built is None or built[0].dropped or not _is_covered(spec, built[1]):  # dropped: lost with a rank
+            built = self._built = self._build(spec), spec
+        return built[0]
 
     def _spec(self, dry: DryRun) -> ParallelSpec:
         before = self._built[1] if self._built else None
@@ -375,9 +377,9 @@ class Parallel:
     def revive(self) -> None:
         """Put the module on the healed mesh again, without its values."""
         grid = self._grid_for(self._mesh)
-        if grid is self._grid:
+        if self._num_heals == grid.engine.num_heals:
             return
-        self._grid, self._built = grid, None
+        self._grid, self._built, self._num_heals = grid, None, grid.engine.num_heals
         for each in [*self.made.parameters(), *self.made.buffers()]:
             old = each.mesh_meta
             meta = intern(old.size, contiguous(old.size), old.dtype, grid, old.placements)

@@ -9,6 +9,7 @@ begun.
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._rank.tensor.protocol import GoOn, Report, Reset, Resume
@@ -26,8 +27,13 @@ AGAIN_S = 0.5
 meanwhile.
 """
 MEET_S = 30.0
+STUCK_S = 5.0
+"""How long a rank that is behind may stay at one command before it counts as one that doesn't come."""
+KEPT = 1000
+"""Number of failures that are told in full."""
 STARTED_ANEW = (
-    "a rank was lost, and started anew since; tensors that were on the mesh are lost with it: make them again"
+    "a rank was lost, and started anew since: what was asked for is lost. Do it again: tensors of which "
+    "other ranks have all parts live on, the others say that they are lost"
 )
 
 
@@ -102,7 +108,8 @@ class Barrier:
                 self._changed.notify_all()
 
     def _settle(self) -> None:
-        if self._all_within(GRACE_S) and len({r.seq for r in self._reports.values()}) == 1:
+        are_here = self._all_within(GRACE_S) or self._all_come()
+        if are_here and len({r.seq for r in self._reports.values()}) == 1:
             self._go_on()
             return
         self._halt()
@@ -112,6 +119,31 @@ class Barrier:
                 return
             self._halt()
         self._resume()
+
+    def _all_come(self) -> bool:
+        """Wait for ranks that are still before the command at which the others have failed, as long as they
+        move; return whether all have come.
+        """
+        before, until = self._behind(), time.monotonic() + STUCK_S
+        while before and time.monotonic() < until:
+            if self._all_within(GRACE_S):
+                return True
+            behind = self._behind()
+            until = until if behind == before else time.monotonic() + STUCK_S
+            before = behind
+        return self._all_within(GRACE_S)  # one that has just come to the command gets its time, too
+
+    def _behind(self) -> dict[int, int]:
+        """Return at which command ranks are that come yet to the one at which the others have failed, if it's
+        the same one.
+        """
+        positions = list(self._engine.control.position.call().get(MEET_S).values())
+        with self._changed:
+            seqs = {report.seq for report in self._reports.values()}
+            missing = [rank for rank in range(self._engine.num_ranks) if rank not in self._reports]
+        if self._is_void or len(seqs) != 1 or any(positions[rank] is None for rank in missing):
+            return {}
+        return {rank: positions[rank] for rank in missing if positions[rank] < min(seqs)}
 
     def _halt(self) -> None:
         """Stop all ranks.
@@ -167,6 +199,8 @@ class Barrier:
     def _note(self, seq: int, reports: list[Report], *, is_partial: bool) -> None:
         engine = self._engine
         place = engine.places.of(seq, engine.stream.count)
+        while len(self._failures) >= KEPT:
+            del self._failures[next(iter(self._failures))]
         self._failures[seq] = Failure(seq, tuple(reports), engine.num_ranks, place, is_partial)
 
 

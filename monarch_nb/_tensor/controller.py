@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from monarch_nb._rank.tensor.private import (
     decompositions,
+    forget_layouts,
     item_op,
     module_of_op,
     restride,
@@ -38,6 +39,7 @@ from monarch_nb._rank.tensor.protocol import (
 )  # fmt: skip
 from monarch_nb._tensor import worker
 from monarch_nb._tensor.barrier import STARTED_ANEW, Barrier
+from monarch_nb._tensor.failure import lost_while, reason_of
 from monarch_nb._tensor.metadata import (
     LENT,
     READ_ONLY,
@@ -52,6 +54,7 @@ from monarch_nb._tensor.metadata import (
 from monarch_nb._tensor.place import Places, users_line
 from monarch_nb._tensor.plan import Plan, TemplateMaker, floats_travel, positions, written_names
 from monarch_nb._tensor.propagation import Outcome, Propagation
+from monarch_nb._tensor.recovery import recover
 from monarch_nb._tensor.slots import Handle, Slots
 from monarch_nb._tensor.stream import Stream
 from monarch_nb._tensor.tensor import Tensor, maker_of
@@ -61,6 +64,8 @@ from monarch_nb.exceptions import DeviceMeshError, MeshError, MeshUsageError, Su
 _numbers = itertools.count(1)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 START_S = 120.0
+MAX_PLANS = 4096
+"""Number of plans that are kept, here and on the ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,29 +130,31 @@ class Engine:
         self._worker, self._control = worker.spawn(procs, self.name, self._barrier.port)
         self._epoch = 0
         self.is_closed = False
+        self.num_heals = 0
+        """How often ranks were lost, and the engine has gone on after a heal."""
         self._lost: SupervisionError | None = None
         self.module = ""
         """The layer whose forward runs."""
         self._warned_of: set[str] = set()
         self._adopted: dict[int, _Adopted] = {}
-        self._begin_anew()
-
-    # --- life
-
-    def _begin_anew(self) -> None:
-        """Reset the state, here and on the ranks."""
         self.slots = Slots()
         self.places = Places()
         self._grids: dict[Any, Grid] = {}
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._own_plans: dict[Any, Plan] = {}
+        self._definitions: dict[int, Definition] = {}
         self._next_plan = itertools.count(FIRST_PLAN)
         self._propagation = Propagation(is_tensor)
-        self._adopted.clear()
         self.num_misses = 0
+        self._begin()
+
+    # --- life
+
+    def _begin(self) -> None:
+        """Start the ranks' executors."""
         try:
             address = self.control_of(0).open_store.call_one().get(START_S)
-            self.stream = Stream(self._worker, self.slots)
+            self.begin_stream(0)
             self._worker.start.call(self._epoch, address).get(START_S)
         except SupervisionError as error:
             self._lost = error
@@ -156,6 +163,20 @@ class Engine:
     def control_of(self, rank: int) -> Any:
         """Return the control actor of one rank."""
         return self._control.flatten("rank").slice(rank=rank) if self.num_ranks > 1 else self._control
+
+    def worker_of(self, rank: int) -> Any:
+        """Return the actor of one rank that executes the commands."""
+        return self._worker.flatten("rank").slice(rank=rank) if self.num_ranks > 1 else self._worker
+
+    @property
+    def grids(self) -> list[Grid]:
+        """All grids that commands may refer to."""
+        return list(self._grids.values())
+
+    @property
+    def definitions(self) -> list[Definition]:
+        """All plans that commands may refer to."""
+        return list(self._definitions.values())
 
     @property
     def control(self) -> Any:
@@ -179,17 +200,35 @@ class Engine:
 
     def lose(self, error: SupervisionError) -> None:
         """Record that a rank has died: the stream is closed, and values there are lost."""
-        self._lost = error
+        if self._lost is None:
+            self._lost = error
         self.stream.close()
 
+    def begin_stream(self, count: int) -> None:
+        """Begin to send.
+
+        Args:
+            count: number of the first command.
+        """
+        self.stream = Stream(self._worker, self.slots, self.lose, count)
+
     def restart(self) -> None:
-        """Restart after a heal: all ranks exist again, but their values are lost."""
+        """Restart after a heal: all ranks exist again, with the values of which other ranks have all
+        parts.
+        """
+        assert self._lost is not None
+        why = reason_of(self._lost)
         self.stream.close()
-        forget(self)
         self.next_epoch()
         self._barrier.release()
+        self._adopted.clear()
+        try:
+            recover(self, why)
+        except MeshError as error:
+            self._lost = SupervisionError(f"after a heal the ranks didn't come together: {error}")
+            raise self._lost from error
         self._lost = None
-        self._begin_anew()
+        self.num_heals += 1
 
     def close(self) -> None:
         """Stop sending."""
@@ -215,8 +254,8 @@ class Engine:
             self.restart()
             return
         raise SupervisionError(
-            f"this mesh has lost ranks, and its tensors with them: {str(self._lost).splitlines()[0]}\n"
-            "put it right: monarch_nb.heal_mesh(mesh); then make its tensors again"
+            f"this mesh has lost ranks, and what only they had of its tensors: {reason_of(self._lost)}\n"
+            "put it right: monarch_nb.heal_mesh(mesh); tensors of which other ranks have all parts live on"
         )
 
     # --- operations
@@ -278,18 +317,21 @@ class Engine:
 
     def _command(self, plan: Plan, tensors: Sequence[Any], scalars: Sequence[float]) -> Any:
         """Add a command to the stream; return its result."""
+        if self._lost is not None:
+            self._check_alive()
         if plan.is_random:
             scalars = [*scalars, float(torch.randint(1 << 53, ()))]
         stream, slots = self.stream, self.slots
+        inputs = [t.mesh_handle.slot for t in tensors]
         with stream.lock:
             if slots.has_many_dropped() and stream.drop():
                 self.places.add(_NOWHERE)
-            seq = stream.count
-            self.places.add((*users_line(), self.module))
+            seq = plan.last = stream.count
+            self.places.add((*users_line(), self.module, plan.op))
             if plan.rebuild is None:  # one new tensor: nearly all of them
                 meta: Any = plan.outputs[0]
-                handle = Handle(slots, seq, meta.num_bytes)
-                stream.add(plan.number, [t.mesh_handle.slot for t in tensors], scalars, (handle.slot,))
+                handle = Handle(slots, seq, meta)
+                stream.add(plan.number, inputs, scalars, (handle.slot,))
                 make = meta.make
                 if make is None:
                     make = meta.make = maker_of(meta)
@@ -300,14 +342,14 @@ class Engine:
             new = [
                 p.mesh_handle.slot for p, o in zip(parts, plan.outputs, strict=True) if isinstance(o, Meta)
             ]
-            stream.add(plan.number, [t.mesh_handle.slot for t in tensors], scalars, new)
+            stream.add(plan.number, inputs, scalars, new)
         for n in plan.writes:
             tensors[n].mesh_handle.seq = seq
         return plan.rebuild(parts)
 
     def _part(self, output: Any, tensors: Sequence[Any], seq: int) -> Any:
         if type(output) is Meta:
-            return Tensor(output, Handle(self.slots, seq, output.num_bytes))
+            return Tensor(output, Handle(self.slots, seq, output))
         return None if output is None else tensors[output]
 
     # --- new operations
@@ -368,7 +410,7 @@ class Engine:
             template = (ScalarHole(maker.num_scalars - 1), *template)
         slots = [n for n, each in enumerate(outputs) if isinstance(each, Meta)]
         plan = Plan(next(self._next_plan), str(func), outputs, rebuild, writes, is_random)
-        self.stream.define(Definition(
+        self._define(Definition(
             plan.number, str(func), template, named, maker.num_tensors, maker.num_scalars,
             (SINGLE,) if slots and _is_single(func) else tuple(slots), writes,
             None if meta.placements is None else meta.grid.number, outcome.is_whole, is_random,
@@ -376,6 +418,26 @@ class Engine:
             self._members(meta.grid), module_of_op(func),
         ))  # fmt: skip
         return plan
+
+    def _define(self, definition: Definition) -> None:
+        """Tell the ranks of a plan. Of too many, those that weren't used for the longest are forgotten."""
+        if len(self._definitions) >= MAX_PLANS:
+            self._forget_plans()
+        self._definitions[definition.plan] = definition
+        self.stream.define(definition)
+
+    def _forget_plans(self) -> None:
+        tables: list[dict[Any, Plan]] = [self._plans, self._own_plans]
+        last = {plan.number: plan.last for table in tables for plan in table.values()}
+        by_age = sorted(self._definitions, key=lambda number: last.get(number, -1))
+        gone = set(by_age[: MAX_PLANS // 4])  # those that can't be used again come first
+        for table in tables:
+            for key in [key for key, plan in table.items() if plan.number in gone]:
+                del table[key]
+        for number in gone:
+            del self._definitions[number]
+        self.stream.forget(sorted(gone))
+        forget_layouts()
 
     def _members(self, grid: Grid) -> tuple[int, ...]:
         """Return the ranks that execute operations over a grid; () for all."""
@@ -391,7 +453,7 @@ class Engine:
             plan = Plan(next(self._next_plan), str(func), outcome.parts, None, ())
             self._own_plans[key] = plan
             template = TemplateMaker(is_tensor, travels=False).of(args, kwargs)
-            self.stream.define(
+            self._define(
                 Definition(
                     plan.number,
                     str(func),
@@ -540,7 +602,7 @@ class Engine:
             plan = Plan(next(self._next_plan), op, (meta,), None, ())
             if is_known:
                 self._own_plans[key] = plan
-            self.stream.define(
+            self._define(
                 Definition(
                     plan.number,
                     op,
@@ -569,7 +631,7 @@ class Engine:
             return found
         self.check_usable(tensor)
         whole = self.own("own.whole", (Hole(0),), [tensor.detach()], meta.with_layout(meta.grid.replicated))
-        value: torch.Tensor = self.fetch(whole, "first")[meta.grid.ranks[0]]
+        value: torch.Tensor = self.fetch(whole, "first", tensor)[meta.grid.ranks[0]]
         return value
 
     def check_usable(self, tensor: Tensor) -> None:
@@ -585,16 +647,20 @@ class Engine:
             raise _lost_or_foreign("this", grid, self)
         check_access("a value that is fetched,", [tensor.mesh_meta], [])
 
-    def fetch(self, tensor: Tensor, how: FetchFrom) -> list[Any]:
+    def fetch(self, tensor: Tensor, how: FetchFrom, of: Tensor | None = None) -> list[Any]:
         """Return each rank's answer about a value: see `Executor.fetch`.
+
+        Args:
+            of: what the user has asked for, if that's another one.
 
         Raises:
             RemoteException: if the value's computation failed.
             SupervisionError: if a rank is dead.
         """
         self.check_usable(tensor)
-        self.stream.flush()
+        asked = (tensor if of is None else of).mesh_handle.seq
         try:
+            self.stream.flush()
             answers: list[Fetched] = list(
                 self._worker.fetch.call(tensor.mesh_handle.slot, how, tensor.mesh_meta.grid.ranks[0])
                 .get()
@@ -602,7 +668,7 @@ class Engine:
             )
         except SupervisionError as error:
             self.lose(error)
-            raise
+            raise lost_while(error, self.places.of(asked, self.stream.count)) from None
         return self.values_of(answers)
 
     def values_of(self, answers: Sequence[Fetched]) -> list[Any]:
@@ -686,7 +752,7 @@ _LARGE = 1 << 20
 
 _OF_ALL_RANKS = frozenset({"own.put", "own.move"})
 """Operations in which ranks outside of the result's grid take part, too."""
-_NOWHERE = (None, 0, "")
+_NOWHERE = (None, 0, "", "")
 _NO_VALUE: Any = object()
 _aten = torch.ops.aten
 _VIEWS = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from monarch_nb._rank.tensor.protocol import Report
 from monarch_nb._shape.rank_set import name_ranks
 from monarch_nb._tensor.place import Place
-from monarch_nb.exceptions import RankFailure, RemoteException
+from monarch_nb.exceptions import RankFailure, RemoteException, SupervisionError
 
 _NAMES = {
     "own.load": "restoring",
@@ -66,3 +66,33 @@ class Failure:
             RankFailure(tuple(ranks), kind, message, trace)
             for (kind, message, trace), ranks in groups.items()
         ]
+
+
+def reason_of(error: SupervisionError) -> str:
+    """Return in one line which ranks are dead, and how they ended."""
+    if not error.failures:
+        return str(error).splitlines()[0]
+    ends = [f"{name_ranks(f.ranks)}: {_first_line(f.message)}" for f in error.failures]
+    return "; ".join(dict.fromkeys(ends))
+
+
+def lost_while(error: SupervisionError, place: Place | None) -> SupervisionError:
+    """Return the error of a wait for a value, while which ranks have died.
+
+    Args:
+        place: of the command that computes the value.
+    """
+    if not error.failures:
+        return error
+    what = place.op if place is not None and place.op else "a value"
+    of = f"  {place}\n" if place is not None and str(place) else ""
+    ranks = name_ranks(sorted({rank for f in error.failures for rank in f.ranks}))
+    return SupervisionError(
+        f"{_NAMES.get(what, what)} has no result, for the mesh has lost {ranks}\n{of}"
+        "  after a heal, monarch_nb.heal_mesh(mesh), tensors of which other ranks have all parts live on",
+        error.failures,
+    )
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-
 from monarch_nb._tensor.controller import Engine
 from monarch_nb._tensor.engines import live_engines
-from monarch_nb._tensor.slots import Handle
+from monarch_nb._tensor.slots import live_handles
 from monarch_nb._units import size_text
 
 SHOWN = 10
@@ -20,8 +18,8 @@ def biggest() -> str:
     """
     found: dict[str, tuple[int, int]] = {}
     engines = {engine.slots: engine for engine in live_engines()}
-    for each in gc.get_objects():
-        if type(each) is Handle and each.slots in engines:  # isinstance would wake lazy objects
+    for each in live_handles():
+        if each.slots in engines:
             where = _place(engines[each.slots], each.seq)
             num, size = found.get(where, (0, 0))
             found[where] = (num + 1, size + each.num_bytes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -97,7 +98,8 @@ class Meta:
     """
 
     __slots__ = (
-        "dtype", "fake", "grid", "is_copy", "make", "num_bytes", "offset", "placements", "size", "stride",
+        "__weakref__", "dtype", "fake", "grid", "is_copy", "make", "num_bytes", "offset", "placements",
+        "size", "stride",
     )  # fmt: skip
 
     def __init__(
@@ -137,7 +139,7 @@ class Meta:
         return layout_text(self.grid, self.placements)
 
 
-_known: dict[Any, Meta] = {}
+_known: weakref.WeakValueDictionary[Any, Meta] = weakref.WeakValueDictionary()
 
 
 def intern(
@@ -154,8 +156,8 @@ def intern(
 
 def forget(engine: Any) -> None:
     """Remove the metadata of an engine that has ended."""
-    for key in [key for key, meta in _known.items() if meta.grid.engine is engine]:
-        del _known[key]
+    for key in [key for key, meta in list(_known.items()) if meta.grid.engine is engine]:
+        _known.pop(key, None)
 
 
 def contiguous(size: Sequence[int]) -> tuple[int, ...]:

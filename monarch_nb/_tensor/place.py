@@ -26,11 +26,13 @@ class Place:
     Attributes:
         code, line: place of the innermost frame of the user's; code is None if there is none.
         module: path of the layer, as in `model.blocks.3`, or "".
+        op: name of the operation.
     """
 
     code: CodeType | None
     line: int
     module: str
+    op: str = ""
 
     def __str__(self) -> str:
         """Return up to two lines of text for an error."""
@@ -63,7 +65,7 @@ class Places:
     """The places of the last commands, by sequence number."""
 
     def __init__(self) -> None:
-        self._kept: deque[tuple[CodeType | None, int, str]] = deque(maxlen=KEPT)
+        self._kept: deque[tuple[CodeType | None, int, str, str]] = deque(maxlen=KEPT)
         self.add = self._kept.append
 
     def of(self, seq: int, count: int) -> Place | None:

@@ -33,6 +33,7 @@ class Plan:
         rebuild: assembles the result from these parts; None if there is exactly one, and it is new.
         writes: inputs that are changed in place.
         is_random: a seed goes with each command.
+        last: number of the last command of this plan.
     """
 
     number: int
@@ -41,6 +42,7 @@ class Plan:
     rebuild: Callable[[list[Any]], Any] | None
     writes: tuple[int, ...]
     is_random: bool = False
+    last: int = -1
 
 
 _STATISTICS = ("running_mean", "running_var")

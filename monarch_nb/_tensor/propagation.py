@@ -27,6 +27,14 @@ _WHOLE = frozenset({
     aten.convolution_backward.default, *HIDDEN_WRITES,
 })  # fmt: skip
 """Operations that DTensor handles outside of its rules; convolutions with the default process group."""
+_NEED_ROWS = frozenset({
+    aten.amax.default, aten.amin.default, aten.aminmax.default, aten.max.default, aten.min.default,
+    aten.max.dim, aten.min.dim, aten.linalg_vector_norm.default,
+})  # fmt: skip
+"""Reductions that a rank can't do whose part is empty."""
+_FILLS = frozenset({aten.fill_.Scalar, aten.fill_.Tensor, aten.ones_like.default, aten.full_like.default})
+_BY_SIZE = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
+"""Views for which torch's rule takes the wrong local size where parts of a dimension over two axes differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,8 @@ class Propagation:
         """
         if self.is_random(func, args, kwargs):
             return self._whole(func, args, kwargs, first.grid, _without_partial(first))
+        if self._is_uneven(func, args) or self._fills_partial(func, args):
+            return self._whole(func, args, kwargs, first.grid, first.grid.replicated)
         if func in _WHOLE or not has_rule(func):
             reason = "" if func in _WHOLE else "torch has no sharding rule for it"
             return self._whole(func, args, kwargs, first.grid, first.grid.replicated, reason)
@@ -89,6 +99,19 @@ class Propagation:
             return self._whole(
                 func, args, kwargs, first.grid, first.grid.replicated, reason or type(error).__name__
             )
+
+    def _fills_partial(self, func: Any, args: Sequence[Any]) -> bool:
+        """Say whether each rank would fill its summand with what is to be the sum."""
+        return func in _FILLS and any(each.is_partial() for each in args[0].mesh_meta.placements)
+
+    def _is_uneven(self, func: Any, args: Sequence[Any]) -> bool:
+        """Say whether parts are of sizes with which the ranks' operation, or torch's rule for it, fails."""
+        if func not in _NEED_ROWS and func not in _BY_SIZE:
+            return False
+        parts = [part_sizes(x.mesh_meta) for x in self._tensors(args)]
+        if func in _NEED_ROWS:
+            return any(0 in smallest for smallest, _ in parts)
+        return any(uneven for _, uneven in parts)
 
     def _by_rules(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Grid) -> Outcome:
         with self._fake:
@@ -159,13 +182,37 @@ class Propagation:
         return meta.fake
 
 
+def part_sizes(meta: Meta) -> tuple[list[int], bool]:
+    """Return the size of the smallest part of a tensor, and whether a dimension that is split over several
+    axes has parts of different sizes.
+    """
+    sizes, splits, uneven = list(meta.size), [0] * len(meta.size), set()
+    for num, each in zip(meta.grid.shape, meta.placements or (), strict=False):
+        if each.is_shard():
+            rows = -(-sizes[each.dim] // num)
+            if rows * num != sizes[each.dim]:
+                uneven.add(each.dim)
+            sizes[each.dim] = max(0, sizes[each.dim] - rows * (num - 1))
+            splits[each.dim] += 1
+    return sizes, any(splits[dim] > 1 for dim in uneven)
+
+
 def _moves(info: Any, sharding: Any) -> str:
-    """Return for each input of an operation whether its layout is changed first."""
+    """Return how the layouts of an operation's inputs are changed first, in words."""
     if not sharding.needs_redistribute or sharding.redistribute_schema is None:
         return ""
     pairs = zip(info.schema.args_spec, sharding.redistribute_schema.args_spec, strict=True)
-    moves = [f"{a.placements[0]} → {b.placements[0]}" for a, b in pairs if a.placements != b.placements]
-    return ", ".join(moves)
+    changes = [
+        (one, other, a.tensor_meta.dtype)
+        for a, b in pairs
+        for one, other in zip(a.placements, b.placements, strict=True)
+        if one != other
+    ]
+    for _, other, dtype in changes:
+        is_divided = dtype.is_floating_point or dtype.is_complex  # which is how a summand is made of a whole
+        if other.is_partial() and not (is_divided and other.reduce_op in ("sum", "avg")):
+            raise NotImplementedError(f"{other} would have to be made of a whole")
+    return ", ".join(f"{one} → {other}" for one, other, _ in changes)
 
 
 def _flat(result: Any) -> list[Any]:

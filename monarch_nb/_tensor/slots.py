@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from monarch_nb.exceptions import WrongTensor
+import gc
+from typing import TYPE_CHECKING
+
+from monarch_nb.exceptions import DeviceMeshError, WrongTensor
+
+if TYPE_CHECKING:
+    from monarch_nb._tensor.metadata import Meta
 
 MANY = 32
 MANY_BYTES = 1 << 20
@@ -66,13 +72,14 @@ class Handle:
     a tensor that has a `__del__`.
     """
 
-    __slots__ = ("num_bytes", "seq", "slot", "slots")
+    __slots__ = ("meta", "num_bytes", "seq", "slot", "slots", "why")
 
-    def __init__(self, slots: Slots, seq: int, num_bytes: int = 0) -> None:
+    def __init__(self, slots: Slots, seq: int, meta: Meta | None = None) -> None:
         self.slots = slots
         self.slot = slots.acquire()
         self.seq = seq
-        self.num_bytes = num_bytes
+        self.meta = meta
+        self.num_bytes = 0 if meta is None else meta.num_bytes
 
     def __del__(self) -> None:
         slots = self.slots
@@ -83,6 +90,16 @@ class Handle:
         """Free the slot now: later uses raise an error."""
         self.slots.drop(self.slot, self.num_bytes)
         self.__class__ = DroppedHandle
+
+    def lose(self, why: str) -> None:
+        """Free the slot: its value was lost with a rank. Later uses raise an error that says so."""
+        self.slots.drop(self.slot, self.num_bytes)
+        self.__class__, self.why = LostHandle, why
+
+
+def live_handles() -> list[Handle]:
+    """Return the handles of all tensors of this program that are in use."""
+    return [each for each in gc.get_objects() if type(each) is Handle]  # isinstance would wake lazy objects
 
 
 class DroppedHandle(Handle):
@@ -107,3 +124,18 @@ class DroppedHandle(Handle):
 
     def release(self) -> None:
         """Do nothing: the slot was given back before."""
+
+
+class LostHandle(DroppedHandle):
+    """A handle whose value was lost with a rank."""
+
+    __slots__ = ()
+
+    @property
+    def slot(self) -> int:  # type: ignore[override]
+        """Raise an error: the value was lost.
+
+        Raises:
+            DeviceMeshError: always.
+        """
+        raise DeviceMeshError(self.why)

@@ -8,12 +8,14 @@ import array
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from monarch_nb._rank.tensor.protocol import DROP, Batch, Definition, GridDefinition
 from monarch_nb._tensor.slots import Slots
+from monarch_nb.exceptions import SupervisionError
 
 MAX_WORDS = 4096
 ACK_EVERY = 16
@@ -30,19 +32,27 @@ class Stream:
     Args:
         worker: the actors that execute the commands.
         slots: the ranks' tables.
+        lose: is told that a rank is dead.
+        count: number of commands of earlier streams.
     """
 
-    def __init__(self, worker: Any, slots: Slots) -> None:
+    def __init__(
+        self, worker: Any, slots: Slots, lose: Callable[[SupervisionError], None], count: int = 0
+    ) -> None:
         self._worker = worker
+        self._lose = lose
         self._slots = slots
         self.lock = threading.RLock()
         self.words: array.array[int] = array.array("I")
-        self.count = 0
+        self.count = count
         """Number of commands so far."""
-        self._first = 0
+        self._first = count
+        self._is_closed = False
+        self._forgotten: list[int] = []
         self._grids: list[GridDefinition] = []
         self._definitions: list[Definition] = []
         self._parcels: list[Any] = []
+        self._unsent: list[Batch] = []
         self._acks: deque[Any] = deque()
         self.num_messages = self.num_bytes = 0
         self.num_held = 0
@@ -56,6 +66,11 @@ class Stream:
                 self._definitions.append(what)
             else:
                 self._grids.append(what)
+
+    def forget(self, plans: Sequence[int]) -> None:
+        """Tell the ranks of plans that aren't used any more."""
+        with self.lock:
+            self._forgotten.extend(plans)
 
     def add(self, plan: int, inputs: Sequence[int], scalars: Sequence[float], outputs: Sequence[int]) -> int:
         """Add a command; return its sequence number. The caller holds the lock."""
@@ -88,23 +103,40 @@ class Stream:
     def flush(self) -> None:
         """Send the collected commands."""
         with self.lock:
-            if not self.words and not self._grids and not self._definitions:
+            if self._is_closed or not (self.words or self._grids or self._definitions or self._forgotten):
                 return
-            batch = Batch(
-                self._first,
-                self._slots.top,
-                self.words.tobytes(),
-                tuple(self._grids),
-                tuple(self._definitions),
-                tuple(self._parcels),
-            )
-            self.words = array.array("I")
-            self._first = self.count
-            self._grids, self._definitions, self._parcels = [], [], []
-            self._worker.run.broadcast(batch)
+            batch = self._batch()
+            try:
+                self._worker.run.broadcast(batch)
+            except SupervisionError as error:
+                self._unsent.append(batch)
+                self._lose(error)
+                raise
             self.num_messages += 1
             self.num_bytes += len(batch.words)
         self._hold_back()
+
+    def _batch(self) -> Batch:
+        """Return the collected commands."""
+        batch = Batch(
+            self._first,
+            self._slots.top,
+            self.words.tobytes(),
+            tuple(self._grids),
+            tuple(self._definitions),
+            tuple(self._parcels),
+            tuple(self._forgotten),
+        )
+        self.words = array.array("I")
+        self._first = self.count
+        self._grids, self._definitions, self._parcels, self._forgotten = [], [], [], []
+        return batch
+
+    def unsent(self) -> list[Batch]:
+        """Return the messages that couldn't be sent, without their values; of a stream that was closed."""
+        with self.lock:
+            self._unsent.append(self._batch())
+            return [replace(each, parcels=()) for each in self._unsent]
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -122,10 +154,15 @@ class Stream:
         if self.num_messages % ACK_EVERY == 0:
             self._acks.append(self._worker.reached.call())
         while len(self._acks) > MAX_ACKS:
-            self._acks.popleft().get()
+            try:
+                self._acks.popleft().get()
+            except SupervisionError as error:
+                self._lose(error)
+                raise
 
     def close(self) -> None:
         """Stop sending."""
+        self._is_closed = True
         self._clock.close()
         for ack in self._acks:
             ack.drop()

@@ -4,12 +4,22 @@ hangs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from monarch_nb._rank import rendezvous
 from monarch_nb._rank.tensor.executor import Executor, executors
 from monarch_nb._rank.tensor.meshes import PURPOSE, machine
-from monarch_nb._rank.tensor.protocol import Batch, Decision, Fetched, FetchFrom, Report
+from monarch_nb._rank.tensor.protocol import (
+    Batch,
+    Decision,
+    Fetched,
+    FetchFrom,
+    Offer,
+    Recovery,
+    Report,
+    Stopped,
+)  # fmt: skip
 from monarch_nb.actor import Actor, Port, current_rank, endpoint
 
 
@@ -40,6 +50,21 @@ class TensorWorker(Actor):
         self._executor.start(epoch, address)
 
     @endpoint
+    def stand_still(self, unsent: Sequence[Batch]) -> Stopped | None:
+        """Stop after all commands before the request, since a rank was lost."""
+        return self._executor.stand_still(unsent)
+
+    @endpoint
+    def offer(self, slots: Sequence[int]) -> Offer:
+        """Return which values this rank can give to one that was started anew."""
+        return self._executor.offer(slots)
+
+    @endpoint
+    def recover(self, recovery: Recovery) -> None:
+        """Begin again after a loss."""
+        self._executor.recover(recovery)
+
+    @endpoint
     def stand(self) -> None:
         """Report if this rank was told to stop and is idle."""
         self._executor.stand()
@@ -66,6 +91,11 @@ class TensorControl(Actor):
         had started at all.
         """
         return executors[self._name].halt()
+
+    @endpoint
+    def position(self) -> int | None:
+        """Return the number of the command that the worker is at; None if it hasn't begun."""
+        return executors[self._name].position()
 
     @endpoint
     def machine(self) -> tuple[str, str, int]:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import gc
 import os
 import tracemalloc
+from typing import Any
 
 import pytest
 import torch
+from processes import PATIENCE_S
 
 import monarch_nb
+from monarch_nb._rank.tensor.executor import KEPT_BATCHES, executors
+from monarch_nb._tensor import controller, metadata
 from monarch_nb.distributed import Mesh
 
+PAGE = os.sysconf("SC_PAGE_SIZE")
 NUM = int(os.environ.get("MONARCH_NB_COMMANDS", "20000"))
 MANY = [1_000_000] if os.environ.get("MONARCH_NB_HOSTILE") == "full" else []
 
@@ -20,6 +25,18 @@ def run(x: monarch_nb.Tensor, num: int) -> monarch_nb.Tensor:
     for n in range(num // 2):
         x = (x + 1.0 / (n + 1)) * 0.5
     return x
+
+
+def memory_of(mesh: Mesh) -> list[int]:
+    """Return how many bytes each rank has in memory that only it uses, after what lies around was freed."""
+    return list(mesh.procs.execute(private_bytes).get(PATIENCE_S).values())
+
+
+def private_bytes() -> int:
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        _, resident, shared, *_ = map(int, file.read().split())
+    return (resident - shared) * PAGE
 
 
 @pytest.mark.parametrize(
@@ -32,6 +49,7 @@ def test_nothing_grows_with_the_number_of_commands(mesh: Mesh, num: int) -> None
         gc.collect()  # what earlier tests left is given back before, not meanwhile
         engine.synchronize()
         known = (engine.slots.num_live, engine.slots.top, engine.num_misses)
+        before = memory_of(mesh)
         tracemalloc.start()
         try:
             x = run(x, num)
@@ -44,6 +62,55 @@ def test_nothing_grows_with_the_number_of_commands(mesh: Mesh, num: int) -> None
     places = 0 if num > NUM else 200 * num  # of the last commands, 65,536 at most
     assert grown < places + (1 << 20)
     assert x.full().isfinite().all()
+    by_rank = [after - b for after, b in zip(memory_of(mesh), before, strict=True)]
+    assert max(by_rank) < 8 << 20, f"ranks have grown by {by_rank} bytes"
+
+
+@pytest.mark.parametrize(
+    "num", [240, *(pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(900)]) for _ in MANY)]
+)
+def test_plans_of_many_shapes_are_forgotten(mesh: Mesh, num: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = mesh.tensor_grid().engine
+    most = controller.MAX_PLANS if num > 1000 else 64
+    monkeypatch.setattr(controller, "MAX_PLANS", most)
+    often = monarch_nb.distribute(torch.ones(3), mesh)
+    ours, theirs, on_ranks = [], [], []
+    for turn in range(4):
+        for n in range(turn * num // 4, (turn + 1) * num // 4):
+            x = monarch_nb.distribute(torch.full((1, n + 2), 2), mesh) + 1
+            assert n % 50 or (x.sum() == 3 * n + 6 and (often + 1).sum() == 6)
+        gc.collect()
+        engine.synchronize()
+        assert len(engine.definitions) <= most
+        ours.append(num_known(engine))
+        theirs.append(max(memory_of(mesh)))
+        on_ranks.append(mesh.execute(num_plans, engine.name))
+    assert max(ours) <= 3 * most, "descriptions that nobody uses are forgotten, too"
+    if num > 1000:
+        assert max(on_ranks) <= most + 10 * KEPT_BATCHES, on_ranks
+        assert theirs[3] < theirs[1] + (24 << 20), theirs
+
+
+def num_known(engine: Any) -> int:
+    return sum(meta.grid.engine is engine for meta in list(metadata._known.values()))
+
+
+def num_plans(name: str) -> int:
+    return len(executors[name]._plans)
+
+
+def test_sent_values_are_given_back(mesh: Mesh) -> None:
+    """Messages are kept for a while, since other ranks may be behind; their values aren't."""
+    big = torch.ones(1 << 20)
+    for _ in range(4):
+        monarch_nb.distribute(big, mesh)
+    mesh.tensor_grid().engine.synchronize()
+    before = memory_of(mesh)
+    for _ in range(40):
+        monarch_nb.distribute(big, mesh)
+    mesh.tensor_grid().engine.synchronize()
+    by_rank = [after - b for after, b in zip(memory_of(mesh), before, strict=True)]
+    assert max(by_rank) < 40 << 20, f"ranks have grown by {by_rank} bytes"
 
 
 def test_big_values_are_given_back_before_the_next_command(mesh: Mesh) -> None:

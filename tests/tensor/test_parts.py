@@ -12,7 +12,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from monarch_nb._rank.tensor import private
 from monarch_nb._rank.tensor.compiler import compile_plan
-from monarch_nb._rank.tensor.executor import Executor
+from monarch_nb._rank.tensor.executor import KEPT_BATCHES, Executor
 from monarch_nb._rank.tensor.protocol import (
     DROP,
     SINGLE,
@@ -26,9 +26,11 @@ from monarch_nb._rank.tensor.protocol import (
     Resume,
     ScalarHole,
 )  # fmt: skip
+from monarch_nb._rank.tensor.recovery import Stale
 from monarch_nb._tensor.metadata import Grid, contiguous, intern, layout_text, placements_of
 from monarch_nb._tensor.place import Places
 from monarch_nb._tensor.plan import TemplateMaker, floats_travel, written_names
+from monarch_nb._tensor.recovery import donors
 from monarch_nb._tensor.slots import Handle, Slots
 from monarch_nb.exceptions import MeshUsageError
 
@@ -147,10 +149,47 @@ def test_ranks_that_stand_at_different_commands_lose_the_same(monkeypatch: pytes
     assert table[6].tolist() == [[7.0]], "parcels of commands that are left out are left out, too"
 
 
+def test_plans_are_forgotten_when_no_kept_message_needs_them() -> None:
+    alone = Alone()
+    alone.run(0, [1, 0], PUT, parcels=(torch.ones(2, 2),))
+    words = array.array("I", [1, 1]).tobytes()
+    alone.executor.run(Batch(1, 8, words, (), (MM,), (torch.ones(1),), forgotten=(1,)))
+    assert set(alone.executor._plans) == {1, 2}, "kept messages have commands of that plan"
+    for n in range(KEPT_BATCHES):
+        alone.run(2 + n, [2, 0, 0, 2])
+    assert set(alone.executor._plans) == {2}
+    assert all(not batch.parcels for batch in alone.executor._batches), "values aren't kept"
+
+
+def test_what_is_left_out_and_what_it_would_have_changed() -> None:
+    base, other = torch.zeros(4), torch.zeros(4)
+    part = Definition(3, "aten.slice.Tensor", (Hole(0), 0, 0, 2), (), 1, 0, (SINGLE,))
+    add = Definition(4, "aten.add_.Tensor", (Hole(0), Hole(1)), (), 2, 0, (), (0,))
+    found = Stale([base, base[2:], other, None], lambda plan: plan is part)
+    found.leave_out(part, [0], [3])  # a view of the base, which isn't made any more
+    assert found.slots == frozenset()
+    found.leave_out(add, [3, 2], [])
+    assert found.slots == {0, 1}
+    found.leave_out(MM, [2, 2], [3])
+    found.leave_out(add, [3, 2], [])
+    assert found.slots == {0, 1}, "a product lies in memory of its own"
+
+
+def test_who_has_the_same_part(grid: Grid) -> None:
+    whole = grid.replicated
+    assert donors(grid, whole, [3]) == {3: {0, 1, 2, 4, 5, 6, 7}}
+    assert donors(grid, (Shard(0), Replicate()), [3]) == {3: {2}}
+    assert donors(grid, (Replicate(), Shard(0)), [3, 5]) == {3: {1, 7}, 5: {1, 7}}
+    assert donors(grid, (Shard(0), Replicate()), [2, 3]) is None
+    assert donors(grid, (Shard(0), Shard(1)), [3]) is None
+    assert donors(grid, (Replicate(), Partial()), [3]) is None
+    assert donors(grid, None, [3]) is None and donors(grid, None, [9]) == {}
+
+
 def test_places_of_commands() -> None:
     places = Places()
     for line in range(5):
-        places.add((None, line, ""))
+        places.add((None, line, "", ""))
     found = places.of(3, 5)
     assert found is not None and found.line == 3
     assert places.of(9, 5) is None and places.of(5, 5) is None

@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Final, cast
 
@@ -33,7 +34,7 @@ from monarch_nb._rank.tensor import strategies as strategies  # rules that DTens
 from monarch_nb._rank.tensor.collective import moved, reduced
 from monarch_nb._rank.tensor.compiler import Command, compile_plan
 from monarch_nb._rank.tensor.meshes import Meshes, device_type
-from monarch_nb._rank.tensor.private import local_of
+from monarch_nb._rank.tensor.private import forget_layouts, local_of, schema_of
 from monarch_nb._rank.tensor.protocol import (
     DROP,
     NOT_BEGUN,
@@ -46,11 +47,15 @@ from monarch_nb._rank.tensor.protocol import (
     GoOn,
     GroupHole,
     LayerError,
+    Offer,
     Poison,
+    Recovery,
     Report,
     Reset,
     Resume,
+    Stopped,
 )  # fmt: skip
+from monarch_nb._rank.tensor.recovery import Stale, exchange, offered, versions_of
 from monarch_nb._rank.tensor.whole import in_place, on_whole, place, seeded
 from monarch_nb._transport.failure import class_name, message_of, traceback_of
 
@@ -89,8 +94,11 @@ class Executor:
         self._batches: deque[Batch] = deque(maxlen=KEPT_BATCHES)
         self._parcels: Iterator[Any] = iter(())
         self._skips_until = self._cause = 0
-        self._epoch = 0
+        self._epoch = self._begun_at = self._at = 0
         self._has_begun = False
+        self._stopped: int | None = None
+        """The first command that wasn't done, on a rank that was stopped since another one was lost."""
+        self._left_out: list[Batch] = []
         self._halts = threading.Event()
         self.decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
         self._own: dict[str, Callable[..., Any]] = {
@@ -114,8 +122,10 @@ class Executor:
     def run(self, batch: Batch) -> None:
         """Execute the commands of a message."""
         if not self._has_begun:  # the message was under way when a rank was lost
+            if self._stopped is not None:
+                self._left_out.append(batch)
             return
-        self._batches.append(batch)
+        self._keep(batch)
         words = words_of(batch)
         self._parcels = iter(batch.parcels)
         self._table.extend([None] * (batch.num_slots - len(self._table)))
@@ -125,18 +135,34 @@ class Executor:
             except BaseException as error:
                 at = self._failed(batch, words, 0, error)
             self._interpret(batch, words, at)
+        if batch.parcels and self._batches and self._batches[-1] is batch:  # their memory isn't needed again
+            self._batches[-1] = replace(batch, parcels=())
+
+    def _keep(self, batch: Batch) -> None:
+        """Keep a message, as other ranks may be behind; forget the plans that only older ones need."""
+        if len(self._batches) == KEPT_BATCHES:
+            for number in self._batches[0].forgotten:
+                self._plans.pop(number, None)
+                self._commands.pop(number, None)
+        self._at = 0
+        self._batches.append(batch)
+        if batch.forgotten:
+            forget_layouts()
 
     def _prepare(self, batch: Batch, words: Sequence[int]) -> int:
         """Register definitions; return the position after the skipped commands."""
         for plan in batch.definitions:
-            self._plans[plan.plan] = plan
-            self._commands[plan.plan] = self._compiled_later(plan)
+            self._register(plan)
         self._meshes.check_registered()
         for grid in batch.grids:
             self._meshes.define(grid)
         if self._skips_until > batch.first:
             return self._poison(batch, words, self._skips_until, self._cause)
         return 0
+
+    def _register(self, plan: Definition) -> None:
+        self._plans[plan.plan] = plan
+        self._commands[plan.plan] = self._compiled_later(plan)
 
     def _interpret(self, batch: Batch, words: Sequence[int], at: int) -> None:
         table, commands, end = self._table, self._commands, len(words)
@@ -145,6 +171,7 @@ class Executor:
             try:
                 if is_halted():
                     raise Halted
+                self._at = at
                 at = commands[words[at]](table, words, at)
             except BaseException as error:
                 at = self._failed(batch, words, at, error)
@@ -193,7 +220,7 @@ class Executor:
         if isinstance(decision, Resume):
             return self._resume(decision, batch, words, at)
         if isinstance(decision, Reset):
-            self._reset()
+            self._halt_at(seq, batch)
             return len(words)
         return self._skip(words, at, decision.seq) if at < len(words) else at
 
@@ -226,6 +253,18 @@ class Executor:
     def _check_halt(self) -> None:
         if self._halts.is_set():
             raise Halted
+
+    def position(self) -> int | None:
+        """Return the number of the command that this rank is at, or was at last; None if it hasn't begun. Any
+        thread may call it.
+        """
+        if not self._has_begun:
+            return None
+        try:
+            batch, at = self._batches[-1], self._at
+            return batch.first + self._count(words_of(batch), at)
+        except LookupError:  # nothing has come yet, or it goes on with the next message just now
+            return self._begun_at
 
     def halt(self) -> bool:
         """Stop at the next command, and abort running collectives. Any thread may call it.
@@ -299,23 +338,87 @@ class Executor:
     # --- life
 
     def start(self, epoch: int, address: tuple[str, int]) -> None:
-        """Start, or restart after a loss, with an empty table."""
-        self._reset()
-        while not self.decisions.empty():
-            self.decisions.get()
+        """Start with an empty table."""
+        self._take_decisions()
         self._epoch = epoch
         self._meshes.connect(epoch, address)
-        self._has_begun = True
+        self._stopped, self._has_begun = None, True
 
-    def _reset(self) -> None:
-        self._has_begun = False
-        self._table.clear()
-        self._plans.clear()
-        self._commands = {DROP: self._drop}
-        self._batches.clear()
-        self._skips_until = 0
-        self._meshes.clear()
+    def _halt_at(self, seq: int, batch: Batch | None = None) -> None:
+        """Do nothing more from this command on, which is one of the batch."""
+        self._has_begun, self._stopped = False, seq
+        self._left_out = [] if batch is None else [batch]
+
+    def _take_decisions(self) -> None:
+        while not self.decisions.empty():
+            self.decisions.get()
         self._halts.clear()
+
+    def stand_still(self, unsent: Sequence[Batch]) -> Stopped | None:
+        """Stop, if this rank hasn't yet: another one was lost. Return what is known of the values here; None
+        on a rank that was started anew.
+
+        Args:
+            unsent: messages that should have come.
+        """
+        if self._has_begun:
+            self._halt_at(self._next_seq())
+        if self._stopped is None:
+            return None
+        poisons = {n: value.seq for n, value in enumerate(self._table) if isinstance(value, Poison)}
+        return Stopped(self._stopped, versions_of(self._table), poisons, self._stale(unsent, self._stopped))
+
+    def _next_seq(self) -> int:
+        if not self._batches:
+            return self._begun_at
+        last = self._batches[-1]
+        return last.first + self._count(words_of(last), len(words_of(last)))
+
+    def _stale(self, unsent: Sequence[Batch], stopped: int) -> frozenset[int]:
+        """Return the slots whose values the commands would have changed that are left out."""
+        found = Stale(self._table, _returns_views)
+        plans = dict(self._plans)
+        for batch in [*self._left_out, *unsent]:
+            plans.update((plan.plan, plan) for plan in batch.definitions)
+            words, at, seq = words_of(batch), 0, batch.first
+            while at < len(words):
+                plan = plans.get(words[at])
+                end = at + (2 + words[at + 1] if plan is None else plan.num_words)
+                if plan is not None and seq >= stopped:
+                    inputs = words[at + 1 : at + 1 + plan.num_inputs]
+                    found.leave_out(plan, inputs, words[end - len(plan.outputs) : end])
+                at, seq = end, seq + 1
+        return found.slots
+
+    def offer(self, slots: Sequence[int]) -> Offer:
+        """Return which of these values this rank can give to one that was started anew."""
+        return offered(self._table, slots, self._meshes)[0]
+
+    def recover(self, recovery: Recovery) -> None:
+        """Begin again after a loss: with the values that are kept, or on a rank that was started anew, with
+        what others give to it.
+        """
+        if (self._stopped is None) != (self._rank in recovery.lost):
+            raise RuntimeError(f"rank {self._rank} was lost meanwhile")
+        self._take_decisions()
+        self._plans = {plan.plan: plan for plan in recovery.definitions}
+        self._commands = {DROP: self._drop}
+        for plan in recovery.definitions:
+            self._register(plan)
+        for grid in recovery.grids:
+            self._meshes.prepare(grid)
+        self._epoch = recovery.epoch
+        self._meshes.connect(recovery.epoch, recovery.address)
+        self._table.extend([None] * (recovery.num_slots - len(self._table)))
+        with torch.no_grad():
+            exchange(recovery.gifts, self._table, self._meshes, self._rank)
+        for slot in set(range(len(self._table))) - recovery.kept:
+            self._table[slot] = None
+        for slot, seq in recovery.poisons.items():
+            self._table[slot] = Poison(seq)
+        self._batches.clear()
+        self._left_out, self._skips_until, self._begun_at = [], 0, recovery.first
+        self._stopped, self._has_begun = None, True
 
     # --- values that are sent away
 
@@ -448,6 +551,17 @@ def _described(value: Any) -> Any:
         return value
     placements = value.placements if isinstance(value, DTensor) else None
     return Described(tuple(value.shape), tuple(value.stride()), value.dtype, placements)
+
+
+def _returns_views(plan: Definition) -> bool:
+    """Say whether results of an operation may lie in the memory of its arguments."""
+    if plan.op.startswith("own."):
+        return True
+    found = torch.ops
+    for name in plan.op.split("."):
+        found = getattr(found, name, None)
+    schema = None if found is None else schema_of(found)
+    return schema is None or any(each.alias_info is not None for each in schema.returns)
 
 
 def _resolve(name: str, module: str) -> Callable[..., Any]:

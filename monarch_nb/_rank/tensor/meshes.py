@@ -10,7 +10,8 @@ import itertools
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -138,12 +139,30 @@ class Meshes:
 
     def define(self, grid: GridDefinition) -> None:
         """Make a device mesh; all of its ranks do so at the same place of the stream."""
+        self.prepare(grid)
+        self._make_groups(grid)
+
+    def prepare(self, grid: GridDefinition) -> None:
+        """Make a device mesh, unless it's there, without its groups: `connect` makes them."""
+        if grid.number in self.by_number:
+            return
         self._definitions[grid.number] = grid
         ids = torch.tensor(grid.ranks, dtype=torch.int).view(grid.shape)
         self.by_number[grid.number] = OwnMesh(
             device_type(), ids, mesh_dim_names=grid.names, _init_backend=False, _rank=self.rank
         )
-        self._make_groups(grid)
+
+    @contextmanager
+    def pair(self, name: str, first: int, second: int) -> Iterator[Any]:
+        """Make a process group of two ranks for the time of a block."""
+        full = f"{self._name}.{self.epoch}.{name}"
+        self._meet(full, (first, second))
+        group = _new_group(self.store, full, (first, second), self.rank)
+        try:
+            yield group
+        finally:
+            unregister_group(full)
+            ranks_of_groups.pop(group, None)
 
     def check_registered(self) -> None:
         """Restore names of groups in torch's registry, which the user's `destroy_process_group` has

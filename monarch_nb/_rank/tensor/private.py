@@ -37,6 +37,10 @@ is_meta_included: Any = attrgetter("_C._meta_in_tls_dispatch_include")(torch)
 include_meta: Any = attrgetter("_C._set_meta_in_tls_dispatch_include")(torch)
 keeps_graph: Any = attrgetter("_C._autograd._get_current_graph_task_keep_graph")(torch)
 ranks_of_groups: Any = attrgetter("_world.pg_group_ranks")(_c10d)
+_set_versions: Any = attrgetter("_C._autograd._unsafe_set_version_counter")(torch)
+_forget_native: Any = attrgetter("_C._clear_DTensor_sharding_propagator_cache")(torch)
+_transforms: Any = attrgetter("_redistribute._gen_transform_infos")(torch.distributed.tensor)
+_propagator: Any = attrgetter("sharding_propagator")(dispatcher)
 _custom_ops: Any = attrgetter("_library.custom_ops.OPDEFS")(torch)
 
 
@@ -46,6 +50,18 @@ def module_of_op(func: Any) -> str:
     """
     found = _custom_ops.get(schema_of(func).name)
     return "" if found is None else str(attrgetter("_init_fn.__module__")(found))
+
+
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Say how often a tensor was changed in place."""
+    _set_versions((tensor,), (version,))
+
+
+def forget_layouts() -> None:
+    """Empty DTensor's own tables of layouts, which have no bound: one entry for each operation and shape."""
+    _forget_native()
+    _transforms.cache_clear()
+    _propagator.propagate_op_sharding.cache_clear()
 
 
 def is_replicated(value: DTensor) -> bool:

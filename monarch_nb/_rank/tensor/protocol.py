@@ -9,6 +9,7 @@ The n-th command of a message has the sequence number of the message plus n; a D
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -112,6 +113,7 @@ class Batch:
         words: the commands.
         grids, definitions: what is new in them.
         parcels: plain values that its commands take, in order.
+        forgotten: plans that no later command uses.
     """
 
     first: int
@@ -120,6 +122,7 @@ class Batch:
     grids: tuple[GridDefinition, ...] = ()
     definitions: tuple[Definition, ...] = ()
     parcels: tuple[Any, ...] = ()
+    forgotten: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +176,103 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """The decision to reset: a rank was lost; all commands before the next begin are void."""
+    """The decision to stop: a rank was lost; all commands before the next begin are void. Values are kept
+    until it's known which of them can be used on.
+    """
 
 
 Decision = GoOn | Resume | Reset
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The answer of a rank that was stopped because another one was lost.
+
+    Attributes:
+        seq: the first command that it hasn't done.
+        versions: how often each value was changed in place, by slot. Views count the changes of their base.
+        poisons: for slots whose computation has failed, that of which command.
+        stale: slots whose values commands that weren't done would have changed.
+    """
+
+    seq: int
+    versions: Mapping[int, int]
+    poisons: Mapping[int, int]
+    stale: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A value that one rank gives to another that was started anew: how it lies in its memory.
+
+    Attributes:
+        memory: number of the memory that it lies in; views of one tensor lie in the same.
+        size, stride, offset, dtype: of the part that the rank has.
+        grid: number of the device mesh.
+        placements: its layout there.
+        whole_size, whole_stride: of the whole tensor.
+        version: how often that memory was changed in place.
+    """
+
+    memory: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: Any
+    grid: int
+    placements: tuple[Any, ...]
+    whole_size: tuple[int, ...]
+    whole_stride: tuple[int, ...]
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a rank can give of the values that it was asked for.
+
+    Attributes:
+        memories: how many bytes each piece of memory has.
+        values: by slot; what isn't there can't be given.
+    """
+
+    memories: tuple[int, ...]
+    values: Mapping[int, Copied]
+
+
+@dataclass(frozen=True, slots=True)
+class Gift:
+    """A transfer of values from one rank to one that was started anew."""
+
+    donor: int
+    target: int
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How ranks begin again after some were lost, and started anew.
+
+    Attributes:
+        epoch, address: of the process groups that are made anew, and where ranks meet.
+        lost: the ranks that were started anew.
+        first: number of the next command.
+        num_slots: length of the table.
+        kept: slots whose values are used on; all others are emptied.
+        poisons: slots whose computation had failed before, and that of which command.
+        grids, definitions: all that commands may refer to.
+        gifts: what ranks that were started anew get from others, in this order.
+    """
+
+    epoch: int
+    address: tuple[str, int]
+    lost: tuple[int, ...]
+    first: int
+    num_slots: int
+    kept: frozenset[int]
+    poisons: Mapping[int, int]
+    grids: tuple[GridDefinition, ...] = ()
+    definitions: tuple[Definition, ...] = ()
+    gifts: tuple[Gift, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

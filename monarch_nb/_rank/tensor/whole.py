@@ -85,7 +85,12 @@ def _whole(value: torch.Tensor, only_shape: bool) -> torch.Tensor:
 
 def _write_back(target: torch.Tensor, whole: torch.Tensor, mesh: DeviceMesh) -> None:
     if isinstance(target, DTensor) and local_of(target) is not whole:
-        local_of(target).copy_(local_of(place(whole, mesh, target.placements)))
+        layout = [Replicate() if each.is_partial() else each for each in target.placements]
+        part = local_of(place(whole, mesh, layout))
+        for axis, each in enumerate(target.placements):  # of a sum, one rank has all, and the others nothing
+            if each.is_partial("sum") and mesh.get_local_rank(axis):
+                part = torch.zeros_like(part)
+        local_of(target).copy_(part)
 
 
 def _spread(result: Any, plan: Definition, mesh: DeviceMesh) -> Any:
