@@ -25,7 +25,7 @@ from monarch_nb.exceptions import MeshUsageError, WrongTensor
 
 M = TypeVar("M", bound=nn.Module)
 STRATEGIES = ("ddp", "fsdp")
-_DATA_AXES = ("dp", "data", "ddp", "fsdp", "batch")
+DATA_AXES = ("dp", "data", "ddp", "fsdp", "batch")
 
 
 def module_to_mesh(module: M, mesh: Any, *, strategy: str | None = None) -> M:
@@ -80,7 +80,7 @@ def copied(module: M, grid: Grid, layout: Callable[[nn.Parameter], Placements]) 
 
 def data_axis(grid: Grid) -> int:
     """Return the axis over which batches are split."""
-    speaking = (n for n, name in enumerate(grid.names) if name.lower().startswith(_DATA_AXES))
+    speaking = (n for n, name in enumerate(grid.names) if name.lower().startswith(DATA_AXES))
     return next(speaking, 0)
 
 

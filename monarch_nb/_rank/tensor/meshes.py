@@ -22,8 +22,10 @@ from monarch_nb._rank import collectives, rendezvous
 from monarch_nb._rank.tensor.private import (
     ranks_of_groups,
     register_group,
+    replace_concatenate,
     resolve_group,
     set_up_group,
+    torch_concatenate,
     unregister_group,
 )  # fmt: skip
 from monarch_nb._rank.tensor.protocol import GridDefinition
@@ -65,6 +67,8 @@ class OwnMesh(DeviceMesh):  # type: ignore[misc]
         self._dim_group_names = list(groups)
         self._pg_registry.update(groups)
         self._lines: dict[str, OwnMesh] = {}
+        self._turned: dict[tuple[str, ...], OwnMesh] = {}
+        self._whole: OwnMesh | None = None
 
     def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
         """Return the line of ranks along an axis, as HSDP wants it. Torch's would ask the default group."""
@@ -86,7 +90,22 @@ class OwnMesh(DeviceMesh):  # type: ignore[misc]
             _rank=self.get_rank(),
         )
         made.use({self._dim_group_names[axis]: self.get_group(axis)})
+        made._whole = self
         return made
+
+    def turned(self, names: tuple[str, ...]) -> OwnMesh:
+        """Return this mesh with its axes in another order; always the same object."""
+        if names == self.mesh_dim_names:
+            return self
+        if names not in self._turned:
+            order = [self.mesh_dim_names.index(name) for name in names]
+            made = OwnMesh(
+                self.device_type, self.mesh.permute(order), mesh_dim_names=names, _init_backend=False,
+                _rank=self.get_rank(),
+            )  # fmt: skip
+            made.use({self._dim_group_names[axis]: self.get_group(axis) for axis in order})
+            self._turned[names] = made
+        return self._turned[names]
 
     def get_rank(self) -> int:
         """Return this process' rank."""
@@ -96,6 +115,17 @@ class OwnMesh(DeviceMesh):  # type: ignore[misc]
         """Return its place along an axis."""
         axis = self.mesh_dim_names.index(mesh_dim) if isinstance(mesh_dim, str) else mesh_dim or 0
         return int(self.get_coordinate()[axis])
+
+
+def _concatenate(meshes: list[DeviceMesh]) -> DeviceMesh:
+    """Return the mesh of several lines' axes. Torch's would ask the default process group for the rank."""
+    whole = getattr(meshes[0], "_whole", None)
+    if not isinstance(whole, OwnMesh):
+        return torch_concatenate(meshes)
+    return whole.turned(tuple(name for each in meshes for name in each.mesh_dim_names))
+
+
+replace_concatenate(_concatenate)
 
 
 class Meshes:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 _c10d = dist.distributed_c10d
@@ -18,6 +19,7 @@ _c10d = dist.distributed_c10d
 schema_of: Any = attrgetter("_schema")
 version_of: Any = attrgetter("_version")
 local_of: Any = attrgetter("_local_tensor")
+spec_of: Any = attrgetter("_spec")
 dispatcher: Any = attrgetter("_op_dispatcher")(DTensor)
 random_ops: Any = attrgetter("_random_ops")(dispatcher)
 make_wrapper: Any = attrgetter("_make_wrapper_subclass")(torch.Tensor)
@@ -37,6 +39,7 @@ is_meta_included: Any = attrgetter("_C._meta_in_tls_dispatch_include")(torch)
 include_meta: Any = attrgetter("_C._set_meta_in_tls_dispatch_include")(torch)
 keeps_graph: Any = attrgetter("_C._autograd._get_current_graph_task_keep_graph")(torch)
 ranks_of_groups: Any = attrgetter("_world.pg_group_ranks")(_c10d)
+torch_concatenate: Any = attrgetter("_concatenate")(DeviceMesh)
 _custom_ops: Any = attrgetter("_library.custom_ops.OPDEFS")(torch)
 
 
@@ -46,6 +49,13 @@ def module_of_op(func: Any) -> str:
     """
     found = _custom_ops.get(schema_of(func).name)
     return "" if found is None else str(attrgetter("_init_fn.__module__")(found))
+
+
+def replace_concatenate(function: Any) -> None:
+    """Have torch concatenate device meshes by a function. fully_shard does so for parameters that tensor
+    parallelism has split; it has no other way to give it the mesh.
+    """
+    setattr(DeviceMesh, "_concatenate", staticmethod(function))  # noqa: B010
 
 
 def is_replicated(value: DTensor) -> bool:
