@@ -25,6 +25,8 @@ ALIKE = 0.03
 FLOPS = {"cpu": 50e9, "cuda": 200e12}
 INSIDE = {"cpu": 3e9, "cuda": 200e9}
 BETWEEN = {"cpu": 1e9, "cuda": 20e9}
+LATENCY = {"cpu": 200e-6, "cuda": 20e-6}
+"""Of a collective for which everything waits: those of layers that ranks share."""
 STATES = {"SGD": 1, "Adam": 2, "AdamW": 2, "RMSprop": 1, "Adagrad": 1}
 
 
@@ -147,6 +149,9 @@ class Shared(Protocol):
     num_data: int
     is_inside: bool
 
+    def num_collectives(self, checkpoints: bool) -> int:
+        """Return how often ranks that share layers wait for each other in a step."""
+
     def sent_bytes(self, checkpoints: bool) -> int:
         """Return how many bytes a rank sends in a step because of them."""
 
@@ -166,8 +171,9 @@ def shared_candidates(
 def _shared(facts: Facts, way: Candidate, shared: Shared) -> Candidate:
     more = shared.sent_bytes(way.checkpoints)
     rate = (INSIDE if shared.is_inside else BETWEEN)[facts.device]
+    waits = shared.num_collectives(way.checkpoints) * LATENCY[facts.device] + more / rate
     return replace(
-        way, seconds=way.seconds + more / rate, sent_bytes=way.sent_bytes + more, num_parts=shared.num_parts,
+        way, seconds=way.seconds + waits, sent_bytes=way.sent_bytes + more, num_parts=shared.num_parts,
         num_data=shared.num_data,
     )  # fmt: skip
 

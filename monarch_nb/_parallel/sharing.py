@@ -184,6 +184,12 @@ class Sharing:
             return found
         return replace(found, num_flops=self.proof.num_flops, saved_bytes=self.proof.saved_bytes)
 
+    def num_collectives(self, checkpoints: bool) -> int:
+        """Return how often the ranks wait for each other in a step."""
+        if self.proof is None:
+            return 0
+        return self.proof.num_forward * (2 if checkpoints else 1) + self.proof.num_backward
+
     def sent_bytes(self, checkpoints: bool) -> int:
         """Return how many bytes of activations and their gradients a rank sends in a step."""
         if self.proof is None:

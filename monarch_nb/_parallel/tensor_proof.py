@@ -58,6 +58,7 @@ class Proof:
     Attributes:
         forward_bytes, backward_bytes: of activations, and of their gradients, that are summed over the ranks.
         gathered_bytes: of results that are gathered.
+        num_forward, num_backward: how many collectives there are.
         num_flops, saved_bytes: see `DryRun`.
     """
 
@@ -65,6 +66,8 @@ class Proof:
     forward_bytes: int = 0
     backward_bytes: int = 0
     gathered_bytes: int = 0
+    num_forward: int = 0
+    num_backward: int = 0
     num_flops: int = 0
     saved_bytes: int = 0
 
@@ -110,14 +113,28 @@ class _OnRank(LocalRun):
         if style == SHARED:
             return
         self._inside += 1
-        if style != "rowwise" and isinstance(args[0] if args else None, torch.Tensor):
-            self.proof.backward_bytes += _bytes(args[0]) if args[0].requires_grad else 0
+        first = args[0] if args else None
+        self._check_input(path, style, first)
+        if style != "rowwise" and isinstance(first, torch.Tensor) and first.requires_grad:
+            self.proof.backward_bytes += _bytes(first)
+            self.proof.num_backward += 1
+
+    def _check_input(self, path: str, style: str, value: Any) -> None:
+        layer = self._way.module.get_submodule(path)
+        if not isinstance(layer, nn.Linear) or not isinstance(value, torch.Tensor):
+            return
+        wanted = layer.in_features // (self._way.num_parts if style == "rowwise" else 1)
+        if value.shape[-1] == wanted:
+            return
+        source = "parts, as a 'colwise' layer gives them" if style == "rowwise" else "a whole input"
+        raise Unproven(path, f"{style!r} takes {source}: {wanted} features; its input has {value.shape[-1]}")
 
     def leave(self, path: str, output: Any) -> Any:
         style = self._way.styles.get(path, SHARED)
         if style == SHARED or not isinstance(output, torch.Tensor):
             return output
         self._inside -= 1
+        self.proof.num_forward += style != "colwise"
         if style == "rowwise":
             self.proof.forward_bytes += _bytes(output)
         if style != GATHERED:

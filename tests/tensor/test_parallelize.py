@@ -230,7 +230,7 @@ def test_ways_to_run(mesh: Mesh, words: dict[str, Any]) -> None:
 def test_what_is_typed_wrongly(mesh: Mesh) -> None:
     plain = nn.Sequential(nn.Linear(3, 2))
     for words, message in (
-        ({"strategy": "zero"}, "strategy is one of 'auto', 'ddp', 'fsdp', 'hsdp'; not 'zero'"),
+        ({"strategy": "zero"}, "strategy is one of 'auto', 'ddp', 'fsdp', 'hsdp', 'tp', .*; not 'zero'"),
         ({"replicate": ["0.attn"]}, "the module has no layer '0.attn'; it has '0'"),
         ({"replicate": "0"}, r"replicate is a list of layers: replicate=\['0'\]"),
         ({"precision": "int8"}, "precision is 'bf16', 'fp16' or None; not 'int8'"),

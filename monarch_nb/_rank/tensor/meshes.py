@@ -60,7 +60,11 @@ class OwnMesh(DeviceMesh):  # type: ignore[misc]
     __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> bool:
-        return self is other
+        return self is other or getattr(other, "real_obj", None) is self  # torch.compile's stand-in
+
+    def __deepcopy__(self, memo: Any) -> OwnMesh:
+        """Return this mesh: torch.compile copies what it traces with."""
+        return self
 
     def use(self, groups: Mapping[str, Any]) -> None:
         """Take process groups, one for each axis."""
