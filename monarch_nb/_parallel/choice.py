@@ -143,7 +143,7 @@ def candidates(facts: Facts, dry: DryRun | None, checkpoint: bool | None) -> lis
 
 
 class Shared(Protocol):
-    """What the choice needs to know of layers that ranks share: see `sharing.Sharing`."""
+    """The facts that the choice needs to know of layers that ranks share: see `sharing.Sharing`."""
 
     num_parts: int
     num_data: int

@@ -11,13 +11,13 @@ from torch import nn
 
 from monarch_nb._parallel.choice import Facts
 from monarch_nb._parallel.dry_run import CantFollow, DryRun
-from monarch_nb._parallel.tensor_plans import checked_plan, find_plan, models_plan, prove_plan
+from monarch_nb._parallel.tensor_plans import find_plan, models_plan, prove_plan
 from monarch_nb._parallel.tensor_proof import Proof, Prover, Unproven
 from monarch_nb._rank.tensor.tensor_parallel import dims_of
 from monarch_nb._tensor.module import DATA_AXES
+from monarch_nb._tensor.plans import TENSOR_AXES, checked_plan
 from monarch_nb.exceptions import MeshUsageError, ShardingError
 
-TENSOR_AXES = ("tp", "tensor", "model")
 NO_SAMPLE = (
     "not tried: parallelize(..., sample=batch) follows a forward, and proves which layers can be split"
 )

@@ -1,4 +1,4 @@
-"""Plans of tensor parallelism: the user's, a model's own, or found by following a forward.
+"""Plans of tensor parallelism: a model's own, or found by following a forward.
 
 A plan that is found splits layers whose results one other layer takes: the first ones by columns, that one by
 rows. A list of them is a guess; `tensor_proof` decides.
@@ -6,8 +6,6 @@ rows. A list of them is a guess; `tensor_proof` decides.
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,77 +15,18 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from monarch_nb._parallel.dry_run import DryRunner, LocalRun
-from monarch_nb._parallel.tensor_proof import Proof, Prover, Unproven, is_splittable
+from monarch_nb._parallel.tensor_proof import Proof, Prover, Unproven
 from monarch_nb._rank.tensor.protocol import Divided
-from monarch_nb._rank.tensor.tensor_parallel import GATHERED, STYLES
-from monarch_nb.exceptions import MeshUsageError
+from monarch_nb._rank.tensor.tensor_parallel import STYLES
+from monarch_nb._tensor.plans import ALIASES, is_splittable, matching
 
-ALIASES = {
-    "colwise_rep": GATHERED, "embedding_rowwise": "rowwise", "embedding_colwise": GATHERED, "replicate": "",
-    "ColwiseParallel": "colwise", "RowwiseParallel": "rowwise",
-}  # fmt: skip
-"""Other words for styles, such as those of transformers; "": the layer stays whole."""
 MOST_LAYERS = 8
 """Layers of one parent among which pairs are looked for."""
 MOST_COLUMNS = 3
 """Layers that give one other its input: queries, keys and values."""
 
 
-# --- the user's and the model's own
-
-
-def checked_plan(module: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
-    """Return a user's plan with a style for each layer.
-
-    Args:
-        plan: style by path; `*` in a path stands for any one name.
-
-    Raises:
-        MeshUsageError: for a path or a style that isn't known, and a layer that can't be split.
-    """
-    if not isinstance(plan, Mapping) or not plan:
-        raise MeshUsageError(f'tp_plan says how layers are split, as in {{"up": "colwise"}}; not {plan!r}')
-    found: dict[str, str] = {}
-    for pattern, word in plan.items():
-        style = _style(word)
-        layers = _matching(module, pattern)
-        if not layers:
-            near = _nearest(pattern, dict(module.named_modules()))
-            raise MeshUsageError(f"tp_plan: the module has no layer {pattern!r}{near}")
-        for path in layers:
-            layer = module.get_submodule(path)
-            if style in STYLES[:3] and not is_splittable(layer):
-                raise MeshUsageError(
-                    f"tp_plan: {path} is a {type(layer).__name__}; 'colwise' and 'rowwise' are for nn.Linear "
-                    "and nn.Embedding"
-                )
-            found[path] = style
-    return {path: style for path, style in found.items() if style}
-
-
-def _style(word: Any) -> str:
-    name = word if isinstance(word, str) else type(word).__name__
-    style = ALIASES.get(name, name)
-    if style and style not in STYLES:
-        known = ", ".join(map(repr, STYLES))
-        raise MeshUsageError(f"tp_plan: a style is one of {known}; not {name!r}{_nearest(name, STYLES)}")
-    return style
-
-
-def _nearest(name: Any, names: Any) -> str:
-    near = difflib.get_close_matches(str(name), [_starred(each) for each in names if each], 1, 0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def _starred(path: str) -> str:
-    return re.sub(r"(^|\.)\d+(?=\.)", r"\1*", path)
-
-
-def _matching(module: nn.Module, pattern: Any) -> list[str]:
-    if not isinstance(pattern, str):
-        return []
-    form = re.compile(r"\.".join(re.escape(part).replace(r"\*", r"[^.]*") for part in pattern.split(".")))
-    return [path for path, _ in module.named_modules() if path and form.fullmatch(path)]
+# --- the model's own
 
 
 def models_plan(module: nn.Module) -> tuple[dict[str, str], str]:
@@ -100,9 +39,17 @@ def models_plan(module: nn.Module) -> tuple[dict[str, str], str]:
         for rel, word in _own_plan(layer).items():
             pattern = f"{path}.{rel}" if path else rel
             style = ALIASES.get(str(word), str(word))
-            layers = _matching(module, pattern)
+            layers = matching(module, pattern)
             if layers and style and style not in STYLES:
                 return {}, f"its own plan has {rel!r} as {word!r}, which isn't known here"
+            odd = [
+                each
+                for each in layers
+                if style in STYLES[:3] and not is_splittable(module.get_submodule(each))
+            ]
+            if odd:
+                kind = type(module.get_submodule(odd[0])).__name__
+                return {}, f"its own plan splits {odd[0]}, and a {kind} can't be split"
             plan.update({each: style for each in layers if style})
     return plan, ""
 

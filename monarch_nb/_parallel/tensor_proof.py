@@ -35,8 +35,6 @@ from monarch_nb._rank.tensor.protocol import Divided, SplitLayer, TensorPlan
 from monarch_nb._rank.tensor.tensor_parallel import GATHERED, SHARED, dims_of
 from monarch_nb._tensor.metadata import Meta, contiguous, intern
 
-PLAIN_FORWARDS = (nn.Linear.forward, nn.Embedding.forward)
-
 
 class Unproven(Exception):
     """The error of a plan that can't be shown to be right.
@@ -246,6 +244,10 @@ class _OverAll(WholeRun):
         if any(map(is_part, layouts)):
             self._check_gradients(func, inputs)
 
+    def _plain(self, func: Any, args: Any, kwargs: Any, step: Step | None) -> Any:
+        self.draws = self.draws or torch.Tag.nondeterministic_seeded in func.tags
+        return super()._plain(func, args, kwargs, step)
+
     def _check_gradients(self, func: Any, inputs: Sequence[Any]) -> None:
         for each in inputs:
             name = self.name_of(each)
@@ -375,8 +377,3 @@ def _layout_of(value: Any) -> Any:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def is_splittable(layer: nn.Module) -> bool:
-    """Say whether torch's styles know what a layer does: Linear and Embedding with torch's own forward."""
-    return isinstance(layer, (nn.Linear, nn.Embedding)) and type(layer).forward in PLAIN_FORWARDS

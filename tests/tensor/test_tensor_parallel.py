@@ -13,9 +13,10 @@ from torch import nn, optim
 from torch.nn import functional
 
 import monarch_nb
-from monarch_nb._parallel.tensor_plans import checked_plan, find_plan, head_counts, models_plan, prove_plan
+from monarch_nb._parallel.tensor_plans import find_plan, head_counts, models_plan, prove_plan
 from monarch_nb._parallel.tensor_proof import Proof, Prover, Unproven
 from monarch_nb._rank.tensor.protocol import Divided
+from monarch_nb._tensor.plans import checked_plan
 from monarch_nb.distributed import Mesh
 from monarch_nb.exceptions import MeshUsageError, ShardingError
 from tests.tensor.models import CASES, GPT, Batch
@@ -421,3 +422,23 @@ def test_a_plan_that_cant_be_taken(mesh: Mesh) -> None:
         late(x)
     with pytest.raises(ShardingError, match=r"a batch of 5 rows can't be split over 2 ranks"):
         monarch_nb.parallelize(perceptron(), mesh, "tp", sample=torch.randn(5, 6))
+
+
+@pytest.mark.parametrize("on", ["two axes", "one axis"])
+def test_operation_by_operation(mesh: Mesh, own_mesh: Mesh, on: str) -> None:
+    make, batch, criterion, plan = MODELS["tied embeddings"]
+    plain, batches = make(), [batch() for _ in range(2)]
+    more = {"blocks.*.attention.q": "colwise", "blocks.*.attention.o": "rowwise"}
+    at = mesh if on == "two axes" else own_mesh
+    model = monarch_nb.module_to_mesh(plain, at, strategy="tp", tp_plan={**plan, **more})
+    assert model.blocks[0].down.weight.placements[-1].dim == 1
+    assert model.blocks[0].down.bias.placements[-1].is_replicate()
+    assert train(model, batches, criterion) == pytest.approx(train(plain, batches, criterion), abs=1e-9)
+
+
+def test_operation_by_operation_wants_a_plan(mesh: Mesh) -> None:
+    for words in ({"strategy": "tp"}, {"tp_plan": {"0": "colwise"}}):
+        with pytest.raises(MeshUsageError, match=r"belong together; .*finds a plan"):
+            monarch_nb.module_to_mesh(perceptron(), mesh, **words)
+    with pytest.raises(MeshUsageError, match="no layer '7'"):
+        monarch_nb.module_to_mesh(perceptron(), mesh, strategy="tp", tp_plan={"7": "colwise"})

@@ -215,7 +215,7 @@ class Divided:
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """How a module's layers are split over the ranks of a line (tensor parallelism).
+    """The split of a module's layers over the ranks of a line (tensor parallelism).
 
     Attributes:
         draws: whether the forward draws random numbers: ranks of a line draw the same ones.
