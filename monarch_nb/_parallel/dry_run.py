@@ -358,7 +358,8 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
 
     @contextmanager
     def _around(self) -> Iterator[None]:
-        yield
+        with _quiet():
+            yield
 
     def _entering(self, path: str) -> Callable[..., Any]:
         def enter(_layer: Any, args: Any, kwargs: Any) -> Any:
@@ -454,7 +455,7 @@ class LocalRun(_Mode):
 
     @contextmanager
     def _around(self) -> Iterator[None]:
-        with _quiet(), self._fake, torch.autograd.graph.saved_tensors_hooks(self._save, lambda x: x):
+        with super()._around(), self._fake, torch.autograd.graph.saved_tensors_hooks(self._save, lambda x: x):
             yield
 
     def _save(self, value: torch.Tensor) -> torch.Tensor:

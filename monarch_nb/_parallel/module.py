@@ -31,7 +31,7 @@ from monarch_nb._parallel.sharing import ASK_FOR_SAMPLE, NO_SAMPLE, Sharing, che
 from monarch_nb._parallel.tensor_proof import Unproven
 from monarch_nb._rank.tensor.private import keeps_graph
 from monarch_nb._rank.tensor.protocol import Hole, ParallelSpec, TensorPlan
-from monarch_nb._tensor.distribute import laid_out, moved_to
+from monarch_nb._tensor.distribute import moved_to, relaid
 from monarch_nb._tensor.engines import grid_of
 from monarch_nb._tensor.metadata import Grid, Placements, contiguous, intern
 from monarch_nb._tensor.module import brought, check_module, copied
@@ -43,6 +43,7 @@ STRATEGIES = ("auto", "ddp", "fsdp", "hsdp", "tp", "ddp+tp", "fsdp+tp")
 SHARED = STRATEGIES[4:]
 PRECISIONS = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16"}
 ASK_S = 60.0
+CANT_FOLLOW = "the forward can't be followed without numbers"
 
 
 def parallelize(
@@ -256,7 +257,7 @@ class Parallel:
         ways = []
         if not self._asked.shares:
             if sample is not None:
-                drys[self._num_ranks] = self._dry(args, {}, rows, self._runner_of(self._num_ranks))
+                drys[self._num_ranks] = self._dry_of_sample(args, rows)
             ways = candidates(self._facts, drys.get(self._num_ranks), self._asked.checkpoint)
         if self._possible is None:
             return ways
@@ -271,6 +272,13 @@ class Parallel:
             return ways
         drys[self._possible.num_data] = found
         return ways + self._shared_ways(self._possible, found)
+
+    def _dry_of_sample(self, args: Any, rows: int) -> DryRun | None:
+        try:
+            return self._dry(args, {}, rows, self._runner_of(self._num_ranks))
+        except CantFollow as error:
+            self._slow = f"{CANT_FOLLOW}: {error}"
+            return None
 
     def _untried(self, sharing: Sharing) -> list[Candidate]:
         if self._asked.shares and sharing.styles:  # it's proven at the first forward
@@ -404,7 +412,7 @@ class Parallel:
             _check_sent(structure)
             found = self._followed(args, kwargs, rows)
         except CantFollow as error:
-            self._slow = f"the forward can't be followed without numbers: {error}"
+            self._slow = f"{CANT_FOLLOW}: {error}"
             found = None
         except Unproven as error:
             if self._built is None and self._sharing is not None and self._asked.shares:
@@ -437,9 +445,9 @@ class Parallel:
         if not isinstance(value, Tensor):
             return brought(value, self._grid, layout)
         if value.mesh_meta.grid is not self._grid:
-            moved = moved_to(value, self._grid, layout)
+            moved = moved_to(value, self._grid, layout) if len(set(layout)) == 1 else None
             return brought(value.full(), self._grid, layout) if moved is None else moved
-        return laid_out(value, layout) if value.placements != layout else value
+        return relaid(value, layout)
 
     def _run(self, dry: DryRun, leaves: list[Any], structure: Any) -> Any:
         module = self._on_ranks(dry)
@@ -459,6 +467,11 @@ class Parallel:
     def shares(self) -> bool:
         """Whether the first axis is that of ranks which share layers."""
         return self._sharing is not None
+
+    @property
+    def row_axes(self) -> tuple[str, ...]:
+        """Names of the axes over which the rows of a batch are split, for `feed`."""
+        return self._grid.names[1:] if self._sharing is not None else self._grid.names
 
     def tensor_grid(self) -> Grid:
         """Return the ranks that hold the module's batches, for `feed`."""

@@ -17,8 +17,8 @@ from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.utils import _pytree as pytree
 
-from monarch_nb._rank.tensor.tensor_parallel import dims_of
-from monarch_nb._tensor.distribute import laid_out
+from monarch_nb._rank.tensor.tensor_parallel import WHOLE_RESULTS, dims_of
+from monarch_nb._tensor.distribute import laid_out, relaid
 from monarch_nb._tensor.engines import grid_of
 from monarch_nb._tensor.metadata import Grid, Placements
 from monarch_nb._tensor.plans import TENSOR_AXES, checked_plan
@@ -90,6 +90,9 @@ def _split_by_plan(module: M, grid: Grid, plan: Mapping[str, str]) -> M:
         )
 
     made = copied(module, grid, layout)
+    for path, style in plan.items():
+        if style in WHOLE_RESULTS:
+            made.get_submodule(path).register_forward_hook(_Result(axis))
     others = [n for n in range(len(grid.shape)) if n != axis]
     data = data_axis(grid) if data_axis(grid) != axis else others[0] if others else None
     made.register_forward_pre_hook(_Inputs(grid, data), with_kwargs=True)
@@ -208,6 +211,19 @@ class _Inputs(_Hook):
         splits = value.dim() > 0 and value.shape[0] and value.shape[0] % size == 0
         placements = _split(self._grid, self._axis) if splits else self._grid.replicated
         return brought(value, self._grid, placements)
+
+
+class _Result(_Hook):
+    """The hook that makes the result of a layer whole along an axis, as the styles of torch do."""
+
+    def __init__(self, axis: int) -> None:
+        self._axis = axis
+
+    def __call__(self, _module: nn.Module, _args: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor) or output.placements is None:
+            return output
+        whole = [Replicate() if n == self._axis else each for n, each in enumerate(output.placements)]
+        return relaid(output, tuple(whole))
 
 
 def brought(value: torch.Tensor, grid: Grid, placements: Placements) -> Tensor:

@@ -142,8 +142,10 @@ def test_a_forward_that_needs_numbers_runs_operation_by_operation(mesh: Mesh) ->
             return found if found.sum() > 0 else -found
 
     plain = Deciding(3, 2)
-    model = monarch_nb.parallelize(plain, mesh)
     x = torch.randn(8, 3)
+    model = monarch_nb.parallelize(plain, mesh, sample=x)
+    assert "can't be followed without numbers" in str(monarch_nb.explain(model))
+    model = monarch_nb.parallelize(plain, mesh)
     assert torch.allclose(model(x).full(), plain(x))
     assert "can't be followed without numbers" in str(monarch_nb.explain(model))
 

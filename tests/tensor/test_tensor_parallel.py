@@ -223,6 +223,7 @@ def per_head(body: Any, h: torch.Tensor) -> torch.Tensor:
 
 BETWEEN: dict[str, tuple[Any, str]] = {
     "sums over features": (lambda b, h: h - h.mean(-1, keepdim=True), "it sums over what is in parts"),
+    "adds up features": (lambda b, h: h.cumsum(-1), "cumsum"),
     "orders features": (lambda b, h: h.sort(-1).values, "sort"),
     "turns features round": (lambda b, h: h.flip(-1), "flip"),
     "takes the first half twice": (lambda b, h: torch.cat([h[..., : h.shape[-1] // 2]] * 2, -1), "slice"),
@@ -346,6 +347,29 @@ def test_a_forward_that_the_plan_isnt_right_for_runs_operation_by_operation(mesh
     plain.eval()
     assert torch.allclose(model(x).full(), plain(x))
     assert "isn't right for this forward" in str(monarch_nb.explain(model))
+
+
+@pytest.mark.parametrize("axes", [("tp", "dp"), ("dp", "tp")])
+def test_tensors_of_the_mesh_as_inputs(mesh: Mesh, axes: tuple[str, str]) -> None:
+    ranks = Mesh((2, 2), axes, procs=mesh.procs)
+    plain, x = perceptron(), torch.randn(8, 6)
+    model = monarch_nb.parallelize(plain, ranks, "ddp+tp", sample=x)
+    for spec in ([None, None], ["dp"], ["tp"], [("dp", "tp")]):
+        assert torch.allclose(model(monarch_nb.distribute(x, ranks, spec)).full(), plain(x)), spec
+    other = monarch_nb.parallelize(perceptron(), ranks, "ddp+tp", sample=x)
+    widened = nn.functional.pad(other(x), (0, 3))
+    model(widened.flip(0)).square().sum().backward()
+    assert float(other[0].weight.grad.full().abs().sum()) > 0
+
+
+def test_fed_batches_lie_as_the_module_wants_them(mesh: Mesh) -> None:
+    plain, batches = perceptron(), [CASES["mlp"].batch() for _ in range(2)]
+    model = monarch_nb.parallelize(plain, mesh, "ddp+tp", sample=batches[0][0])
+    losses = []
+    for inputs, targets in monarch_nb.feed(batches, model):
+        assert [p.is_shard() for p in inputs.placements] == [False, True]
+        losses.append(functional.mse_loss(model(inputs), targets).item())
+    assert losses == pytest.approx([functional.mse_loss(plain(x), y).item() for x, y in batches])
 
 
 # --- the choice, and what is said of it

@@ -13,7 +13,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from monarch_nb._rank.tensor.private import attention_on_cpu, attention_on_cpu_backward, dispatcher, schema_of
-from monarch_nb._rank.tensor.rules import RULES, Rule, is_spec
+from monarch_nb._rank.tensor.rules import RULES, WRONG_IN_TORCH, Rule, is_spec
 
 
 def has_rule(op: Any) -> bool:
@@ -76,8 +76,8 @@ def _note_arguments(op: Any) -> None:
 
 
 def _register() -> None:
-    for op, rule in RULES.items():
-        if not has_rule(op):
+    for op, rule in (RULES | WRONG_IN_TORCH).items():
+        if not has_rule(op) or op in WRONG_IN_TORCH:
             register_sharding(op)(_by_rule(rule, len(schema_of(op).returns)))
             _note_arguments(op)
     if not has_rule(attention_on_cpu):

@@ -23,6 +23,7 @@ from monarch_nb._rank.tensor.protocol import TensorPlan
 
 STYLES = ("colwise", "rowwise", "colwise_gather_output", "replicated_with_grad_allreduce")
 GATHERED, SHARED = STYLES[2:]
+WHOLE_RESULTS = ("rowwise", GATHERED)
 
 
 def style_of(layer: nn.Module, style: str, dim: int) -> ParallelStyle:
