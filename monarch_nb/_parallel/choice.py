@@ -8,8 +8,8 @@ order of the candidates, not as a forecast.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 from torch import nn
 
@@ -25,6 +25,8 @@ ALIKE = 0.03
 FLOPS = {"cpu": 50e9, "cuda": 200e12}
 INSIDE = {"cpu": 3e9, "cuda": 200e9}
 BETWEEN = {"cpu": 1e9, "cuda": 20e9}
+LATENCY = {"cpu": 200e-6, "cuda": 20e-6}
+"""Of a collective for which everything waits: those of layers that ranks share."""
 STATES = {"SGD": 1, "Adam": 2, "AdamW": 2, "RMSprop": 1, "Adagrad": 1}
 
 
@@ -67,6 +69,8 @@ class Candidate:
         sent_bytes: bytes that a rank sends in a step.
         fits: whether it fits into a rank's memory.
         num_replicas: how many copies of the parameters there are, if each is sharded over several ranks.
+        num_parts: how many ranks share layers (tensor parallelism); the strategy is that of the others.
+        num_data: over how many ranks the batch is split then.
     """
 
     strategy: Strategy
@@ -77,11 +81,15 @@ class Candidate:
     sent_bytes: int
     fits: bool
     num_replicas: int = 1
+    num_parts: int = 1
+    num_data: int = 1
 
     @property
     def name(self) -> str:
         """The name of the strategy for users."""
         words = {"ddp": "DDP", "fsdp": "FSDP2", "hsdp": "HSDP"}[self.strategy]
+        if self.num_parts > 1:
+            words = f"TP {self.num_parts}" + (f" x {words} {self.num_data}" if self.num_data > 1 else "")
         kept = "" if self.strategy == "ddp" or self.reshards else ", parameters kept after the forward"
         return words + kept + (", checkpointing" if self.checkpoints else "")
 
@@ -132,6 +140,42 @@ def candidates(facts: Facts, dry: DryRun | None, checkpoint: bool | None) -> lis
             ways.append(("hsdp", True))
     flags = [False, True] if checkpoint is None and facts.num_blocks else [bool(checkpoint)]
     return [_candidate(facts, dry, *way, flag) for flag in flags for way in ways]
+
+
+class Shared(Protocol):
+    """The facts that the choice needs to know of layers that ranks share: see `sharing.Sharing`."""
+
+    num_parts: int
+    num_data: int
+    is_inside: bool
+
+    def num_collectives(self, checkpoints: bool) -> int:
+        """Return how often ranks that share layers wait for each other in a step."""
+
+    def sent_bytes(self, checkpoints: bool) -> int:
+        """Return how many bytes a rank sends in a step because of them."""
+
+
+def shared_candidates(
+    facts: Facts, dry: DryRun | None, checkpoint: bool | None, shared: Shared
+) -> list[Candidate]:
+    """Return the possible strategies with layers that ranks share, the simplest first.
+
+    Args:
+        facts, dry: as a rank that has parts of the layers sees them.
+        checkpoint: see `candidates`.
+    """
+    return [_shared(facts, each, shared) for each in candidates(facts, dry, checkpoint)]
+
+
+def _shared(facts: Facts, way: Candidate, shared: Shared) -> Candidate:
+    more = shared.sent_bytes(way.checkpoints)
+    rate = (INSIDE if shared.is_inside else BETWEEN)[facts.device]
+    waits = shared.num_collectives(way.checkpoints) * LATENCY[facts.device] + more / rate
+    return replace(
+        way, seconds=way.seconds + waits, sent_bytes=way.sent_bytes + more, num_parts=shared.num_parts,
+        num_data=shared.num_data,
+    )  # fmt: skip
 
 
 def _candidate(

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import Replicate
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
@@ -25,7 +25,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from monarch_nb._parallel.numbers import split_dims
-from monarch_nb._parallel.rules import is_by_rows, is_shaping, is_uniform, reason_of, row_layout
+from monarch_nb._parallel.rules import (
+    is_by_rows,
+    is_part,
+    is_shaping,
+    is_uniform,
+    is_view,
+    reason_of,
+    row_layout,
+)
 from monarch_nb._rank.tensor.private import make_wrapper, no_torch_function
 from monarch_nb._tensor.metadata import Grid, Meta, intern
 from monarch_nb._tensor.place import Place, users_line
@@ -106,7 +114,7 @@ class CantFollow(Exception):
 
 
 @dataclass(slots=True)
-class _Step:
+class Step:
     """One operation of a dry run, on one rank's part."""
 
     func: Any
@@ -114,7 +122,7 @@ class _Step:
     sizes: tuple[tuple[int, ...], ...]
 
 
-class _Found(Exception):
+class Found(Exception):
     """The signal that a layer mixing rows was found; the dry run is repeated with that layer on the whole
     batch.
     """
@@ -169,6 +177,11 @@ class Dry(torch.Tensor):  # type: ignore[misc]
 
     __torch_function__ = no_torch_function
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """What `isinstance` takes it for, too: models ask so whether a tensor has numbers."""
+        return FakeTensor
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Raise `CantFollow`: this is called only outside of a dry run, where the tensor supports no
@@ -179,7 +192,7 @@ class Dry(torch.Tensor):  # type: ignore[misc]
 
 def is_dry(value: Any) -> bool:
     """Return whether a value is a tensor of a dry run."""
-    return isinstance(value, Dry)
+    return type(value) is Dry
 
 
 class DryRunner:
@@ -218,25 +231,25 @@ class DryRunner:
         while True:
             whole = tuple(dict.fromkeys([*self.replicate, *(f.path for f in self._known)]))
             try:
-                local = _Local(self, whole, rows)
-                result = self._run(local, args, kwargs)
+                local = LocalRun(self, whole, rows)
+                result = self.run_in(local, args, kwargs)
                 used = _used(result, local.parameters)
-                over_all = _Whole(self, whole, rows, local.steps)
-                return self._known_by(local, over_all, self._run(over_all, args, kwargs), used, result)
+                over_all = WholeRun(self, whole, rows, local.steps)
+                return self._known_by(local, over_all, self.run_in(over_all, args, kwargs), used, result)
             except LocalMismatch as error:
                 # raises the same error as one process would
-                self._run(_Whole(self, (), rows, None), args, kwargs)
+                self.run_in(WholeRun(self, (), rows, None), args, kwargs)
                 if not finds:
                     raise
-                self._note(_Found(error.path, error.op, "shapes don't fit on a part of it", error.place))
-            except _Found as found:
+                self._note(Found(error.path, error.op, "shapes don't fit on a part of it", error.place))
+            except Found as found:
                 if self._is_fine(found, over_all):
                     continue
                 if not finds:
                     raise LooksAcross(self._finding(found)) from None
                 self._note(found)
 
-    def _is_fine(self, found: _Found, over_all: _Whole) -> bool:
+    def _is_fine(self, found: Found, over_all: WholeRun) -> bool:
         """Test the layer with random values; if it has no layout that can be split, test the layers around
         it.
         """
@@ -249,13 +262,14 @@ class DryRunner:
         self.fine[found.path] = dims
         return True
 
-    def _run(self, mode: _Mode, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def run_in(self, mode: _Mode, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call the module with tensors of a mode, which follows it."""
         state = mode.state(self.module)
         given = pytree.tree_map(mode.given, (tuple(args), dict(kwargs)))
         with mode.following():
             return functional_call(self.module, state, *given, tie_weights=True)
 
-    def _note(self, found: _Found) -> None:
+    def _note(self, found: Found) -> None:
         if "" in (f.path for f in self._known) or found.path in (f.path for f in self._known):
             raise CantFollow(f"{found.op}: {found.reason}")
         layer = self.module.get_submodule(found.path)
@@ -267,12 +281,12 @@ class DryRunner:
         ]
         self._known += [replace(self._finding(found), path=self.paths[each]) for each in alike]
 
-    def _finding(self, found: _Found) -> Finding:
+    def _finding(self, found: Found) -> Finding:
         kind = type(self.module.get_submodule(found.path)).__name__
         return Finding(found.path, kind, found.op, found.reason, found.place)
 
     def _known_by(
-        self, local: _Local, over_all: _Whole, result: Any, used: frozenset[str], on_rank: Any
+        self, local: LocalRun, over_all: WholeRun, result: Any, used: frozenset[str], on_rank: Any
     ) -> DryRun:
         leaves, structure = pytree.tree_flatten(result)
         parts = [x for x in pytree.tree_leaves(on_rank) if isinstance(x, torch.Tensor)]
@@ -344,7 +358,8 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
 
     @contextmanager
     def _around(self) -> Iterator[None]:
-        yield
+        with _quiet():
+            yield
 
     def _entering(self, path: str) -> Callable[..., Any]:
         def enter(_layer: Any, args: Any, kwargs: Any) -> Any:
@@ -425,12 +440,12 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
         return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == rows
 
 
-class _Local(_Mode):
+class LocalRun(_Mode):
     """The dispatch mode that follows the forward as one rank sees it."""
 
     def __init__(self, runner: DryRunner, whole: Sequence[str], rows: int) -> None:
         super().__init__(runner, whole, rows)
-        self.steps: list[_Step] = []
+        self.steps: list[Step] = []
         self.num_flops = 0
         self.saved_bytes = 0
         self.gathered: dict[str, int] = {}
@@ -440,7 +455,7 @@ class _Local(_Mode):
 
     @contextmanager
     def _around(self) -> Iterator[None]:
-        with _quiet(), self._fake, torch.autograd.graph.saved_tensors_hooks(self._save, lambda x: x):
+        with super()._around(), self._fake, torch.autograd.graph.saved_tensors_hooks(self._save, lambda x: x):
             yield
 
     def _save(self, value: torch.Tensor) -> torch.Tensor:
@@ -492,7 +507,7 @@ class _Local(_Mode):
             self.num_flops += counter(*args, **kwargs, out_val=result)
         if not _is_bookkeeping(func):
             sizes = tuple(tuple(x.shape) for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor))
-            self.steps.append(_Step(func, _scalars(args, kwargs), sizes))
+            self.steps.append(Step(func, _scalars(args, kwargs), sizes))
         return result
 
     def _mismatch(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Exception:
@@ -530,11 +545,11 @@ class _Gather(torch.autograd.Function):  # type: ignore[misc]
         raise NotImplementedError
 
 
-class _Whole(_Mode):
+class WholeRun(_Mode):
     """The dispatch mode that follows the forward as one tensor over all ranks."""
 
     def __init__(
-        self, runner: DryRunner, whole: Sequence[str], rows: int, steps: Sequence[_Step] | None
+        self, runner: DryRunner, whole: Sequence[str], rows: int, steps: Sequence[Step] | None
     ) -> None:
         super().__init__(runner, whole, rows)
         self._steps = steps
@@ -563,7 +578,7 @@ class _Whole(_Mode):
             return value
         dim = next(dims)
         layout = Replicate() if dim is None else row_layout(dim)
-        return _Lay.apply(value, layout) if is_dry(value) else value
+        return Lay.apply(value, layout) if is_dry(value) else value
 
     def _dry(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, layout: Any) -> Dry:
         return Dry(intern(size, stride, dtype, self._runner.grid, (layout,)))
@@ -578,11 +593,11 @@ class _Whole(_Mode):
         return self._dry(value.shape, value.stride(), value.dtype, layout)
 
     def gather(self, value: Any) -> Any:
-        return _Lay.apply(value, Replicate()) if is_dry(value) else value
+        return Lay.apply(value, Replicate()) if is_dry(value) else value
 
     def own(self, value: Any) -> Any:
         return (
-            _Lay.apply(value, row_layout()) if self._is_batch(value, self._rows) and is_dry(value) else value
+            Lay.apply(value, row_layout()) if self._is_batch(value, self._rows) and is_dry(value) else value
         )
 
     def out(self, value: torch.Tensor, on_rank: torch.Tensor) -> Out:
@@ -597,33 +612,49 @@ class _Whole(_Mode):
         if self._steps is not None and not self._is_unseen and not _is_bookkeeping(func):
             step = self._steps[self._at] if self._at < len(self._steps) else None
             self._at += 1
-            if step is None or step.func is not func:
+            if step is None or not _is_same(step.func, func):
                 self._found(func, "the shape of a part of the batch leads to other operations")
         if not any(map(is_dry, pytree.tree_leaves((args, kwargs)))):
             return self._plain(func, args, kwargs, step)
         return self._follow(func, args, kwargs, step)
 
-    def _found(self, func: Any, reason: str) -> None:
-        raise _Found(self.path, str(func), reason, Place(*users_line(), ""))
+    def checks(self) -> bool:
+        """Say whether operations are compared with those of a rank."""
+        return not self._depth and not self._trusted
 
-    def _plain(self, func: Any, args: Any, kwargs: Any, step: _Step | None) -> Any:
-        """Execute an operation that creates a tensor without tensors as input."""
+    def check(self, func: Any, args: Any, kwargs: Any, parts: Sequence[Meta | None], step: Step) -> None:
+        """Check an operation further; the base class does nothing."""
+
+    def _found(self, func: Any, reason: str) -> None:
+        raise Found(self.path, str(func), reason, Place(*users_line(), ""))
+
+    def _plain(self, func: Any, args: Any, kwargs: Any, step: Step | None) -> Any:
+        """Execute an operation that creates a tensor without tensors as input. What it makes is without
+        numbers, as it is for `LocalRun`; only constants keep theirs.
+        """
         result = func(*args, **kwargs)
-        if step is None or self._depth or self._trusted or not isinstance(result, torch.Tensor):
+        if not isinstance(result, torch.Tensor):
             return result
+        layout = Replicate() if step is None or not self.checks() else self._plain_layout(func, result, step)
+        if result.numel() < 2 and layout.is_replicate():
+            return result
+        return self._dry(result.shape, result.stride(), result.dtype, layout)
+
+    def _plain_layout(self, func: Any, result: torch.Tensor, step: Step) -> Any:
         dims = [n for n, (a, b) in enumerate(zip(result.shape, step.sizes[0], strict=True)) if a != b]
         if not dims:
-            return result
+            return Replicate()
         is_split = len(dims) == 1 and result.shape[dims[0]] == step.sizes[0][dims[0]] * self._runner.num_ranks
         if not is_split or not is_uniform(func):
             self._found(func, "what it makes depends on the size of the batch")
-        return self._dry(result.shape, result.stride(), result.dtype, row_layout(dims[0]))
+        return row_layout(dims[0])
 
-    def _follow(self, func: Any, args: Any, kwargs: Any, step: _Step | None) -> Any:
+    def _follow(self, func: Any, args: Any, kwargs: Any, step: Step | None) -> Any:
         args, kwargs = pytree.tree_map(self._adopted, (args, kwargs))
         first = next(x for x in pytree.tree_leaves((args, kwargs)) if is_dry(x)).mesh_meta
         parts, moved = self._parts(func, args, kwargs, first)
-        if step is not None and not self._depth and not self._trusted:
+        if step is not None and self.checks():
+            self.check(func, args, kwargs, parts, step)
             if moved:
                 self._found(func, moved)
             if not is_shaping(func) and _scalars(args, kwargs) != step.scalars:
@@ -668,7 +699,7 @@ class _Whole(_Mode):
 
     def _on_rank(self, meta: Meta) -> tuple[int, ...]:
         size, (layout,) = list(meta.size), meta.placements or ()
-        if layout.is_shard():
+        if is_part(layout):
             size[layout.dim] //= self._runner.num_ranks
         return tuple(size)
 
@@ -695,7 +726,7 @@ def _spec(value: Any) -> Any:
     return tuple(value.shape), value.dtype, layout.dim if layout.is_shard() else None
 
 
-class _Lay(torch.autograd.Function):  # type: ignore[misc]
+class Lay(torch.autograd.Function):  # type: ignore[misc]
     """The autograd function that changes the layout of a tensor."""
 
     @staticmethod
@@ -708,7 +739,12 @@ class _Lay(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _is_bookkeeping(func: Any) -> bool:
-    return str(func).startswith(("aten.detach", "prim."))
+    return str(func).startswith(("aten.detach", "aten.clone", "prim."))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Say whether two operations do the same: how `reshape` is done depends on strides."""
+    return one is other or (is_view(one) and is_view(other))
 
 
 def _scalars(args: Any, kwargs: Any) -> tuple[Any, ...]:

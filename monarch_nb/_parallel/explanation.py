@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from monarch_nb._parallel.choice import Candidate, Facts, why_not
 from monarch_nb._parallel.dry_run import DryRun
+from monarch_nb._parallel.sharing import Sharing
 from monarch_nb._units import size_text
 
 
@@ -24,6 +25,7 @@ class Explanation:
         apart: parameters that can't be split.
         tied: groups of names of the same parameter.
         slow: why the module runs operation by operation; "" if it runs as a whole.
+        sharing: which ranks could share layers (tensor parallelism), and by which plan; None: none could.
     """
 
     facts: Facts
@@ -35,12 +37,20 @@ class Explanation:
     apart: tuple[str, ...] = ()
     tied: tuple[tuple[str, ...], ...] = ()
     slow: str = ""
+    sharing: Sharing | None = None
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Return the rows of the explanation, each with a keyword, its subject and a sentence."""
         rows = [(self._word(each), each.name, self._reason(each)) for each in self.ways]
         rows.sort(key=lambda row: row[0] not in ("taken", "asked"))
-        return [*rows, *self._layers()]
+        return [*rows, *self._shared(), *self._layers()]
+
+    def _shared(self) -> list[tuple[str, str, str]]:
+        if self.sharing is None:
+            return []
+        if not any(way.num_parts > 1 for way in self.ways):
+            return [("not", f"TP {self.sharing.num_parts}", self.sharing.reason)]
+        return self.sharing.rows()
 
     def _word(self, way: Candidate) -> str:
         if way == self.taken:

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.utils import _pytree as pytree
 
-from monarch_nb._parallel.choice import Candidate, candidates, choose, facts_of
+from monarch_nb._parallel.choice import Candidate, candidates, choose, facts_of, shared_candidates
 from monarch_nb._parallel.dry_run import (
     CantFollow,
     DryRun,
@@ -27,9 +27,11 @@ from monarch_nb._parallel.dry_run import (
 )
 from monarch_nb._parallel.explanation import Explanation, ties_of
 from monarch_nb._parallel.mismatch import across_error, mismatch_error
+from monarch_nb._parallel.sharing import ASK_FOR_SAMPLE, NO_SAMPLE, Sharing, check_asked, lines_of
+from monarch_nb._parallel.tensor_proof import Unproven
 from monarch_nb._rank.tensor.private import keeps_graph
-from monarch_nb._rank.tensor.protocol import Hole, ParallelSpec
-from monarch_nb._tensor.distribute import laid_out, moved_to
+from monarch_nb._rank.tensor.protocol import Hole, ParallelSpec, TensorPlan
+from monarch_nb._tensor.distribute import moved_to, relaid
 from monarch_nb._tensor.engines import grid_of
 from monarch_nb._tensor.metadata import Grid, Placements, contiguous, intern
 from monarch_nb._tensor.module import brought, check_module, copied
@@ -37,9 +39,11 @@ from monarch_nb._tensor.tensor import Tensor
 from monarch_nb.exceptions import MeshUsageError
 
 M = TypeVar("M", bound=nn.Module)
-STRATEGIES = ("auto", "ddp", "fsdp", "hsdp")
+STRATEGIES = ("auto", "ddp", "fsdp", "hsdp", "tp", "ddp+tp", "fsdp+tp")
+SHARED = STRATEGIES[4:]
 PRECISIONS = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16"}
 ASK_S = 60.0
+CANT_FOLLOW = "the forward can't be followed without numbers"
 
 
 def parallelize(
@@ -54,6 +58,7 @@ def parallelize(
     checkpoint: bool | str = "auto",
     compile: bool = False,  # noqa: A002 (what torch calls it)
     memory: int | None = None,
+    tp_plan: Mapping[str, str] | None = None,
 ) -> M:
     """Return a copy of a module that runs on all ranks of a mesh. A training loop written for one device
     stays unchanged: the optimiser gets `model.parameters()`, and inputs and targets are plain tensors.
@@ -69,9 +74,11 @@ def parallelize(
         strategy: "auto" chooses the fastest one that fits into memory. "ddp", "fsdp" (FSDP2) and "hsdp" are
             explicit choices; layers that mix rows are then an error unless they're in `replicate`. "hsdp"
             replicates over the first axis of the mesh and shards over the others; on a mesh of one axis it
-            replicates between hosts and shards within each.
+            replicates between hosts and shards within each. "tp" (tensor parallelism) splits layers over the
+            axis called `tp`, `tensor...` or `model...`, else over the ranks of each host, and the batch over
+            the rest, there by DDP or FSDP2, whichever is faster and fits; "ddp+tp" and "fsdp+tp" say which.
         sample: an input, or a tuple of inputs. With it, the choice takes activations into account, and errors
-            are raised at once; without it, both happen at the first forward.
+            are raised at once; without it, both happen at the first forward. "tp" needs it to find a plan.
         replicate: paths of layers that every rank runs on the whole batch.
         optimizer: name or class of the optimiser that will be used, for the size of its state.
         precision: "bf16" or "fp16", the dtype that layers compute in; parameters keep theirs.
@@ -79,10 +86,16 @@ def parallelize(
             requires it.
         compile: use torch.compile on the ranks.
         memory: bytes that one rank may use; by default its free memory.
+        tp_plan: which layers are split how, by path, as in `{"layers.*.up": "colwise", "layers.*.down":
+            "rowwise"}`; `*` stands for any one name. Given with "auto", layers are split in any case. Styles
+            are "colwise", "rowwise", "colwise_gather_output" (its result is gathered) and
+            "replicated_with_grad_allreduce" (a norm between split layers). By default it's the plan that a
+            model of transformers brings, or one that is found. Each is proven by a run without values.
 
     Raises:
-        MeshUsageError: for an unknown strategy, precision, layer or other option.
-        ShapeError, ShardingError: for a layer that mixes rows of the batch, with an explicit strategy.
+        MeshUsageError: for an unknown strategy, precision, layer, style or other option.
+        ShapeError, ShardingError: for a layer that mixes rows of the batch, with an explicit strategy; for a
+            plan by which ranks would compute something else, and if none is found for "tp".
 
     Example:
         >>> model = monarch_nb.parallelize(GPT(), mesh)                 # doctest: +SKIP
@@ -93,6 +106,8 @@ def parallelize(
     """
     check_module(module)
     _check_words(module, strategy, replicate, precision, checkpoint)
+    if tp_plan is not None and strategy not in ("auto", *SHARED):
+        raise MeshUsageError(f"tp_plan is for strategy='auto' or 'tp'; not for {strategy!r}")
     asked = _Asked(
         strategy,
         tuple(replicate),
@@ -101,6 +116,7 @@ def parallelize(
         None if checkpoint == "auto" else bool(checkpoint),
         compile,
         memory,
+        tp_plan,
     )
     made: M = Parallel(module, mesh, asked, sample).made
     return made
@@ -160,6 +176,12 @@ class _Asked:
     checkpoint: bool | None
     compiles: bool
     memory: int | None
+    plan: Mapping[str, str] | None = None
+
+    @property
+    def shares(self) -> bool:
+        """Whether layers have to be shared."""
+        return self.strategy in SHARED or self.plan is not None
 
 
 class Parallel:
@@ -172,22 +194,26 @@ class Parallel:
     def __init__(self, module: nn.Module, mesh: Any, asked: _Asked, sample: Any) -> None:
         self._mesh, self._asked = mesh, asked
         self._num_ranks = math.prod(grid_of(mesh).shape)
-        self._runner = DryRunner(module, self._num_ranks, asked.replicate)
+        self._runners: dict[int, DryRunner] = {}
+        self._module = module
         self._groups = _groups(module)
         self._ties = ties_of([(n, id(p)) for n, p in module.named_parameters(remove_duplicate=False)])
         self._known: dict[Any, DryRun | None] = {}
         self._last: DryRun | None = None
         self._slow = ""
         self._built: tuple[Tensor, ParallelSpec] | None = None
-        machine = self._machine(mesh)
+        machine, hosts = self._machine(mesh)
         replicas = _replicas(grid_of(mesh).shape, machine[1], asked.strategy)
         self._facts = facts_of(module, self._groups, machine, asked.optimizer, replicas)
         self._skeleton = _skeleton(module)
-        if sample is not None:
-            args = sample if isinstance(sample, tuple) else (sample,)
-            self._last = self._dry(args, {}, _rows(pytree.tree_leaves(args)))
-        self._ways = candidates(self._facts, self._last, asked.checkpoint)
+        self._possible = self._may_share(hosts)
+        drys: dict[int, DryRun | None] = {}
+        self._ways = self._tried(sample, drys)
         self._taken = self._choose()
+        self._sharing = self._possible if self._taken.num_parts > 1 else None
+        self._num_data = self._taken.num_data if self._sharing else self._num_ranks
+        self._runner, self._last = self._runner_of(self._num_data), drys.get(self._num_data)
+        self._dims = self._sharing.dims() if self._sharing else {}
         self._grid = self._grid_for(mesh)
         self._num_heals = self._grid.engine.num_heals
         self.made: Any = copied(module, self._grid, self._layout)
@@ -195,21 +221,110 @@ class Parallel:
 
     # --- the choice
 
-    def _machine(self, mesh: Any) -> tuple[int, int, str, int]:
+    def _machine(self, mesh: Any) -> tuple[tuple[int, int, str, int], list[str]]:
         found = list(grid_of(mesh).engine.control.machine.call().get(ASK_S).values())
         hosts = [host for host, _, _ in found]
         device = next(kind for _, kind, _ in found)
         on_host = max(hosts.count(each) for each in hosts)
         free = min(size for *_, size in found) // (on_host if device == "cpu" else 1)
-        return len(hosts), len(set(hosts)), device, self._asked.memory or free
+        return (len(hosts), len(set(hosts)), device, self._asked.memory or free), hosts
+
+    def _may_share(self, hosts: Sequence[str]) -> Sharing | None:
+        """Return which ranks could share layers; None if none may."""
+        if self._asked.strategy not in ("auto", *SHARED):
+            return None
+        grid = grid_of(self._mesh)
+        lines = lines_of(grid.shape, grid.names, grid.ranks, hosts, self._asked.shares)
+        if self._asked.shares:
+            check_asked(self._asked.strategy, lines, self._num_ranks)
+        if not lines:
+            return None
+        place = dict(zip(grid.ranks, hosts, strict=True))
+        is_inside = all(len({place[rank] for rank in line}) == 1 for line in lines)
+        return Sharing(self._module, lines, self._asked.plan, is_inside)
+
+    def _runner_of(self, num_data: int) -> DryRunner:
+        """Return what follows a forward of a batch that is split over so many ranks."""
+        if num_data not in self._runners:
+            self._runners[num_data] = DryRunner(self._module, num_data, self._asked.replicate)
+        return self._runners[num_data]
+
+    def _tried(self, sample: Any, drys: dict[int, DryRun | None]) -> list[Candidate]:
+        """Return the possible strategies. If there's a sample, its forward is followed; `drys` gets the dry
+        runs by the number of ranks over which it's split.
+        """
+        args = sample if isinstance(sample, tuple) else (sample,)
+        rows = _rows(pytree.tree_leaves(args))
+        ways = []
+        if not self._asked.shares:
+            if sample is not None:
+                drys[self._num_ranks] = self._dry_of_sample(args, rows)
+            ways = candidates(self._facts, drys.get(self._num_ranks), self._asked.checkpoint)
+        if self._possible is None:
+            return ways
+        if sample is None:
+            return ways + self._untried(self._possible)
+        try:
+            found = self._shared_dry(self._possible, args, {}, rows)
+        except (Unproven, CantFollow) as error:
+            if self._asked.shares:
+                raise self._possible.error(error) from None
+            self._possible.reason = str(error)
+            return ways
+        drys[self._possible.num_data] = found
+        return ways + self._shared_ways(self._possible, found)
+
+    def _dry_of_sample(self, args: Any, rows: int) -> DryRun | None:
+        try:
+            return self._dry(args, {}, rows, self._runner_of(self._num_ranks))
+        except CantFollow as error:
+            self._slow = f"{CANT_FOLLOW}: {error}"
+            return None
+
+    def _untried(self, sharing: Sharing) -> list[Candidate]:
+        if self._asked.shares and sharing.styles:  # it's proven at the first forward
+            return self._shared_ways(sharing, None)
+        if self._asked.shares:
+            raise MeshUsageError(sharing.reason or ASK_FOR_SAMPLE.format(self._asked.strategy))
+        sharing.reason = sharing.reason or NO_SAMPLE
+        return []
+
+    def _shared_dry(self, sharing: Sharing, args: Any, kwargs: Any, rows: int) -> DryRun:
+        """Follow a forward of layers that ranks share, and prove their plan.
+
+        Raises:
+            Unproven, CantFollow: see there.
+        """
+        if rows % sharing.num_data:
+            raise CantFollow(f"a batch of {rows} rows can't be split over {sharing.num_data} ranks")
+        found = self._dry(args, kwargs, rows, self._runner_of(sharing.num_data))
+        whole = (*self._asked.replicate, *(each.path for each in found.findings))
+        sharing.try_plan(args, kwargs, rows, whole)
+        return sharing.dry(found)
+
+    def _shared_ways(self, sharing: Sharing, dry: DryRun | None) -> list[Candidate]:
+        facts = sharing.facts(self._facts, self._groups)
+        return shared_candidates(facts, dry, self._asked.checkpoint, sharing)
 
     def _choose(self) -> Candidate:
-        if self._asked.strategy == "auto":
+        asked = self._asked.strategy
+        if self._asked.shares:
+            wanted = [
+                w for w in self._ways if asked in ("auto", "tp") or w.strategy == asked.removesuffix("+tp")
+            ]
+            wanted = [w for w in wanted if w.reshards] if asked == "fsdp+tp" else wanted
+            if not wanted:
+                raise MeshUsageError(
+                    f"strategy={asked!r} splits the batch over a second axis of the mesh, and this one has "
+                    "none: strategy='tp', or Mesh(shape=(2, 2), mesh_dim_names=('dp', 'tp'))"
+                )
+            return choose(wanted)
+        if asked == "auto":
             return choose(self._ways)
-        fitting = [w for w in self._ways if w.strategy == self._asked.strategy and w.reshards]
+        fitting = [w for w in self._ways if w.strategy == asked and w.reshards]
         if not fitting:
             raise MeshUsageError(
-                f"strategy={self._asked.strategy!r} replicates over the first axis of a mesh, or over hosts, "
+                f"strategy={asked!r} replicates over the first axis of a mesh, or over hosts, "
                 f"and shards over the rest; this mesh has one axis of {self._facts.num_ranks} on "
                 f"{self._facts.num_hosts}: Mesh(shape=(2, {max(2, self._facts.num_ranks // 2)})) has two, "
                 "strategy='fsdp' shards over all ranks"
@@ -220,6 +335,9 @@ class Parallel:
 
     def _grid_for(self, mesh: Any) -> Grid:
         engine = grid_of(mesh).engine
+        if self._sharing is not None:
+            shape = (self._sharing.num_parts, self._sharing.num_data)
+            return engine.grid(shape, ("model", "data"), self._sharing.ranks)  # type: ignore[no-any-return]
         if self._taken.strategy == "hsdp":
             copies = self._taken.num_replicas
             return engine.grid((copies, self._num_ranks // copies), ("replicas", "shards"))  # type: ignore[no-any-return]
@@ -227,9 +345,18 @@ class Parallel:
 
     def _layout(self, parameter: nn.Parameter) -> Placements:
         """Return the layout of a parameter on the ranks."""
-        if self._taken.strategy == "ddp" or parameter.dim() == 0:
-            return self._grid.replicated
-        return (*self._grid.replicated[:-1], Shard(0))
+        is_whole = self._taken.strategy == "ddp" or parameter.dim() == 0
+        data = Replicate() if is_whole else Shard(0)
+        if self._sharing is not None:
+            dim = self._dims.get(id(parameter))
+            return (Replicate() if dim is None else Shard(dim)), data
+        return (*self._grid.replicated[:-1], data)
+
+    def over(self, layout: Any) -> Placements:
+        """Return the layout on all axes of what lies so over those of the batch."""
+        if self._sharing is not None:
+            return Replicate(), layout
+        return (layout,) * len(self._grid.shape)
 
     def explanation(self) -> Explanation:
         """Return the explanation of the module's strategy."""
@@ -237,12 +364,13 @@ class Parallel:
             self._facts,
             tuple(self._ways),
             self._taken,
-            self._asked.strategy != "auto",
+            self._asked.strategy != "auto" or self._asked.shares,
             self._groups,
             self._last,
             self._apart(),
             self._ties,
             self._slow,
+            self._possible,
         )
 
     def _apart(self) -> tuple[str, ...]:
@@ -252,22 +380,22 @@ class Parallel:
 
     # --- the dry run
 
-    def _dry(self, args: Any, kwargs: Any, rows: int) -> DryRun:
+    def _dry(self, args: Any, kwargs: Any, rows: int, runner: DryRunner) -> DryRun:
         is_auto = self._asked.strategy == "auto"
         try:
-            return self._runner.run(args, kwargs, rows, finds=is_auto)
+            return runner.run(args, kwargs, rows, finds=is_auto)
         except LocalMismatch as found:
-            kind = type(self._runner.module.get_submodule(found.path)).__name__
-            raise mismatch_error(found, kind, rows, self._num_ranks) from found.error
+            kind = type(self._module.get_submodule(found.path)).__name__
+            raise mismatch_error(found, kind, rows, runner.num_ranks) from found.error
         except LooksAcross as found:
-            raise across_error(found.finding, self._num_ranks) from None
+            raise across_error(found.finding, runner.num_ranks) from None
 
     # --- calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         rows = _rows(leaves)
-        dry = self._known_dry(args, kwargs, leaves, structure, rows) if rows % self._num_ranks == 0 else None
+        dry = self._known_dry(args, kwargs, leaves, structure, rows) if rows % self._num_data == 0 else None
         leaves = [self._given(each, rows) for each in leaves]
         if dry is None:
             args, kwargs = pytree.tree_unflatten(leaves, structure)
@@ -279,18 +407,32 @@ class Parallel:
         key = (structure, self._flags(), torch.is_grad_enabled(), *map(_key_of, leaves))
         if key in self._known:
             return self._known[key]
-        for layer, mine in zip(self._runner.module.modules(), self.made.modules(), strict=True):
+        for layer, mine in zip(self._module.modules(), self.made.modules(), strict=True):
             layer.training = mine.training
         try:
             _check_sent(structure)
-            found: DryRun | None = self._dry(args, kwargs, rows)
+            found = self._followed(args, kwargs, rows)
         except CantFollow as error:
-            self._slow = f"the forward can't be followed without numbers: {error}"
+            self._slow = f"{CANT_FOLLOW}: {error}"
             found = None
-        if found is not None:
-            self._last, self._ways = found, candidates(self._facts, found, self._asked.checkpoint)
-            self._taken = next(way for way in self._ways if way.name == self._taken.name)
+        except Unproven as error:
+            if self._built is None and self._sharing is not None and self._asked.shares:
+                raise self._sharing.error(error) from None
+            self._slow = f"the plan for layers that ranks share isn't right for this forward: {error}"
+            found = None
         self._known[key] = found
+        return found
+
+    def _followed(self, args: Any, kwargs: Any, rows: int) -> DryRun | None:
+        """Follow a forward; the costs of what is taken are those of the last one."""
+        if self._sharing is not None:
+            found = self._shared_dry(self._sharing, args, kwargs, rows)
+            new = self._shared_ways(self._sharing, found)
+        else:
+            found = self._dry(args, kwargs, rows, self._runner)
+            new = candidates(self._facts, found, self._asked.checkpoint)
+        ways = {way.name: way for way in [*self._ways, *new]}
+        self._last, self._ways, self._taken = found, list(ways.values()), ways[self._taken.name]
         return found
 
     def _flags(self) -> tuple[bool, ...]:
@@ -299,14 +441,14 @@ class Parallel:
     def _given(self, value: Any, rows: int) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        is_split = value.dim() > 0 and rows and value.shape[0] == rows and rows % self._num_ranks == 0
-        layout = (Shard(0),) * len(self._grid.shape) if is_split else self._grid.replicated
+        is_split = value.dim() > 0 and rows and value.shape[0] == rows and rows % self._num_data == 0
+        layout = self.over(Shard(0)) if is_split else self._grid.replicated
         if not isinstance(value, Tensor):
             return brought(value, self._grid, layout)
         if value.mesh_meta.grid is not self._grid:
-            moved = moved_to(value, self._grid, layout)
+            moved = moved_to(value, self._grid, layout) if len(set(layout)) == 1 else None
             return brought(value.full(), self._grid, layout) if moved is None else moved
-        return laid_out(value, layout) if value.placements != layout else value
+        return relaid(value, layout)
 
     def _run(self, dry: DryRun, leaves: list[Any], structure: Any) -> Any:
         module = self._on_ranks(dry)
@@ -321,6 +463,16 @@ class Parallel:
     def grid(self) -> Grid:
         """The ranks that hold the module's tensors."""
         return self._grid
+
+    @property
+    def shares(self) -> bool:
+        """Whether the first axis is that of ranks which share layers."""
+        return self._sharing is not None
+
+    @property
+    def row_axes(self) -> tuple[str, ...]:
+        """Names of the axes over which the rows of a batch are split, for `feed`."""
+        return self._grid.names[1:] if self._sharing is not None else self._grid.names
 
     def tensor_grid(self) -> Grid:
         """Return the ranks that hold the module's batches, for `feed`."""
@@ -353,7 +505,15 @@ class Parallel:
             precision=self._asked.precision, compiles=self._asked.compiles,
             has_unused=unused or (before is not None and before.has_unused),
             seed=torch.initial_seed() % (1 << 31),
+            tensor=self._plan(before),
         )  # fmt: skip
+
+    def _plan(self, before: ParallelSpec | None) -> TensorPlan | None:
+        if self._sharing is None or self._sharing.proof is None:
+            return None
+        plan = self._sharing.proof.plan
+        has_drawn = before is not None and before.tensor is not None and before.tensor.draws
+        return replace(plan, draws=plan.draws or has_drawn)
 
     def _build(self, spec: ParallelSpec) -> Tensor:
         engine = self._grid.engine
@@ -454,7 +614,7 @@ class _Call:
 
     def layout(self, out: Out) -> Placements:
         """Return the layout of an output on all axes."""
-        return (out.layout,) * len(self._grid.shape)
+        return self._parallel.over(out.layout)
 
     def backward(self, gradients: Sequence[Any], keeps: bool) -> list[Any]:
         """Run the backward on the ranks."""
@@ -472,8 +632,15 @@ class _Call:
             "own.module_backward", args, [self._module, self._ran, *given], self._parallel.unknown
         )
         self._ran = self._ran if keeps else None
-        metas = [*map(_input_gradient, self.inputs), *(_gradient(p.mesh_meta) for p in self.parameters)]
+        metas = [*map(self._input_gradient, self.inputs), *(_gradient(p.mesh_meta) for p in self.parameters)]
         return [self._engine.own("own.part", (Hole(0), n), [made], meta) for n, meta in enumerate(metas)]
+
+    def _input_gradient(self, value: Tensor) -> Any:
+        meta = value.mesh_meta
+        layout = tuple(each if each.is_shard() else Partial() for each in meta.placements or ())
+        if self._parallel.shares:  # ranks that share layers have the same gradient
+            layout = (Replicate(), *layout[1:])
+        return intern(meta.size, contiguous(meta.size), meta.dtype, meta.grid, layout)
 
     def _laid(self, gradient: Any) -> Tensor:
         found: Tensor = (
@@ -504,12 +671,6 @@ def _gradient(meta: Any) -> Any:
     return intern(meta.size, contiguous(meta.size), meta.dtype, meta.grid, meta.placements)
 
 
-def _input_gradient(value: Tensor) -> Any:
-    meta = value.mesh_meta
-    layout = tuple(each if each.is_shard() else Partial() for each in meta.placements or ())
-    return intern(meta.size, contiguous(meta.size), meta.dtype, meta.grid, layout)
-
-
 def _rebind(old: Any, new: Tensor) -> None:
     old.mesh_meta, old.mesh_handle = new.mesh_meta, new.mesh_handle
 
@@ -538,7 +699,8 @@ def _replicas(shape: Sequence[int], num_hosts: int, strategy: str) -> int:
 
 
 def _is_covered(wanted: ParallelSpec, built: ParallelSpec) -> bool:
-    return set(wanted.whole) <= set(built.whole) and wanted.has_unused <= built.has_unused
+    is_split_alike = wanted.tensor == built.tensor
+    return set(wanted.whole) <= set(built.whole) and wanted.has_unused <= built.has_unused and is_split_alike
 
 
 def _rows(leaves: Sequence[Any]) -> int:

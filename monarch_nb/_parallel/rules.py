@@ -110,6 +110,16 @@ def is_by_rows(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
     return name not in _NORMS or not args[_TRAINING]
 
 
+def is_part(layout: Any) -> bool:
+    """Return whether ranks have parts of a tensor along a dimension, one after the other or in turns."""
+    return not layout.is_replicate() and not layout.is_partial()
+
+
+def is_view(func: Any) -> bool:
+    """Return whether an operation is what `view` and `reshape` come to."""
+    return _name(func) in ("view", "_unsafe_view", "_reshape_alias")
+
+
 def is_uniform(func: Any) -> bool:
     """Return whether a factory's values don't depend on the rank: constants, or random numbers."""
     return _name(func) in _UNIFORM

@@ -16,5 +16,6 @@ DTensor on the ranks) or *per-rank* (each rank has its own).
     distribute    plain tensors to ranks
     movement      values that come back, and layouts that change
     module        modules whose parameters are tensors of the mesh
+    plans         which layers are split over ranks, as users write it
     worker        the actors on the ranks
 """

@@ -66,6 +66,14 @@ def redistribute(tensor: Tensor, sharding_spec: Sequence[Any]) -> Tensor:
     return found
 
 
+def relaid(tensor: Tensor, placements: Placements) -> Tensor:
+    """Return a tensor in a layout, the same object if it has it already. Gradients flow through."""
+    if tensor.placements == placements:
+        return tensor
+    found: Tensor = _Redistribute.apply(tensor, placements)
+    return found
+
+
 class _Redistribute(torch.autograd.Function):  # type: ignore[misc]
     """The autograd function of a layout change: the gradient gets the input's layout."""
 

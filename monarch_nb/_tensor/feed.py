@@ -67,9 +67,10 @@ def feed(
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
             raise MeshUsageError(f"{name} is a whole number, at least {least}; not {value!r}")
     is_model = isinstance(mesh, torch.nn.Module)
-    grid = grid_of(mesh.__dict__.get("forward") if is_model else mesh)
-    if placements is None:  # all ranks of a parallelized module get rows
-        placements = [grid.names if is_model else grid.names[data_axis(grid)]]
+    source_of_grid = mesh.__dict__.get("forward") if is_model else mesh
+    grid = grid_of(source_of_grid)
+    if placements is None:  # a parallelized module says which ranks get rows
+        placements = [source_of_grid.row_axes if is_model else grid.names[data_axis(grid)]]
     return _Feed(grid, batches_of(source, batch_size), type(source).__name__, placements, prefetch)
 
 

@@ -17,18 +17,22 @@ from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.utils import _pytree as pytree
 
-from monarch_nb._tensor.distribute import laid_out
+from monarch_nb._rank.tensor.tensor_parallel import WHOLE_RESULTS, dims_of
+from monarch_nb._tensor.distribute import laid_out, relaid
 from monarch_nb._tensor.engines import grid_of
 from monarch_nb._tensor.metadata import Grid, Placements
+from monarch_nb._tensor.plans import TENSOR_AXES, checked_plan
 from monarch_nb._tensor.tensor import Tensor
 from monarch_nb.exceptions import MeshUsageError, WrongTensor
 
 M = TypeVar("M", bound=nn.Module)
-STRATEGIES = ("ddp", "fsdp")
-_DATA_AXES = ("dp", "data", "ddp", "fsdp", "batch")
+STRATEGIES = ("ddp", "fsdp", "tp")
+DATA_AXES = ("dp", "data", "ddp", "fsdp", "batch")
 
 
-def module_to_mesh(module: M, mesh: Any, *, strategy: str | None = None) -> M:
+def module_to_mesh(
+    module: M, mesh: Any, *, strategy: str | None = None, tp_plan: Mapping[str, str] | None = None
+) -> M:
     """Return a copy of a module whose parameters and buffers are on a mesh. The module itself stays
     unchanged.
 
@@ -41,10 +45,13 @@ def module_to_mesh(module: M, mesh: Any, *, strategy: str | None = None) -> M:
             `dp`, `ddp`, `fsdp` or `batch...`, else the first.
         strategy: "ddp" (the default): every rank has all parameters. "fsdp": parameters, gradients and the
             optimiser's state are split along their first dimension over the data axis, and gathered for the
-            operations that need whole tensors.
+            operations that need whole tensors. "tp": layers of `tp_plan` are split over the axis called `tp`,
+            `tensor...` or `model...`, else the last one; results are right by any plan.
+        tp_plan: style by path of a layer, as in `{"layers.*.up": "colwise", "layers.*.down": "rowwise"}`; `*`
+            stands for any one name. `parallelize` finds one by itself.
 
     Raises:
-        MeshUsageError: for an unknown strategy, or a module with parameters on `meta`.
+        MeshUsageError: for an unknown strategy, layer or style, or a module with parameters on `meta`.
 
     Example:
         >>> model = monarch_nb.module_to_mesh(SimpleTransformer(), mesh)  # doctest: +SKIP
@@ -56,10 +63,39 @@ def module_to_mesh(module: M, mesh: Any, *, strategy: str | None = None) -> M:
     check_module(module)
     if strategy not in (None, *STRATEGIES):
         raise MeshUsageError(f"strategy is one of {', '.join(map(repr, STRATEGIES))}; not {strategy!r}")
+    if (strategy == "tp") != (tp_plan is not None):
+        raise MeshUsageError(
+            'strategy="tp" and tp_plan={"up": "colwise", "down": "rowwise"} belong together; '
+            "monarch_nb.parallelize(module, mesh, 'tp', sample=batch) finds a plan"
+        )
     grid = grid_of(mesh)
+    if tp_plan is not None:
+        return _split_by_plan(module, grid, checked_plan(module, tp_plan))
     axis = data_axis(grid)
     made = copied(module, grid, lambda each: _layout(each, grid, axis if strategy == "fsdp" else None))
     made.register_forward_pre_hook(_Inputs(grid, axis), with_kwargs=True)
+    return made
+
+
+def _split_by_plan(module: M, grid: Grid, plan: Mapping[str, str]) -> M:
+    named = [n for n, name in enumerate(grid.names) if name.lower().startswith(TENSOR_AXES)]
+    axis = named[0] if named else len(grid.shape) - 1
+    by_name = dims_of(module, plan)
+    dims = {id(p): by_name[n] for n, p in module.named_parameters() if n in by_name}
+
+    def layout(each: nn.Parameter) -> Placements:
+        dim = dims.get(id(each))
+        return tuple(
+            Shard(dim) if n == axis and dim is not None else Replicate() for n in range(len(grid.shape))
+        )
+
+    made = copied(module, grid, layout)
+    for path, style in plan.items():
+        if style in WHOLE_RESULTS:
+            made.get_submodule(path).register_forward_hook(_Result(axis))
+    others = [n for n in range(len(grid.shape)) if n != axis]
+    data = data_axis(grid) if data_axis(grid) != axis else others[0] if others else None
+    made.register_forward_pre_hook(_Inputs(grid, data), with_kwargs=True)
     return made
 
 
@@ -80,7 +116,7 @@ def copied(module: M, grid: Grid, layout: Callable[[nn.Parameter], Placements]) 
 
 def data_axis(grid: Grid) -> int:
     """Return the axis over which batches are split."""
-    speaking = (n for n, name in enumerate(grid.names) if name.lower().startswith(_DATA_AXES))
+    speaking = (n for n, name in enumerate(grid.names) if name.lower().startswith(DATA_AXES))
     return next(speaking, 0)
 
 
@@ -157,7 +193,7 @@ class _Gradient(_Hook):
 class _Inputs(_Hook):
     """The hook that splits plain inputs over the data axis."""
 
-    def __init__(self, grid: Grid, axis: int) -> None:
+    def __init__(self, grid: Grid, axis: int | None) -> None:
         self._grid = grid
         self._axis = axis
 
@@ -169,10 +205,25 @@ class _Inputs(_Hook):
     def _one(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or isinstance(value, Tensor):
             return value
+        if self._axis is None:
+            return brought(value, self._grid, self._grid.replicated)
         size = self._grid.shape[self._axis]
         splits = value.dim() > 0 and value.shape[0] and value.shape[0] % size == 0
         placements = _split(self._grid, self._axis) if splits else self._grid.replicated
         return brought(value, self._grid, placements)
+
+
+class _Result(_Hook):
+    """The hook that makes the result of a layer whole along an axis, as the styles of torch do."""
+
+    def __init__(self, axis: int) -> None:
+        self._axis = axis
+
+    def __call__(self, _module: nn.Module, _args: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor) or output.placements is None:
+            return output
+        whole = [Replicate() if n == self._axis else each for n, each in enumerate(output.placements)]
+        return relaid(output, tuple(whole))
 
 
 def brought(value: torch.Tensor, grid: Grid, placements: Placements) -> Tensor:

@@ -1,5 +1,5 @@
-"""A training step of `parallelize` beside FSDP2 and DDP written by hand, on the same ranks and groups, and
-the first step: CPU seconds of a rank and wall seconds, interleaved.
+"""A training step of `parallelize` beside FSDP2, DDP and TP by hand, on the same ranks and groups, and the
+first step: CPU seconds of a rank and wall seconds, interleaved.
 
 Run: `python -m tests.benchmarks.bench_parallelize [rounds]`. A ratio that lies within those of hand against
 hand says nothing.
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -34,6 +35,9 @@ def _hand(strategy: str, mesh: Any) -> tuple[Any, Any]:
         for block in made.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(made, mesh=mesh)
+    elif strategy == "tp":
+        plan = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
+        parallelize_module(made, mesh["model"], plan, src_data_rank=None)
     else:
         made = DistributedDataParallel(made, process_group=mesh.get_group(0), init_sync=False)
     return made, torch.optim.AdamW(made.parameters(), lr=1e-3)
@@ -41,12 +45,15 @@ def _hand(strategy: str, mesh: Any) -> tuple[Any, Any]:
 
 def by_hand(strategy: str, tokens: Any, targets: Any, steps: int) -> tuple[float, float]:
     """On a rank: train; return CPU and wall seconds."""
-    mesh = next(x for x in gc.get_objects() if type(x) is OnRank)._mesh
+    shares = strategy == "tp"
+    mesh = next(
+        x for x in gc.get_objects() if type(x) is OnRank and (x._spec.tensor is not None) == shares
+    )._mesh
     began, cpu = time.perf_counter(), time.process_time()
     if strategy not in _by_hand:
         _by_hand[strategy] = _hand(strategy, mesh)
     model, optimizer = _by_hand[strategy]
-    place, size = mesh.get_local_rank(0), mesh.size()
+    place, size = (0, 1) if shares else (mesh.get_local_rank(0), mesh.size())
     rows, wanted = (x.to_local().chunk(size)[place] for x in (tokens, targets))
     for _ in range(steps):
         optimizer.zero_grad()
@@ -78,7 +85,7 @@ def measure(mesh: Mesh, strategy: str, rounds: int) -> None:
     """Print a strategy's figures."""
     tokens, targets = torch.randint(1000, (8, 64)), torch.randint(1000, (512,))
     began = time.perf_counter()
-    model = monarch_nb.parallelize(GPT(**SIZE), mesh, strategy)
+    model = monarch_nb.parallelize(GPT(**SIZE), mesh, strategy, sample=tokens)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     made = time.perf_counter() - began
     first = ours(mesh, model, optimizer, tokens, targets, 1)
@@ -106,5 +113,5 @@ def measure(mesh: Mesh, strategy: str, rounds: int) -> None:
 
 if __name__ == "__main__":
     with Mesh((2,), ("data_parallel",)) as ranks:
-        for each in ("fsdp", "ddp"):
+        for each in ("fsdp", "ddp", "tp"):
             measure(ranks, each, int(sys.argv[1]) if len(sys.argv) > 1 else 5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,46 @@ def test_what_cant_be_restored(mesh: Mesh, tmp_path: Path) -> None:
     with pytest.raises(RemoteException, match=r"saving failed on rank 0 of 4: NotADirectoryError"):
         monarch_nb.save(tmp_path / "file" / "run", model)
     assert torch.isfinite(model(torch.ones(4, 3)).full()).all()
+
+
+def shared(words: str, ranks: Mesh) -> tuple[nn.Module, Any]:
+    """Return a perceptron on a mesh, the way that `words` say, and its optimiser."""
+    plain = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))
+    plan = {"tp_plan": {"0": "colwise", "2": "rowwise"}} if "tp" in words else {}
+    model = monarch_nb.parallelize(plain, ranks, words, **plan)
+    return model, optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def test_layers_that_ranks_share_are_read_by_others(mesh: Mesh, own_mesh: Mesh, tmp_path: Path) -> None:
+    batch = CASES["mlp"].batch()
+    one = shared("fsdp+tp", mesh)
+    for _ in range(2):
+        step(*one, batch)
+    monarch_nb.save(tmp_path / "run", *one, step=2)
+    before = [each.full() for each in one[0].state_dict().values()]
+    wanted = [step(*one, batch) for _ in range(3)]
+    for words, ranks in (("fsdp", mesh), ("ddp+tp", mesh), ("tp", own_mesh), ("ddp", own_mesh)):
+        other = shared(words, ranks)
+        assert monarch_nb.restore(tmp_path / "run", *other) == {"step": 2}
+        after = [each.full() for each in other[0].state_dict().values()]
+        assert all(map(torch.equal, before, after)), words
+        assert [step(*other, batch) for _ in range(3)] == pytest.approx(wanted, abs=1e-6), words
+    monarch_nb.save(tmp_path / "other", *other)
+    monarch_nb.restore(tmp_path / "other", *one)
+    assert step(*one, batch) == pytest.approx(step(*other, batch), abs=1e-6)
+
+
+def test_a_rank_that_shares_layers_dies(own_mesh: Mesh, tmp_path: Path) -> None:
+    batch = CASES["mlp"].batch()
+    model, optimizer = shared("tp", own_mesh)
+    step(model, optimizer, batch)
+    monarch_nb.save(tmp_path / "run", model, optimizer)
+    wanted = step(model, optimizer, batch)
+    pids = list(own_mesh.procs.execute(os.getpid).get(60).values())
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(DeviceMeshError):
+        deque(iter(lambda: step(model, optimizer, batch), None), maxlen=0)
+    monarch_nb.heal_mesh(own_mesh)
+    monarch_nb.restore(tmp_path / "run", model, optimizer)
+    assert model[0].weight.placements[0].is_shard()
+    assert step(model, optimizer, batch) == pytest.approx(wanted, abs=1e-6)

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,9 +29,15 @@ class Collectives(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.seen: Traffic = []
+        self.kernels: dict[str, int] = {}
+        """How often each operation on a rank's own tensors is done, but for those that move nothing."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "c10d":
+        if DTensor in types:  # what it does on its parts is seen
+            return NotImplemented
+        if func.namespace == "aten" and not func.is_view:
+            self.kernels[str(func)] = self.kernels.get(str(func), 0) + 1
+        if func.namespace in ("c10d", "_c10d_functional"):
             tensors = [x for x in pytree.tree_leaves(args[0]) if isinstance(x, torch.Tensor)]
             self.seen.append((str(func), sum(x.numel() * x.element_size() for x in tensors)))
         return func(*args, **(kwargs or {}))
@@ -105,3 +114,44 @@ def test_collectives_and_bytes_are_those_by_hand(mesh: Mesh, strategy: str) -> N
     gc.collect()
     ours, hand = mesh.execute(both, tokens, strategy, seed)
     assert ours and ours == hand
+
+
+def both_shared(tokens: torch.Tensor, strategy: str, seed: int) -> tuple[Any, Any]:
+    """On a rank: a step of ours and one by hand; what each sends, and the kernels."""
+    ours = next(x for x in gc.get_objects() if type(x) is OnRank and x._spec.seed == seed)
+    data, line = ours._mesh["data"], ours._mesh["model"]
+    rows = tokens.chunk(data.size())[data.get_local_rank(0)]
+    plan = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
+    hand: Any = parallelize_module(GPT(), line, plan, src_data_rank=None)
+    if strategy == "fsdp+tp":
+        for each in (*hand.blocks, hand):
+            fully_shard(each, mesh=data)
+    elif strategy == "ddp+tp":
+        _pre_dp_module_transform(hand)
+        group = data.get_group(0)
+        hand = DistributedDataParallel(hand, process_group=group, broadcast_buffers=False, init_sync=False)
+    found = []
+    for forward in (lambda: ours._called((rows,), {}), lambda: hand(rows)):
+        for _ in range(2):
+            forward().sum().backward()
+        with Collectives() as mode:
+            forward().sum().backward()
+        found.append((mode.seen, mode.kernels))
+    return found[0], found[1]
+
+
+@pytest.mark.filterwarnings("ignore:.*broadcast_buffers")
+@pytest.mark.parametrize("strategy", ["ddp+tp", "fsdp+tp", "tp"])
+def test_layers_that_ranks_share_send_what_they_do_by_hand(mesh: Mesh, own_mesh: Mesh, strategy: str) -> None:
+    tokens = torch.randint(17, (8, 6))
+    seed = {"ddp+tp": 1238, "fsdp+tp": 1239, "tp": 1240}[strategy]
+    torch.manual_seed(seed)
+    at = own_mesh if strategy == "tp" else mesh
+    model = monarch_nb.parallelize(GPT(), at, strategy, sample=tokens)
+    model(tokens).sum().backward()
+    gc.collect()
+    made = at.procs.execute(both_shared, tokens, strategy, seed).get(120)
+    for (ours, our_kernels), (hand, kernels) in made.values():
+        sums = [size for name, size in ours if "all_reduce" in name or "allreduce" in name]
+        assert ours == hand and len(sums) >= 4, "two layers' results, and the gradients of their inputs"
+        assert kernels and our_kernels == kernels

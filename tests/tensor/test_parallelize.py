@@ -142,8 +142,10 @@ def test_a_forward_that_needs_numbers_runs_operation_by_operation(mesh: Mesh) ->
             return found if found.sum() > 0 else -found
 
     plain = Deciding(3, 2)
-    model = monarch_nb.parallelize(plain, mesh)
     x = torch.randn(8, 3)
+    model = monarch_nb.parallelize(plain, mesh, sample=x)
+    assert "can't be followed without numbers" in str(monarch_nb.explain(model))
+    model = monarch_nb.parallelize(plain, mesh)
     assert torch.allclose(model(x).full(), plain(x))
     assert "can't be followed without numbers" in str(monarch_nb.explain(model))
 
@@ -230,7 +232,7 @@ def test_ways_to_run(mesh: Mesh, words: dict[str, Any]) -> None:
 def test_what_is_typed_wrongly(mesh: Mesh) -> None:
     plain = nn.Sequential(nn.Linear(3, 2))
     for words, message in (
-        ({"strategy": "zero"}, "strategy is one of 'auto', 'ddp', 'fsdp', 'hsdp'; not 'zero'"),
+        ({"strategy": "zero"}, "strategy is one of 'auto', 'ddp', 'fsdp', 'hsdp', 'tp', .*; not 'zero'"),
         ({"replicate": ["0.attn"]}, "the module has no layer '0.attn'; it has '0'"),
         ({"replicate": "0"}, r"replicate is a list of layers: replicate=\['0'\]"),
         ({"precision": "int8"}, "precision is 'bf16', 'fp16' or None; not 'int8'"),

@@ -68,3 +68,13 @@ def test_results_and_gradients_are_those_of_one_process(mesh: Mesh, name: str) -
     assert all("backward" in each for each in gathered) if name in GATHERED_BACKWARD else not gathered, (
         gathered
     )
+
+
+@pytest.mark.parametrize("name", ["cumsum", "cumprod", "logcumsumexp"])
+@pytest.mark.parametrize("dim", [-1, -2, 1])
+def test_what_is_added_up_along_a_split_dimension(mesh: Mesh, name: str, dim: int) -> None:
+    plain = torch.rand(4, 8)
+    for spec in ([None, "model_parallel"], ["data_parallel", None]):
+        split = monarch_nb.distribute(plain, mesh, sharding_spec=spec)
+        found = getattr(split, name)(dim).full()
+        assert torch.allclose(found, getattr(plain, name)(dim)), spec

@@ -197,7 +197,7 @@ def test_modules_that_cant_be_taken(mesh: Mesh) -> None:
         monarch_nb.module_to_mesh(nothing, mesh)
     with pytest.raises(MeshUsageError, match=r"has no numbers yet.*a lazy one: call it once"):
         monarch_nb.module_to_mesh(nn.LazyLinear(2), mesh)
-    with pytest.raises(MeshUsageError, match="strategy is one of 'ddp', 'fsdp'; not 'zero'"):
+    with pytest.raises(MeshUsageError, match="strategy is one of 'ddp', 'fsdp', 'tp'; not 'zero'"):
         monarch_nb.module_to_mesh(nn.Linear(2, 2), mesh, strategy="zero")
     model = monarch_nb.module_to_mesh(nn.Linear(2, 2), mesh)
     with pytest.raises(MeshUsageError, match="weight is on a mesh already"):

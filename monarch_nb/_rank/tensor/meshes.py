@@ -23,8 +23,10 @@ from monarch_nb._rank import collectives, rendezvous
 from monarch_nb._rank.tensor.private import (
     ranks_of_groups,
     register_group,
+    replace_concatenate,
     resolve_group,
     set_up_group,
+    torch_concatenate,
     unregister_group,
 )  # fmt: skip
 from monarch_nb._rank.tensor.protocol import GridDefinition
@@ -59,13 +61,19 @@ class OwnMesh(DeviceMesh):  # type: ignore[misc]
     __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> bool:
-        return self is other
+        return self is other or getattr(other, "real_obj", None) is self  # torch.compile's stand-in
+
+    def __deepcopy__(self, memo: Any) -> OwnMesh:
+        """Return this mesh: torch.compile copies what it traces with."""
+        return self
 
     def use(self, groups: Mapping[str, Any]) -> None:
         """Take process groups, one for each axis."""
         self._dim_group_names = list(groups)
         self._pg_registry.update(groups)
         self._lines: dict[str, OwnMesh] = {}
+        self._turned: dict[tuple[str, ...], OwnMesh] = {}
+        self._whole: OwnMesh | None = None
 
     def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
         """Return the line of ranks along an axis, as HSDP wants it. Torch's would ask the default group."""
@@ -87,7 +95,22 @@ class OwnMesh(DeviceMesh):  # type: ignore[misc]
             _rank=self.get_rank(),
         )
         made.use({self._dim_group_names[axis]: self.get_group(axis)})
+        made._whole = self
         return made
+
+    def turned(self, names: tuple[str, ...]) -> OwnMesh:
+        """Return this mesh with its axes in another order; always the same object."""
+        if names == self.mesh_dim_names:
+            return self
+        if names not in self._turned:
+            order = [self.mesh_dim_names.index(name) for name in names]
+            made = OwnMesh(
+                self.device_type, self.mesh.permute(order), mesh_dim_names=names, _init_backend=False,
+                _rank=self.get_rank(),
+            )  # fmt: skip
+            made.use({self._dim_group_names[axis]: self.get_group(axis) for axis in order})
+            self._turned[names] = made
+        return self._turned[names]
 
     def get_rank(self) -> int:
         """Return this process' rank."""
@@ -97,6 +120,17 @@ class OwnMesh(DeviceMesh):  # type: ignore[misc]
         """Return its place along an axis."""
         axis = self.mesh_dim_names.index(mesh_dim) if isinstance(mesh_dim, str) else mesh_dim or 0
         return int(self.get_coordinate()[axis])
+
+
+def _concatenate(meshes: list[DeviceMesh]) -> DeviceMesh:
+    """Return the mesh of several lines' axes. Torch's would ask the default process group for the rank."""
+    whole = getattr(meshes[0], "_whole", None)
+    if not isinstance(whole, OwnMesh):
+        return torch_concatenate(meshes)
+    return whole.turned(tuple(name for each in meshes for name in each.mesh_dim_names))
+
+
+replace_concatenate(_concatenate)
 
 
 class Meshes:

@@ -24,6 +24,7 @@ from monarch_nb._frames.owner import Owner, owner_of_file
 from monarch_nb._rank.tensor.meshes import OwnMesh, device_type
 from monarch_nb._rank.tensor.private import local_of
 from monarch_nb._rank.tensor.protocol import LayerError, ParallelSpec
+from monarch_nb._rank.tensor.tensor_parallel import LocalParameters, apply_plan, dims_of, seeded
 
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module.*returned a view")
 # results aren't changed in place: the program has tensors of its own
@@ -50,12 +51,15 @@ class OnRank:
 
     Args:
         spec: how to make it. The spec's module is consumed.
-        mesh: over which batches and, with fully_shard, parameters are split.
+        mesh: over which batches and, with fully_shard, parameters are split; with tensor parallelism, layers
+            are split over its first axis.
         values: of its parameters, in the order of `named_parameters`, laid out as they shall be.
     """
 
     def __init__(self, spec: ParallelSpec, mesh: OwnMesh, values: Sequence[Any]) -> None:
         self._spec, self._mesh = spec, mesh
+        self._data: OwnMesh = mesh if spec.tensor is None else mesh[mesh.mesh_dim_names[1]]
+        """Over which batches are split."""
         self.module: Any = spec.module
         self._num_forwards = 0
         self._prepared = -1
@@ -65,6 +69,10 @@ class OnRank:
         self._paths = {id(layer): path for path, layer in self.module.named_modules()}
         self._layers = list(self.module.modules())
         self._names = [name for name, _ in self.module.named_parameters()]
+        self._wholes = [(each.shape, each.stride()) for each in self.module.parameters()]
+        self._layouts = self._laid_out()
+        self._local: LocalParameters | None = None
+        self._leaves: list[nn.Parameter] = []
         self._wrap()
         self._fill(values)
         self._watch()
@@ -78,11 +86,29 @@ class OnRank:
 
     # --- making it
 
+    def _laid_out(self) -> list[list[Any]]:
+        """Return the layout of each parameter."""
+        spec, axes = self._spec, self._data.ndim
+        splits = spec.strategy == "fsdp"
+        data = []
+        for name, (size, _) in zip(self._names, self._wholes, strict=True):
+            last = Shard(0) if splits and size and name not in spec.apart else Replicate()
+            data.append([Replicate()] * (axes - 1) + [last])
+        if spec.tensor is None:
+            return data
+        dims = dims_of(self.module, {each.path: each.style for each in spec.tensor.layers})
+        return [
+            [Shard(dims[name]) if name in dims else Replicate(), *rest]
+            for name, rest in zip(self._names, data, strict=True)
+        ]
+
     def _wrap(self) -> None:
         spec = self._spec
+        if spec.tensor is not None:
+            apply_plan(self.module, spec.tensor, self._mesh[self._mesh.mesh_dim_names[0]])
         for number, path in enumerate(spec.whole):
             layer = self.module.get_submodule(path)
-            layer.forward = _Whole(layer.forward, self._mesh, self._seed, number)
+            layer.forward = _Whole(layer.forward, self._data, self._seed, number)
         for path in spec.checkpointed:
             layer = self.module.get_submodule(path)
             layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
@@ -98,7 +124,7 @@ class OnRank:
         apart = {self.module.get_parameter(name) for name in self._spec.apart}
         # None: the remaining parameters, whose backward comes first, aren't gathered twice
         named: dict[str, Any] = {
-            "mesh": self._mesh,
+            "mesh": self._data,
             "reshard_after_forward": None if self._spec.reshards else False,
         }
         if apart:
@@ -117,14 +143,18 @@ class OnRank:
                 _local(each).copy_(_local(value))
 
     def _ddp(self) -> Callable[..., Any]:
-        if not any(each.requires_grad for each in self.module.parameters()):
+        is_alone = self._spec.tensor is not None and self._data.size() == 1
+        if is_alone or not any(each.requires_grad for each in self.module.parameters()):
             return self.module  # type: ignore[no-any-return]
+        if self._spec.tensor is not None:
+            self._local = LocalParameters(self.module)
+            self._leaves = list(self.module.parameters())
         from torch.nn.parallel import DistributedDataParallel
 
         with warnings.catch_warnings():  # of the name of an option
             warnings.simplefilter("ignore", FutureWarning)
             found = DistributedDataParallel(
-            self.module, process_group=self._mesh.get_group(0), init_sync=False, broadcast_buffers=False,
+            self.module, process_group=self._data.get_group(0), init_sync=False, broadcast_buffers=False,
             find_unused_parameters=self._spec.has_unused,
         )  # fmt: skip
         self._reducer = found.reducer
@@ -148,7 +178,21 @@ class OnRank:
 
     def _parameters(self) -> list[Any]:
         """Return parameters as DTensors that share their memory."""
-        return [self._as_global(each.detach()) for each in self.module.parameters()]
+        return [self._as_parameter(each.detach(), n) for n, each in enumerate(self._current())]
+
+    def _current(self) -> list[nn.Parameter]:
+        """Return the module's parameters as they are now: fully_shard replaces them."""
+        return self._leaves or list(self.module.parameters())
+
+    def _as_parameter(self, value: torch.Tensor, number: int) -> DTensor:
+        """Return a parameter, or its gradient, as one tensor over the mesh."""
+        if self._spec.tensor is None:
+            return self._as_global(value)
+        size, stride = self._wholes[number]
+        layout = self._layouts[number]
+        return DTensor.from_local(
+            _local(value), self._mesh, layout, run_check=False, shape=size, stride=stride
+        )
 
     def _as_global(self, value: torch.Tensor) -> DTensor:
         if isinstance(value, DTensor):
@@ -180,13 +224,20 @@ class OnRank:
         args, kwargs = pytree.tree_unflatten(plain, _structure(structure))
         with torch.set_grad_enabled(grads is not None), self._autocast():
             try:
-                result = self._call(*args, **kwargs)
+                result = self._called(args, kwargs)
             except Exception as error:
                 raise self._located(error, "forward") from error
         outputs = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
         if grads is not None:
             self._prepared = self._num_forwards
         return Ran(self._num_forwards, outputs, wanted)
+
+    def _called(self, args: Any, kwargs: Any) -> Any:
+        if self._local is not None:
+            self._local.enter()
+        if self._spec.tensor is None or not self._spec.tensor.draws:
+            return self._call(*args, **kwargs)
+        return seeded(self._call, self._seed() + self._data.get_coordinate()[-1], args, kwargs)
 
     def _autocast(self) -> Any:
         low = self._spec.precision if self._spec.strategy == "ddp" else ""
@@ -216,17 +267,17 @@ class OnRank:
             self._reducer.prepare_for_backward(ran.outputs if self._spec.has_unused else [])
         self._prepared = -1
         self._reached = ""
-        scale = float(self._mesh.size()) if self._divides() else 1.0
+        scale = float(self._data.size()) if self._divides() else 1.0
         local = [self._share(g, p, scale) for g, p in zip(gradients, layouts, strict=True)]
         try:
             torch.autograd.backward([ran.outputs[n] for n in numbers], local, retain_graph=keeps)
             # fully_shard replaces parameters: only now they are the ones that have gradients
-            parameters = list(self.module.parameters())
-            found = [self._as_global(self._taken(parameters[n], n)) for n in wanted]
+            parameters = self._current()
+            found = [self._as_parameter(self._taken(parameters[n], n), n) for n in wanted]
         except Exception as error:
             raise self._located(error, "backward") from error
         finally:
-            for each in self.module.parameters():
+            for each in self._current():
                 each.grad = None
         return [*(self._of_input(*each) for each in ran.inputs), *found]
 
@@ -238,7 +289,8 @@ class OnRank:
         """Return this rank's share of an output's gradient: shares of all ranks make the whole."""
         target = [each if each.is_shard() else Replicate() for each in layout]
         local = local_of(gradient.redistribute(gradient.device_mesh, target))
-        for size, each in zip(self._mesh.shape, layout, strict=True):
+        data = layout[-self._data.ndim :]  # ranks that share layers go back through the same forward
+        for size, each in zip(self._data.shape, data, strict=True):
             if each.is_replicate() or (isinstance(each, Partial) and each.reduce_op == "avg"):
                 scale /= size
         return local if scale == 1.0 else local * scale
@@ -252,17 +304,21 @@ class OnRank:
             return torch.zeros_like(parameter)
         gradient = parameter.grad
         if self._spec.strategy == "fsdp" and self._names[number] in self._spec.apart:
-            gradient = gradient / self._mesh.size()
-            for axis in range(self._mesh.ndim):
-                dist.all_reduce(gradient, group=self._mesh.get_group(axis))
+            gradient = gradient / self._data.size()
+            for axis in range(self._data.ndim):
+                dist.all_reduce(gradient, group=self._data.get_group(axis))
+        if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
+            gradient = gradient.redistribute(placements=parameter.placements)  # each rank's share of it
         return gradient
 
     def _of_input(self, value: torch.Tensor, placements: Sequence[Any]) -> DTensor:
         gradient = torch.zeros_like(value) if value.grad is None else value.grad
         if self._divides():
-            gradient = gradient / self._mesh.size()
+            gradient = gradient / self._data.size()
         value.grad = None
         layout = [each if each.is_shard() else Partial() for each in placements]
+        if self._spec.tensor is not None:
+            layout[0] = Replicate()
         return DTensor.from_local(gradient, self._mesh, layout, run_check=False)
 
     # --- errors

@@ -286,6 +286,42 @@ class Poison:
     seq: int
 
 
+@dataclass(frozen=True, slots=True)
+class SplitLayer:
+    """A layer that is split over the ranks of a line.
+
+    Attributes:
+        style: "colwise", "rowwise" and so on: see `tensor_parallel.STYLES`.
+        dim: for a layer that every rank has whole: along which dimension its input comes in parts.
+    """
+
+    path: str
+    style: str
+    dim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """An attribute of a layer with another value on ranks, such as the number of heads."""
+
+    path: str
+    attribute: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlan:
+    """The split of a module's layers over the ranks of a line (tensor parallelism).
+
+    Attributes:
+        draws: whether the forward draws random numbers: ranks of a line draw the same ones.
+    """
+
+    layers: tuple[SplitLayer, ...]
+    divided: tuple[Divided, ...] = ()
+    draws: bool = False
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class ParallelSpec:
     """The specification of a module on the ranks.
@@ -302,6 +338,7 @@ class ParallelSpec:
         compiles: whether torch.compile is used.
         has_unused: whether there are parameters that don't contribute to the result.
         seed: of random numbers in layers of `whole`.
+        tensor: how layers are split over the mesh's first axis; None: that axis is one of the batch's.
     """
 
     module: Any
@@ -315,6 +352,7 @@ class ParallelSpec:
     compiles: bool = False
     has_unused: bool = False
     seed: int = 0
+    tensor: TensorPlan | None = None
 
 
 class LayerError(RuntimeError):

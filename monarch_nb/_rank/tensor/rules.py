@@ -251,3 +251,11 @@ RULES: dict[Any, Rule] = {
     _aten.searchsorted.Tensor: _last_alone,
     _aten.take.default: _taken,
 }  # fmt: skip
+
+
+WRONG_IN_TORCH: dict[Any, Rule] = {
+    _aten.cumsum.default: _all_but,
+    _aten.cumprod.default: _all_but,
+    _aten.logcumsumexp.default: _all_but,
+}
+"""Rules in place of torch's own: those don't see that the last dimension and dimension -1 are the same."""

@@ -13,7 +13,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from monarch_nb._rank.tensor.private import attention_on_cpu, attention_on_cpu_backward, dispatcher, schema_of
-from monarch_nb._rank.tensor.rules import RULES, Rule, is_spec
+from monarch_nb._rank.tensor.rules import RULES, WRONG_IN_TORCH, Rule, is_spec
 
 
 def has_rule(op: Any) -> bool:
@@ -24,18 +24,27 @@ def has_rule(op: Any) -> bool:
     return op in rules.op_strategy_funcs or op in rules.op_single_dim_strategy_funcs
 
 
-def _alike(num_outputs: int, num_inputs: int) -> Callable[..., Any]:
-    """Return the rule of an operation that does each batch and each head by itself. Other arguments than
-    tensors follow the inputs.
+def _attention(num_outputs: int, num_inputs: int) -> Callable[..., Any]:
+    """Return the rule of attention: it does each batch and each head by itself. Other arguments than tensors
+    follow the inputs; a mask may be that of all batches and heads.
     """
 
-    def layouts(*args: Any, **_: Any) -> Any:
+    def layouts(*args: Any, **kwargs: Any) -> Any:
+        masks = [kwargs["attn_mask"]] if is_spec(kwargs.get("attn_mask")) else []
         rest = [None] * (len(args) - num_inputs)
         return [
-            ([each] * num_outputs, [each] * num_inputs + rest) for each in (Replicate(), Shard(0), Shard(1))
+            ([each] * num_outputs, [each] * num_inputs + rest + [_of_mask(mask, each) for mask in masks])
+            for each in (Replicate(), Shard(0), Shard(1))
         ]
 
     return layouts
+
+
+def _of_mask(mask: Any, layout: Any) -> Placement:
+    """Return the layout of an attention's mask beside inputs of a layout."""
+    size = mask.tensor_meta.shape
+    at = layout.dim - 4 + len(size) if layout.is_shard() else -1
+    return Shard(at) if at >= 0 and size[at] > 1 else Replicate()
 
 
 def _by_rule(rule: Rule, num_outputs: int) -> Callable[..., Any]:
@@ -67,14 +76,14 @@ def _note_arguments(op: Any) -> None:
 
 
 def _register() -> None:
-    for op, rule in RULES.items():
-        if not has_rule(op):
+    for op, rule in (RULES | WRONG_IN_TORCH).items():
+        if not has_rule(op) or op in WRONG_IN_TORCH:
             register_sharding(op)(_by_rule(rule, len(schema_of(op).returns)))
             _note_arguments(op)
     if not has_rule(attention_on_cpu):
-        register_sharding(attention_on_cpu)(_alike(2, 3))
+        register_sharding(attention_on_cpu)(_attention(2, 3))
     if not has_rule(attention_on_cpu_backward):
-        register_sharding(attention_on_cpu_backward)(_alike(3, 6))
+        register_sharding(attention_on_cpu_backward)(_attention(3, 6))
 
 
 _register()
