@@ -39,14 +39,11 @@ is_meta_included: Any = attrgetter("_C._meta_in_tls_dispatch_include")(torch)
 include_meta: Any = attrgetter("_C._set_meta_in_tls_dispatch_include")(torch)
 keeps_graph: Any = attrgetter("_C._autograd._get_current_graph_task_keep_graph")(torch)
 ranks_of_groups: Any = attrgetter("_world.pg_group_ranks")(_c10d)
-<<<<<<< HEAD
 _set_versions: Any = attrgetter("_C._autograd._unsafe_set_version_counter")(torch)
 _forget_native: Any = attrgetter("_C._clear_DTensor_sharding_propagator_cache")(torch)
 _transforms: Any = attrgetter("_redistribute._gen_transform_infos")(torch.distributed.tensor)
 _propagator: Any = attrgetter("sharding_propagator")(dispatcher)
-=======
 torch_concatenate: Any = attrgetter("_concatenate")(DeviceMesh)
->>>>>>> w-tp
 _custom_ops: Any = attrgetter("_library.custom_ops.OPDEFS")(torch)
 
 
@@ -58,7 +55,6 @@ def module_of_op(func: Any) -> str:
     return "" if found is None else str(attrgetter("_init_fn.__module__")(found))
 
 
-<<<<<<< HEAD
 def set_version(tensor: torch.Tensor, version: int) -> None:
     """Say how often a tensor was changed in place."""
     _set_versions((tensor,), (version,))
@@ -69,13 +65,13 @@ def forget_layouts() -> None:
     _forget_native()
     _transforms.cache_clear()
     _propagator.propagate_op_sharding.cache_clear()
-=======
+
+
 def replace_concatenate(function: Any) -> None:
     """Have torch concatenate device meshes by a function. fully_shard does so for parameters that tensor
     parallelism has split; it has no other way to give it the mesh.
     """
     setattr(DeviceMesh, "_concatenate", staticmethod(function))  # noqa: B010
->>>>>>> w-tp
 
 
 def is_replicated(value: DTensor) -> bool:
