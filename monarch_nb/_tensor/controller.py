@@ -52,6 +52,7 @@ from monarch_nb._tensor.metadata import (
 from monarch_nb._tensor.place import Places, users_line
 from monarch_nb._tensor.plan import Plan, TemplateMaker, floats_travel, positions, written_names
 from monarch_nb._tensor.propagation import Outcome, Propagation
+from monarch_nb._tensor.recorder import Recorder
 from monarch_nb._tensor.slots import Handle, Slots
 from monarch_nb._tensor.stream import Stream
 from monarch_nb._tensor.tensor import Tensor, maker_of
@@ -128,6 +129,10 @@ class Engine:
         self._lost: SupervisionError | None = None
         self.module = ""
         """The layer whose forward runs."""
+        self.recorder: Recorder | None = None
+        """Records the commands of a compiled function while its first calls run."""
+        self.sends_soon = False
+        """Whether what is put is sent at once in any case, with what comes next."""
         self._warned_of: set[str] = set()
         self._adopted: dict[int, _Adopted] = {}
         self._begin_anew()
@@ -290,6 +295,8 @@ class Engine:
                 meta: Any = plan.outputs[0]
                 handle = Handle(slots, seq, meta.num_bytes)
                 stream.add(plan.number, [t.mesh_handle.slot for t in tensors], scalars, (handle.slot,))
+                if self.recorder is not None:
+                    self.recorder.command(plan, tensors, scalars, (handle.slot,))
                 make = meta.make
                 if make is None:
                     make = meta.make = maker_of(meta)
@@ -301,6 +308,8 @@ class Engine:
                 p.mesh_handle.slot for p, o in zip(parts, plan.outputs, strict=True) if isinstance(o, Meta)
             ]
             stream.add(plan.number, [t.mesh_handle.slot for t in tensors], scalars, new)
+            if self.recorder is not None:
+                self.recorder.command(plan, tensors, scalars, new)
         for n in plan.writes:
             tensors[n].mesh_handle.seq = seq
         return plan.rebuild(parts)
@@ -497,8 +506,12 @@ class Engine:
         """
         known = self._adopted.get(id(plain))
         if known is not None and known.is_of(plain, grid):
+            if self.recorder is not None:
+                self.recorder.sent(plain, known.made, is_adopted=True)
             return known.made
         made = self.put(plain, grid, placements)
+        if self.recorder is not None:
+            self.recorder.sent(plain, made, is_adopted=True)
         number = id(plain)
         forgets = weakref.ref(plain, lambda _: self._adopted.pop(number, None))
         self._adopted[number] = _Adopted(forgets, version_of(plain), made)
@@ -519,15 +532,20 @@ class Engine:
         meta = intern(first.shape, contiguous(first.shape), first.dtype, grid, placements)
         is_large = maps or isinstance(plain, list) or first.numel() * first.element_size() > _LARGE
         with self.stream.lock:  # a small one is sent later, when it may have changed: so a copy is sent
-            self.stream.add_parcel(
+            parcel = (
                 [p if p is None else p.detach() for p in plain]
                 if isinstance(plain, list)
                 else _parcel(plain, is_large)
             )
+            self.stream.add_parcel(parcel)
+            if self.recorder is not None:
+                self.recorder.parcel(parcel)
             number = None if placements is None else grid.number
             made: Tensor = self.own("own.put", (number, placements, grid.ranks, maps), [], meta)
-            if is_large:
+            if is_large and not self.sends_soon:
                 self.stream.flush()
+        if self.recorder is not None:
+            self.recorder.sent(plain, made, maps=maps)
         return made
 
     def own(self, op: str, args: tuple[Any, ...], tensors: Sequence[Tensor], meta: Meta) -> Any:
@@ -592,6 +610,7 @@ class Engine:
             RemoteException: if the value's computation failed.
             SupervisionError: if a rank is dead.
         """
+        self._check_fetch()
         self.check_usable(tensor)
         self.stream.flush()
         try:
@@ -604,6 +623,14 @@ class Engine:
             self.lose(error)
             raise
         return self.values_of(answers)
+
+    def _check_fetch(self) -> None:
+        if self.recorder is not None and not self.recorder.is_paused:
+            self.recorder.refuse(
+                "needs a value of the mesh here, and a replay doesn't run Python, so it couldn't depend on the "
+                "value: return the tensor, and read it after the call; torch.where(condition, a, b) chooses "
+                "on the ranks"
+            )
 
     def values_of(self, answers: Sequence[Fetched]) -> list[Any]:
         """Return the values in the ranks' answers to a fetch.
@@ -622,6 +649,7 @@ class Engine:
 
     def fetch_later(self, tensor: Tensor, how: FetchFrom) -> Any:
         """Request a value like `fetch`, without waiting; return a future of each rank's answer."""
+        self._check_fetch()
         self.check_usable(tensor)
         self.stream.flush()
         asked = self._worker.fetch.call(tensor.mesh_handle.slot, how, tensor.mesh_meta.grid.ranks[0])

@@ -55,6 +55,10 @@ class Slots:
         self._free.extend(found)
         return found
 
+    def unused(self) -> set[int]:
+        """Return the slots that no tensor has now."""
+        return {*self._free, *self.dropped}
+
     @property
     def num_live(self) -> int:
         """The number of slots in use."""
@@ -66,7 +70,7 @@ class Handle:
     a tensor that has a `__del__`.
     """
 
-    __slots__ = ("num_bytes", "seq", "slot", "slots")
+    __slots__ = ("__weakref__", "num_bytes", "seq", "slot", "slots")
 
     def __init__(self, slots: Slots, seq: int, num_bytes: int = 0) -> None:
         self.slots = slots

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from monarch_nb._rank.tensor.protocol import DROP, Batch, Definition, GridDefinition
+from monarch_nb._rank.tensor.protocol import DROP, Batch, Definition, GridDefinition, RecordedPart
 from monarch_nb._tensor.slots import Slots
 
 MAX_WORDS = 4096
@@ -43,6 +43,9 @@ class Stream:
         self._grids: list[GridDefinition] = []
         self._definitions: list[Definition] = []
         self._parcels: list[Any] = []
+        self._recorded: list[RecordedPart] = []
+        self._replays: list[tuple[int, int]] = []
+        self._forgotten: list[int] = []
         self._acks: deque[Any] = deque()
         self.num_messages = self.num_bytes = 0
         self.num_held = 0
@@ -73,6 +76,27 @@ class Stream:
             self.flush()
         return self.count - 1
 
+    def replay(self, number: int, slots: Sequence[int], seeds: Sequence[float], num_commands: int) -> int:
+        """Add the commands of a recorded part; return the number of the first. The caller holds the lock."""
+        if not self.words:
+            self._clock.ring()
+        self._replays.append((len(self.words), len(self._parcels)))
+        self.words.extend((number, *slots))
+        self.words.frombytes(struct.pack(f"<{len(seeds)}d", *seeds))
+        self.count += num_commands
+        return self.count - num_commands
+
+    def define_recorded(self, part: RecordedPart) -> None:
+        """Send recorded commands to the ranks with the next message."""
+        with self.lock:
+            self._recorded.append(part)
+
+    def forget_recorded(self, number: int) -> None:
+        """Tell the ranks with the next message that a recorded part isn't replayed any more. Any thread may
+        call it, also the garbage collector.
+        """
+        self._forgotten.append(number)
+
     def add_parcel(self, value: Any) -> None:
         """Add a plain value to the next command."""
         self._parcels.append(value)
@@ -90,6 +114,7 @@ class Stream:
         with self.lock:
             if not self.words and not self._grids and not self._definitions:
                 return
+            num = len(self._forgotten)
             batch = Batch(
                 self._first,
                 self._slots.top,
@@ -97,10 +122,15 @@ class Stream:
                 tuple(self._grids),
                 tuple(self._definitions),
                 tuple(self._parcels),
+                tuple(self._recorded),
+                tuple(self._replays),
+                tuple(self._forgotten[:num]),
             )
             self.words = array.array("I")
             self._first = self.count
             self._grids, self._definitions, self._parcels = [], [], []
+            self._recorded, self._replays = [], []
+            del self._forgotten[:num]
             self._worker.run.broadcast(batch)
             self.num_messages += 1
             self.num_bytes += len(batch.words)

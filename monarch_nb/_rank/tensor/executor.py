@@ -8,7 +8,6 @@ and all go on behind the last command that anyone has done.
 
 from __future__ import annotations
 
-import array
 import functools
 import importlib
 import logging
@@ -51,6 +50,7 @@ from monarch_nb._rank.tensor.protocol import (
     Reset,
     Resume,
 )  # fmt: skip
+from monarch_nb._rank.tensor.replays import Message, Replays
 from monarch_nb._rank.tensor.whole import in_place, on_whole, place, seeded
 from monarch_nb._transport.failure import class_name, message_of, traceback_of
 
@@ -59,7 +59,7 @@ logging.getLogger("torch.distributed.tensor._redistribute").setLevel(
 )  # advice that isn't meant for the user
 DECISION_S = 120.0
 """How long a rank waits for a decision; then the controller is gone, and the rank continues by itself."""
-KEPT_BATCHES = 256
+KEPT_MESSAGES = 256
 
 executors: dict[str, Executor] = {}
 """The executors of this process, by name of the engine."""
@@ -86,7 +86,8 @@ class Executor:
         self._plans: dict[int, Definition] = {}
         self._commands: dict[int, Command] = {DROP: self._drop}
         self._meshes = Meshes(name, rank, self._check_halt)
-        self._batches: deque[Batch] = deque(maxlen=KEPT_BATCHES)
+        self._replays = Replays()
+        self._messages: deque[Message] = deque(maxlen=KEPT_MESSAGES)
         self._parcels: Iterator[Any] = iter(())
         self._skips_until = self._cause = 0
         self._epoch = 0
@@ -115,18 +116,19 @@ class Executor:
         """Execute the commands of a message."""
         if not self._has_begun:  # the message was under way when a rank was lost
             return
-        self._batches.append(batch)
-        words = words_of(batch)
-        self._parcels = iter(batch.parcels)
+        message = self._replays.message(batch)
+        self._messages.append(message)
+        words = message.words()
+        self._parcels = message.parcels()
         self._table.extend([None] * (batch.num_slots - len(self._table)))
         with torch.no_grad():
             try:
-                at = self._prepare(batch, words)
+                at = self._prepare(batch, message, words)
             except BaseException as error:
-                at = self._failed(batch, words, 0, error)
-            self._interpret(batch, words, at)
+                at = self._failed(message, words, 0, error)
+            self._interpret(message, words, at)
 
-    def _prepare(self, batch: Batch, words: Sequence[int]) -> int:
+    def _prepare(self, batch: Batch, message: Message, words: Sequence[int]) -> int:
         """Register definitions; return the position after the skipped commands."""
         for plan in batch.definitions:
             self._plans[plan.plan] = plan
@@ -135,10 +137,10 @@ class Executor:
         for grid in batch.grids:
             self._meshes.define(grid)
         if self._skips_until > batch.first:
-            return self._poison(batch, words, self._skips_until, self._cause)
+            return self._poison(message, words, self._skips_until, self._cause)
         return 0
 
-    def _interpret(self, batch: Batch, words: Sequence[int], at: int) -> None:
+    def _interpret(self, message: Message, words: Sequence[int], at: int) -> None:
         table, commands, end = self._table, self._commands, len(words)
         is_halted = self._halts.is_set
         while at < end:
@@ -147,7 +149,7 @@ class Executor:
                     raise Halted
                 at = commands[words[at]](table, words, at)
             except BaseException as error:
-                at = self._failed(batch, words, at, error)
+                at = self._failed(message, words, at, error)
 
     def _compiled_later(self, plan: Definition) -> Command:
         """Compile a plan when it's first used: what is wrong with it is that command's failure."""
@@ -182,16 +184,16 @@ class Executor:
 
     # --- failures
 
-    def _failed(self, batch: Batch, words: Sequence[int], at: int, error: BaseException) -> int:
+    def _failed(self, message: Message, words: Sequence[int], at: int, error: BaseException) -> int:
         """Poison the command's outputs; return the position to continue at."""
         plan = self._plans.get(words[at]) if at < len(words) else None
         cause = None if isinstance(error, Halted) or plan is None else self._poisoned_by(plan, words, at)
         if cause is not None:
             return self._skip(words, at, cause)
-        seq = batch.first + self._count(words, at)
+        seq = message.first + self._count(words, at)
         decision = self._ask(self._described(seq, plan, error))
         if isinstance(decision, Resume):
-            return self._resume(decision, batch, words, at)
+            return self._resume(decision, message, words, at)
         if isinstance(decision, Reset):
             self._reset()
             return len(words)
@@ -237,29 +239,32 @@ class Executor:
         collectives.abort()
         return self._has_begun
 
-    def _resume(self, decision: Resume, batch: Batch, words: Sequence[int], at: int) -> int:
+    def _resume(self, decision: Resume, message: Message, words: Sequence[int], at: int) -> int:
         """Poison the results since the first failure, here as on the other ranks; meet them after the last
         command that any rank has begun.
         """
-        own = batch.first + self._count(words, at)
+        own = message.first + self._count(words, at)
         self._cause = decision.cause
-        for old in list(self._batches)[:-1]:
-            if old.first + self._count(words_of(old), len(words_of(old))) > decision.first:
-                self._poison(old, words_of(old), decision.until, decision.cause, decision.first)
+        for old in list(self._messages)[:-1]:
+            before = old.words()
+            if old.first + self._count(before, len(before)) > decision.first:
+                self._poison(old, before, decision.until, decision.cause, decision.first)
         self._skips_until = decision.until
-        position = self._poison(batch, words, max(own, decision.until), decision.cause, decision.first)
+        position = self._poison(message, words, max(own, decision.until), decision.cause, decision.first)
         self._epoch = decision.epoch
         self._halts.clear()
         try:
             self._meshes.connect(decision.epoch, decision.address)
         except BaseException as error:
-            return self._failed(batch, words, position, error)
+            return self._failed(message, words, position, error)
         return position
 
-    def _poison(self, batch: Batch, words: Sequence[int], until: int, cause: int, first: int = 0) -> int:
+    def _poison(
+        self, message: Message, words: Sequence[int], until: int, cause: int, first: int = 0
+    ) -> int:
         """Treat commands from `first` to before `until` as failed; return the position after them."""
-        at, seq = 0, batch.first
-        self._parcels = iter(batch.parcels)
+        at, seq = 0, message.first
+        self._parcels = message.parcels()
         while at < len(words) and seq < until:
             if words[at] != DROP and self._plans[words[at]].op == "own.put":
                 next(self._parcels, None)
@@ -291,10 +296,10 @@ class Executor:
         """Report and wait, if this rank was told to stop; called when it's idle."""
         if not self._halts.is_set() or not self._has_begun:
             return
-        batch = self._batches[-1] if self._batches else Batch(0, 0, b"")
-        words = words_of(batch)
+        message = self._messages[-1] if self._messages else self._replays.message(Batch(0, 0, b""))
+        words = message.words()
         with torch.no_grad():
-            self._failed(batch, words, len(words), Halted())
+            self._failed(message, words, len(words), Halted())
 
     # --- life
 
@@ -312,7 +317,8 @@ class Executor:
         self._table.clear()
         self._plans.clear()
         self._commands = {DROP: self._drop}
-        self._batches.clear()
+        self._messages.clear()
+        self._replays.clear()
         self._skips_until = 0
         self._meshes.clear()
         self._halts.clear()
@@ -473,11 +479,6 @@ def _unknown_op(name: str, module: str) -> str:
         f"{op} isn't registered on this rank. Register it there, too: run the cell that does so with "
         "%%mesh --always, as new and healed ranks will"
     )
-
-
-def words_of(batch: Batch) -> array.array[int]:
-    """Return the commands of a message."""
-    return array.array("I", batch.words)
 
 
 def _scalar(words: Any, at: int) -> float:
