@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from monarch_nb._tensor.movement import replicated as replicated
     from monarch_nb._tensor.movement import show as show
     from monarch_nb._tensor.recording import coalescing as coalescing
-    from monarch_nb._tensor.recording import compile as compile
+    from monarch_nb._tensor.recording import compile as compile  # noqa: A004
     from monarch_nb._tensor.reduction import reduce as reduce
     from monarch_nb._tensor.reduction import reduce_ as reduce_
     from monarch_nb._tensor.reduction import slice_mesh as slice_mesh

@@ -52,7 +52,7 @@ from monarch_nb._tensor.metadata import (
 from monarch_nb._tensor.place import Places, users_line
 from monarch_nb._tensor.plan import Plan, TemplateMaker, floats_travel, positions, written_names
 from monarch_nb._tensor.propagation import Outcome, Propagation
-from monarch_nb._tensor.recorder import Recorder
+from monarch_nb._tensor.recorder import Foreign, Recorder
 from monarch_nb._tensor.slots import Handle, Slots
 from monarch_nb._tensor.stream import Stream
 from monarch_nb._tensor.tensor import Tensor, maker_of
@@ -129,7 +129,7 @@ class Engine:
         self._lost: SupervisionError | None = None
         self.module = ""
         """The layer whose forward runs."""
-        self.recorder: Recorder | None = None
+        self.recorder: Recorder | Foreign | None = None
         """Records the commands of a compiled function while its first calls run."""
         self.sends_soon = False
         """Whether what is put is sent at once in any case, with what comes next."""
@@ -532,14 +532,13 @@ class Engine:
         meta = intern(first.shape, contiguous(first.shape), first.dtype, grid, placements)
         is_large = maps or isinstance(plain, list) or first.numel() * first.element_size() > _LARGE
         with self.stream.lock:  # a small one is sent later, when it may have changed: so a copy is sent
-            parcel = (
+            self.stream.add_parcel(
                 [p if p is None else p.detach() for p in plain]
                 if isinstance(plain, list)
                 else _parcel(plain, is_large)
             )
-            self.stream.add_parcel(parcel)
             if self.recorder is not None:
-                self.recorder.parcel(parcel)
+                self.recorder.parcel(plain)
             number = None if placements is None else grid.number
             made: Tensor = self.own("own.put", (number, placements, grid.ranks, maps), [], meta)
             if is_large and not self.sends_soon:
@@ -610,7 +609,8 @@ class Engine:
             RemoteException: if the value's computation failed.
             SupervisionError: if a rank is dead.
         """
-        self._check_fetch()
+        if self.recorder is not None:
+            self.recorder.fetches()
         self.check_usable(tensor)
         self.stream.flush()
         try:
@@ -623,14 +623,6 @@ class Engine:
             self.lose(error)
             raise
         return self.values_of(answers)
-
-    def _check_fetch(self) -> None:
-        if self.recorder is not None and not self.recorder.is_paused:
-            self.recorder.refuse(
-                "needs a value of the mesh here, and a replay doesn't run Python, so it couldn't depend on the "
-                "value: return the tensor, and read it after the call; torch.where(condition, a, b) chooses "
-                "on the ranks"
-            )
 
     def values_of(self, answers: Sequence[Fetched]) -> list[Any]:
         """Return the values in the ranks' answers to a fetch.
@@ -649,7 +641,8 @@ class Engine:
 
     def fetch_later(self, tensor: Tensor, how: FetchFrom) -> Any:
         """Request a value like `fetch`, without waiting; return a future of each rank's answer."""
-        self._check_fetch()
+        if self.recorder is not None:
+            self.recorder.fetches()
         self.check_usable(tensor)
         self.stream.flush()
         asked = self._worker.fetch.call(tensor.mesh_handle.slot, how, tensor.mesh_meta.grid.ranks[0])

@@ -34,7 +34,7 @@ class Laid:
     part: RecordedPart
     values: tuple[Value, ...]
     places: tuple[PlaceOf, ...]
-    positions: dict[Value, int]
+    positions: dict[Made, int]
 
     @property
     def num_seeds(self) -> int:
@@ -121,7 +121,7 @@ class _Words:
         self._seeds: list[int] = []
         self._parcels: list[object] = []
         self._places: list[PlaceOf] = []
-        self._made_at: dict[Value, int] = {}
+        self._made_at: dict[Made, int] = {}
 
     def add(self, command: Recorded) -> None:
         """Add a command."""

@@ -18,7 +18,7 @@ from monarch_nb._tensor.tensor import Tensor
 
 Fact = tuple[tuple[Any, ...], Any]
 """What it is called, as parts of a name, and its value."""
-_SIMPLE = (int, float, bool, str, complex, type(None), torch.dtype, torch.device)
+SIMPLE = (int, float, bool, str, complex, type(None), torch.dtype, torch.device)
 DEEPEST = 4
 MOST_ITEMS = 1000
 
@@ -43,7 +43,7 @@ class Reach:
     def add(self, name: tuple[Any, ...], value: Any, depth: int = 0) -> None:
         """Add a value, and what it leads to."""
         kind = type(value)
-        if kind in _SIMPLE:
+        if kind in SIMPLE:
             self.facts.append((name, (kind, value)))
         elif depth > DEEPEST or id(value) in self._seen:
             return
@@ -65,7 +65,7 @@ class Reach:
             items = value.items() if isinstance(value, dict) else enumerate(value)
             for part, each in list(items):
                 self.add((*name, part), each, depth + 1)
-        elif _is_of_user(type(value)):
+        elif is_of_user(type(value)):
             for part, each in list(getattr(value, "__dict__", {}).items()):
                 self.add((*name, part), each, depth + 1)
 
@@ -78,10 +78,10 @@ class Reach:
         self.facts.append((name, id(module)))
         for path, each in module.named_modules():
             of = (*name, path)
-            simple = [(k, v) for k, v in vars(each).items() if type(v) in _SIMPLE]
+            simple = [(k, v) for k, v in vars(each).items() if type(v) in SIMPLE]
             self.facts.append((of, tuple((k, type(v), v) for k, v in simple)))
             tensors = [*each._parameters.values(), *each._buffers.values()]
-            self.facts.append((of, tuple(map(id, tensors))))
+            self.facts.append(((*of, "tensors"), tuple(map(id, tensors))))
             self.tensors += [t for t in tensors if isinstance(t, Tensor)]
 
     def _optimizer(self, name: tuple[Any, ...], optimizer: torch.optim.Optimizer) -> None:
@@ -95,25 +95,25 @@ class Reach:
                         self.facts.append((Setting((*name, n, part), optimizer), _fact(each)))
 
 
-class Setting(tuple[Any, ...]):
+class Setting(tuple[Any, ...]):  # noqa: SLOT001 - a tuple has no slots of others
     """The name of an optimiser's setting.
 
     Attributes:
         optimizer: whose setting it is.
     """
 
+    optimizer: Any
+
     def __new__(cls, name: tuple[Any, ...], optimizer: Any) -> Setting:
         made = super().__new__(cls, name)
         made.optimizer = optimizer
         return made
 
-    optimizer: Any
-
 
 def _fact(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(map(_fact, value))
-    return (type(value), value) if type(value) in _SIMPLE else id(value)
+    return (type(value), value) if type(value) in SIMPLE else id(value)
 
 
 def seen_by(function: Any) -> Iterator[tuple[str, Any]]:
@@ -123,7 +123,7 @@ def seen_by(function: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(function, MethodType):
         yield "self", function.__self__
         yield from seen_by(function.__func__)
-    elif isinstance(function, FunctionType) and _is_users_code(function.__code__):
+    elif isinstance(function, FunctionType) and owner_of_file(function.__code__.co_filename) is Owner.USER:
         yield from _variables(function)
 
 
@@ -141,20 +141,26 @@ def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, function.__globals__[name]
 
 
-@functools.lru_cache(maxsize=4096)
+_names: dict[int, tuple[CodeType, tuple[str, ...]]] = {}
+"""By id of the code, which is kept alive here: a code object's own hash covers all its contents."""
+
+
 def _global_names(code: CodeType) -> tuple[str, ...]:
+    found = _names.get(id(code))
+    if found is None:
+        found = _names[id(code)] = code, _names_in(code)
+    return found[1]
+
+
+def _names_in(code: CodeType) -> tuple[str, ...]:
     names = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     for each in code.co_consts:
         if isinstance(each, CodeType):
-            names.update(_global_names(each))
+            names.update(_names_in(each))
     return tuple(sorted(names))
 
 
-@functools.lru_cache(maxsize=4096)
-def _is_users_code(code: CodeType) -> bool:
-    return owner_of_file(code.co_filename) is Owner.USER
-
-
-def _is_of_user(kind: type) -> bool:
+def is_of_user(kind: type) -> bool:
+    """Return whether a class is neither Python's nor one of torch, numpy or this package."""
     module = kind.__module__.partition(".")[0]
     return module not in ("builtins", "torch", "monarch_nb", "numpy")

@@ -14,7 +14,8 @@ import torch
 
 from monarch_nb._tensor.metadata import Grid, Meta, Placements
 from monarch_nb._tensor.plan import Plan
-from monarch_nb._tensor.slots import Handle
+from monarch_nb._tensor.slots import DroppedHandle, Handle
+from monarch_nb._tensor.tensor import Tensor
 
 PlaceOf = tuple[Any, int, str]
 """Code, line and layer of a command, as in `Places`."""
@@ -35,26 +36,25 @@ class Argument:
         return leaves[self.index]
 
 
-@dataclass(frozen=True, slots=True)
 class Captured:
     """A tensor that existed before the call, such as a parameter.
 
-    Attributes:
-        tensor: the tensor; a plain one if `handle` is None.
-        handle: owner of its slot.
+    Args:
+        tensor: the tensor; a plain one, or one of a mesh.
     """
 
-    tensor: weakref.ref[Any]
-    handle: weakref.ref[Handle] | None = None
+    __slots__ = ("_tensor", "handle", "meta")
 
-    @classmethod
-    def of(cls, tensor: Any) -> Captured:
-        """Return the value of a tensor of a mesh."""
-        return cls(weakref.ref(tensor), weakref.ref(tensor.mesh_handle))
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = weakref.ref(tensor)
+        is_ours = isinstance(tensor, Tensor)
+        self.handle: weakref.ref[Handle] | None = weakref.ref(tensor.mesh_handle) if is_ours else None
+        """The owner of its slot; None for a plain tensor."""
+        self.meta = tensor.mesh_meta if is_ours else (tensor.shape, tensor.dtype)
 
     def find(self, leaves: Sequence[Any]) -> Any:
         """Return the tensor; None if it doesn't exist any more."""
-        return self.tensor()
+        return self._tensor()
 
     def slot(self) -> int:
         """Return its slot."""
@@ -63,19 +63,22 @@ class Captured:
         return found.slot
 
     def is_same(self) -> bool:
-        """Return whether it still exists and has its values in the same slot."""
+        """Return whether it still exists, and has its values in the same slot and the same layout."""
+        tensor = self._tensor()
         if self.handle is None:
-            return self.tensor() is not None
-        handle, tensor = self.handle(), self.tensor()
-        return handle is not None and (tensor is None or tensor.mesh_handle is handle)
+            return tensor is not None and self.meta == (tensor.shape, tensor.dtype)
+        handle = self.handle()
+        if handle is None or isinstance(handle, DroppedHandle):
+            return False
+        return tensor is None or (tensor.mesh_handle is handle and tensor.mesh_meta is self.meta)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Captured):
             return NotImplemented
-        return self.handle is other.handle and (self.handle is not None or self.tensor is other.tensor)
+        return self.handle is other.handle and (self.handle is not None or self._tensor is other._tensor)
 
     def __hash__(self) -> int:
-        return id(self.tensor if self.handle is None else self.handle)
+        return id(self._tensor if self.handle is None else self.handle)
 
 
 Leaf = Argument | Captured
@@ -178,7 +181,7 @@ class Part:
 
     commands: list[Recorded] = field(default_factory=list)
     gradients: list[Grad] = field(default_factory=list)
-    versions: list[Leaf] = field(default_factory=list)
+    versions: list[Leaf | Gradient] = field(default_factory=list)
     optimizer: weakref.ref[torch.optim.Optimizer] | None = None
 
 

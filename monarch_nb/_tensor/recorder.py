@@ -27,7 +27,7 @@ from monarch_nb._tensor.recorded import (
     Value,
 )  # fmt: skip
 from monarch_nb._tensor.tensor import Tensor
-from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.exceptions import MeshUsageError, WrongTensor
 
 
 class Recorder:
@@ -42,6 +42,7 @@ class Recorder:
         parts: what was recorded.
         entries: tensors whose gradients are known from the begin on.
         unknown: tensors that turned out to need an entry, too: the next recording has them.
+        fixed: arguments that the function also reaches otherwise, by their number.
         is_paused: whether an optimiser takes a step that isn't recorded.
     """
 
@@ -51,28 +52,39 @@ class Recorder:
         self.parts = [Part()]
         self.entries: list[Entry] = []
         self.unknown: list[Tensor] = []
+        self.fixed: dict[int, Captured] = {}
         self.is_paused = False
         self.is_constant: Callable[[torch.Tensor], bool] = lambda _: False
         """Whether the call has made a plain tensor, of nothing but constants; set by `Watch`."""
-        self._numbers = itertools.count()
+        self._num_made = 0
         self._values: dict[int, Value] = {}
         self._parcels: list[Any] = []
-        self._touched: dict[Leaf, tuple[Any, int]] = {}
+        self._touched: dict[Leaf | Gradient, tuple[Any, int]] = {}
         self._plain = {
-            id(x): n for n, x in enumerate(leaves) if isinstance(x, torch.Tensor) and not _is_ours(x)
+            id(x): n for n, x in enumerate(leaves) if isinstance(x, torch.Tensor) and not is_tensor(x)
         }
-        self._enter([(Argument(n), x) for n, x in enumerate(leaves) if self._has(x)])
-        self._enter([(Captured.of(x), x) for x in known if self._has(x) and not x.dropped])
+        ours = [x for x in known if self._has(x) and not x.dropped]
+        slots = {x.mesh_handle.slot for x in ours}
+        for n, each in enumerate(leaves):
+            if self._has(each):
+                if each.mesh_handle.slot in slots:
+                    self.fixed[n] = Captured(each)
+                else:
+                    self._enter(Argument(n), each)
+        for each in ours:
+            self._enter(Captured(each), each)
 
     def _has(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and value.engine is self._engine
+        return is_tensor(value) and value.mesh_handle.slots is self._engine.slots
 
-    def _enter(self, tensors: Sequence[tuple[Leaf, Tensor]]) -> None:
-        for leaf, each in tensors:
-            if self._values.setdefault(each.mesh_handle.slot, leaf) is leaf and is_leaf(each):
-                self.entries.append(Entry(leaf, None if each.grad is None else each.grad.mesh_meta))
-                if each.grad is not None:
-                    self._values.setdefault(each.grad.mesh_handle.slot, Gradient(leaf))
+    def _enter(self, leaf: Leaf, tensor: Tensor) -> None:
+        """Record what the call finds of a tensor."""
+        is_new = self._values.setdefault(tensor.mesh_handle.slot, leaf) is leaf
+        if not is_new or not is_leaf(tensor):
+            return
+        self.entries.append(Entry(leaf, None if tensor.grad is None else tensor.grad.mesh_meta))
+        if tensor.grad is not None:
+            self._values.setdefault(tensor.grad.mesh_handle.slot, Gradient(leaf))
 
     # --- called by the engine
 
@@ -90,7 +102,8 @@ class Recorder:
             return
         inputs = tuple(map(self._input, tensors))
         metas = [each for each in plan.outputs if isinstance(each, Meta)]
-        outputs = tuple(Made(next(self._numbers), meta) for meta in metas)
+        outputs = tuple(Made(self._num_made + n, meta) for n, meta in enumerate(metas))
+        self._num_made += len(outputs)
         self._values.update(zip(slots, outputs, strict=True))
         floats = tuple(scalars[:-1] if plan.is_random else scalars)
         parcels, self._parcels = tuple(self._parcels), []
@@ -99,10 +112,9 @@ class Recorder:
         )
 
     def _input(self, tensor: Tensor) -> Value:
-        slot = tensor.mesh_handle.slot
-        value = self._values.get(slot)
+        value = self._values.get(tensor.mesh_handle.slot)
         if value is None:
-            value = self._values[slot] = Captured.of(tensor)
+            value = self.value_of(tensor)
             if is_leaf(tensor):
                 self.unknown.append(tensor)
         if isinstance(value, (Argument, Captured)):
@@ -111,13 +123,16 @@ class Recorder:
                     "uses a tensor from outside with a history of its own, which a replay can't go back "
                     "through: pass it as an argument and take x.detach() of it before the call"
                 )
+        if isinstance(value, (Argument, Captured, Gradient)):
             self._touched.setdefault(value, (weakref.ref(tensor), version_of(tensor)))
         return value
 
-    def parcel(self, value: Any) -> None:
-        """Record the plain value that the next command sends."""
+    def parcel(self, plain: Any) -> None:
+        """Record the plain value that the next command sends; what the call hasn't made isn't kept."""
         if not self.is_paused:
-            self._parcels.append(value)
+            all_of = plain if isinstance(plain, list) else [plain]
+            kept = [p.detach().clone() if p is not None and self.is_constant(p) else None for p in all_of]
+            self._parcels.append(kept if isinstance(plain, list) else kept[0])
 
     def sent(self, plain: Any, made: Tensor, *, is_adopted: bool = False, maps: bool = False) -> None:
         """Record that a plain tensor, or a list with one for each rank, was sent, or had been before."""
@@ -130,14 +145,28 @@ class Recorder:
         if self.is_constant(plain):
             return
         number = self._plain.get(id(plain))
-        of: Leaf = Captured(weakref.ref(plain)) if number is None else Argument(number)
+        of: Leaf = Captured(plain) if number is None else Argument(number)
         slot = made.mesh_handle.slot
         before = self._values.get(slot)
         commands = self.parts[-1].commands
         if isinstance(before, Made) and commands and commands[-1].outputs == (before,):
             commands.pop()  # a replay sends the tensor of its own call
+            self._num_made -= 1
         meta = made.mesh_meta
         self._values[slot] = Sent(of, is_adopted, meta.grid, meta.placements, maps)
+
+    def fetches(self) -> None:
+        """Hear that a value of the mesh is needed.
+
+        Raises:
+            MeshUsageError: always, but in the step of an optimiser.
+        """
+        if not self.is_paused:
+            self.refuse(
+                "needs a value of the mesh here, and a replay doesn't run Python, so it couldn't depend on "
+                "that: return the tensor, and read it after the call; torch.where(condition, a, b) chooses "
+                "on the ranks"
+            )
 
     def refuse(self, reason: str) -> NoReturn:
         """Raise an error that names the user's line.
@@ -182,9 +211,13 @@ class Recorder:
             if value != before.get(entry.leaf, start):
                 part.gradients.append(Grad(entry.leaf, value))
 
-    def value_of(self, tensor: Tensor) -> Value | None:
-        """Return the value of a tensor; None if the recording doesn't know it."""
-        return self._values.get(tensor.mesh_handle.slot)
+    def value_of(self, tensor: Tensor) -> Value:
+        """Return the value of a tensor; one that isn't known comes from outside."""
+        slot = tensor.mesh_handle.slot
+        found = self._values.get(slot)
+        if found is None:
+            found = self._values[slot] = Captured(tensor)
+        return found
 
     # --- what lives on
 
@@ -210,13 +243,42 @@ class Recorder:
         return Place(None, 0, "")
 
 
+class Foreign:
+    """The recorder of another mesh than the recorded one."""
+
+    is_paused = False
+
+    def command(self, *_: Any) -> NoReturn:
+        """Raise an error.
+
+        Raises:
+            WrongTensor: always.
+        """
+        raise WrongTensor(
+            "WRONG_MESH: a compiled function uses tensors of one mesh, not of two: call it once for each mesh"
+        )
+
+    def parcel(self, plain: Any) -> None:
+        """Raise an error, as `command`."""
+        self.command()
+
+    def sent(self, plain: Any, made: Any, **_: Any) -> None:
+        """Raise an error, as `command`."""
+        self.command()
+
+    def fetches(self) -> None:
+        """Raise an error, as `command`."""
+        self.command()
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor of a mesh."""
+    return isinstance(value, Tensor)
+
+
 def is_leaf(tensor: torch.Tensor) -> bool:
     """Return whether a tensor gets a gradient of its own."""
     return tensor.requires_grad and tensor.is_leaf
-
-
-def _is_ours(value: Any) -> bool:
-    return isinstance(value, Tensor)
 
 
 def first_difference(one: Sequence[Part], other: Sequence[Part]) -> str:
@@ -243,9 +305,11 @@ def _difference(a: Recorded | None, b: Recorded | None) -> str:
     if a is None or b is None:
         return f"{(a or b).plan.op} was done once only"  # type: ignore[union-attr]
     if a.plan is not b.plan:
-        return f"it did {a.plan.op} first, then {b.plan.op} with other arguments" if (
-            a.plan.op == b.plan.op
-        ) else f"it did {a.plan.op} first, then {b.plan.op}"
+        return (
+            f"it did {a.plan.op} first, then {b.plan.op} with other arguments"
+            if (a.plan.op == b.plan.op)
+            else f"it did {a.plan.op} first, then {b.plan.op}"
+        )
     if a.scalars != b.scalars:
         x, y = next((x, y) for x, y in zip(a.scalars, b.scalars, strict=True) if x != y)
         return f"a number of {a.plan.op} was {x:.6g} first, then {y:.6g}, and a replay would repeat it"
@@ -259,5 +323,4 @@ def _difference(a: Recorded | None, b: Recorded | None) -> str:
 def _is_equal(one: Any, other: Any) -> bool:
     if isinstance(one, list):
         return all(map(_is_equal, one, other))
-    return one is other or bool(torch.equal(one, other))
-
+    return one is other or (one is not None and other is not None and bool(torch.equal(one, other)))

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
-from monarch_nb._tensor.layout import Laid, Layout
+from monarch_nb._tensor.layout import NOWHERE, Laid, Layout
 from monarch_nb._tensor.metadata import Meta
-from monarch_nb._tensor.recorded import Argument, Captured, Entry, Grad, Gradient, Made, Part, Sent, Value
+from monarch_nb._tensor.recorded import Argument, Captured, Grad, Gradient, Made, Part, Sent, Value
+from monarch_nb._tensor.recorder import Recorder
 from monarch_nb._tensor.slots import Handle
 from monarch_nb._tensor.tensor import Tensor
 from monarch_nb.exceptions import MeshUsageError
@@ -49,25 +50,23 @@ class Recording:
 
     Args:
         engine: engine whose commands these are.
-        parts: the commands.
-        entries: what the call had found.
+        recorder: has recorded the call.
         results: what it returned, flat.
         structure: of the results.
     """
 
-    def __init__(
-        self, engine: Any, parts: Sequence[Part], entries: Sequence[Entry], results: Sequence[Result],
-        structure: Any,
-    ) -> None:  # fmt: skip
+    def __init__(self, engine: Any, recorder: Recorder, results: Sequence[Result], structure: Any) -> None:
         self._engine, self._stream = engine, engine.stream
-        self.parts, self.entries = parts, tuple(entries)
+        self.parts, self.entries = recorder.parts, tuple(recorder.entries)
         self.results, self.structure = tuple(results), structure
-        values = {v for p in parts for c in p.commands for v in c.inputs}
-        self._sources = [v for v in values if not isinstance(v, Made)]
-        self._captured = [v for v in values if isinstance(v, Captured)]
-        self._captured += [v.plain for v in values if isinstance(v, Sent) and isinstance(v.plain, Captured)]
-        kept = {g.value for p in parts for g in p.gradients} | {r.value for r in results}
-        self._kept = {v for v in kept if isinstance(v, Made)}
+        kept = {g.value for p in self.parts for g in p.gradients} | {r.value for r in results}
+        self.kept = {v for v in kept if isinstance(v, Made)}
+        """Values that outlive the call: new gradients and results."""
+        values = {v for p in self.parts for c in p.commands for v in c.inputs} | (kept - {None})
+        self._sources: list[Any] = [v for v in values if not isinstance(v, Made)]
+        plain = {v.plain for v in values if isinstance(v, Sent)}
+        self._captured = [v for v in values | plain if isinstance(v, Captured)]
+        self._fixed = recorder.fixed
         self._read_later = {v.leaf for v in values if isinstance(v, Gradient)}
         self._laid: list[Laid] = []
         self.is_verified = False
@@ -79,8 +78,17 @@ class Recording:
             and not self._engine.is_closed
             and all(each.is_same() for each in self._captured)
             and all(each.is_as_before(leaves) for each in self.entries)
+            and all(map(self._is_at_its_place, range(len(leaves)), leaves))
             and all(p.optimizer is None or p.optimizer() is not None for p in self.parts)
         )
+
+    def _is_at_its_place(self, number: int, leaf: Any) -> bool:
+        """Return whether an argument is reached otherwise, too, just if it was in the recorded call."""
+        if not isinstance(leaf, Tensor):
+            return True
+        fixed = self._fixed.get(number)
+        handle = weakref.ref(leaf.mesh_handle)
+        return fixed.handle is handle if fixed else all(each.handle is not handle for each in self._captured)
 
     @property
     def is_dead(self) -> bool:
@@ -94,16 +102,19 @@ class Recording:
         if not self._laid:
             self._lay_out()
         with self._sent_together():
-            found: dict[Value, Any] = {each: each.find(leaves) for each in self._sources}  # type: ignore[union-attr]
+            found: dict[Value, Any] = {each: each.find(leaves) for each in self._sources}
+            slots = {
+                v: t.mesh_handle.slot for v, t in found.items() if t is not None
+            }  # raises for dropped ones
             self._free_gradients(leaves)
             made: dict[Value, Tensor] = {}
             for part, laid in zip(self.parts, self._laid, strict=True):
-                self._send(laid, found, made)
+                self._send(laid, slots, made)
                 self._after(part, leaves, found, made)
             return [self._result(each, leaves, found, made) for each in self.results]
 
     def _lay_out(self) -> None:
-        layout = Layout(self._engine.slots, self.parts, self._kept)
+        layout = Layout(self._engine.slots, self.parts, self.kept)
         self._laid = layout.laid([next(_numbers) for _ in self.parts])
         for each in self._laid:
             self._stream.define_recorded(each.part)
@@ -127,25 +138,24 @@ class Recording:
             if each.leaf not in self._read_later:
                 each.leaf.find(leaves).grad = None
 
-    def _send(self, laid: Laid, found: dict[Value, Any], made: dict[Value, Tensor]) -> None:
+    def _send(self, laid: Laid, slots: dict[Value, int], made: dict[Value, Tensor]) -> None:
         engine, stream = self._engine, self._stream
         seeds = [float(torch.randint(1 << 53, ())) for _ in range(laid.num_seeds)]
         with stream.lock:
             if engine.slots.has_many_dropped() and stream.drop():
                 engine.places.add(NOWHERE)
             first = stream.count
-            for value in laid.positions:
-                meta = value.meta  # type: ignore[union-attr]
-                made[value] = Tensor(meta, Handle(engine.slots, first + laid.positions[value], meta.num_bytes))
-            slots = [(made.get(v) if isinstance(v, Made) else found[v]).mesh_handle.slot for v in laid.values]
+            for value, at in laid.positions.items():
+                handle = Handle(engine.slots, first + at, value.meta.num_bytes)
+                made[value], slots[value] = Tensor(value.meta, handle), handle.slot
             engine.places.extend(laid.places)
-            stream.replay(laid.part.number, slots, seeds, len(laid.places))
+            stream.replay(laid.part.number, [slots[v] for v in laid.values], seeds, len(laid.places))
 
     def _after(
         self, part: Part, leaves: Sequence[Any], found: dict[Value, Any], made: dict[Value, Tensor]
     ) -> None:
         """Do what Python would have done: versions, gradients, and the step of an optimiser."""
-        changed = [t for t in (leaf.find(leaves) for leaf in part.versions) if t is not None]
+        changed = [t for t in (found[each] for each in part.versions) if t is not None]
         if changed:
             increment_version(changed)
         for each in part.gradients:
@@ -164,9 +174,6 @@ class Recording:
             return result.other
         tensor = made[result.value] if isinstance(result.value, Made) else found[result.value]
         return given_back(tensor, result)
-
-
-NOWHERE = (None, 0, "")
 
 
 def _gradient(change: Grad, found: dict[Value, Any], made: dict[Value, Tensor]) -> Any:
@@ -193,7 +200,11 @@ def given_back(tensor: Tensor, result: Result) -> Tensor:
     made = Tensor(result.meta, tensor.mesh_handle)
     if result.requires_grad and result.is_leaf:
         return made.requires_grad_()  # type: ignore[no-any-return]
-    return _WithoutHistory.apply(_ANCHOR, made) if result.requires_grad else made  # type: ignore[no-any-return]
+    if not result.requires_grad:
+        return made
+    with torch.enable_grad():
+        found: Tensor = _WithoutHistory.apply(_ANCHOR, made)
+    return found
 
 
 class _WithoutHistory(torch.autograd.Function):  # type: ignore[misc]

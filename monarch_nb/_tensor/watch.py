@@ -10,10 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -92,7 +89,8 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         """Look at an operation on plain tensors, and do it."""
         named = dict(kwargs or {})
         inputs = [x for x in pytree.tree_leaves((tuple(args), named)) if isinstance(x, torch.Tensor)]
-        if self._recorder.is_paused or any(type(x) not in _PLAIN or x.is_meta for x in inputs):
+        is_other = named.get("device") == _META or any(type(x) not in _PLAIN or x.is_meta for x in inputs)
+        if self._recorder.is_paused or is_other:
             return func(*args, **named)
         self._check(func, args, named, inputs)
         result = func(*args, **named)
@@ -146,6 +144,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
                 (self._derived.add if is_derived else self._derived.discard)(id(each))
 
 
+_META = torch.device("meta")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 

@@ -259,9 +259,7 @@ class Executor:
             return self._failed(message, words, position, error)
         return position
 
-    def _poison(
-        self, message: Message, words: Sequence[int], until: int, cause: int, first: int = 0
-    ) -> int:
+    def _poison(self, message: Message, words: Sequence[int], until: int, cause: int, first: int = 0) -> int:
         """Treat commands from `first` to before `until` as failed; return the position after them."""
         at, seq = 0, message.first
         self._parcels = message.parcels()
