@@ -1,5 +1,5 @@
-"""What a function sees besides its arguments: global variables, closures, the object that it is a method of,
-modules and optimisers in them. What changes there may change what the function does.
+"""Finds what a function sees besides its arguments: global variables, closures, the object that it is a method
+of, modules and optimisers in them. What changes there may change what the function does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a recording consists of: commands, and the values that they take and make.
+"""The parts of a recording: commands, and the values that they take and make.
 
 Values are compared by `==` between two recordings of one function: equal values play the same part in both.
 """
@@ -162,10 +162,12 @@ class Grad:
     Attributes:
         leaf: tensor whose gradient it is.
         value: the new gradient; None: it has none.
+        version: how often the call has changed it in place.
     """
 
     leaf: Leaf
     value: Value | None
+    version: int = 0
 
 
 @dataclass(slots=True)
@@ -187,7 +189,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a call finds: a tensor, and what is known of its gradient.
+    """A tensor as a call finds it, with what is known of its gradient.
 
     Attributes:
         leaf: tensor that requires a gradient.

@@ -117,12 +117,12 @@ class Recorder:
             value = self.value_of(tensor)
             if is_leaf(tensor):
                 self.unknown.append(tensor)
-        if isinstance(value, (Argument, Captured)):
-            if tensor.grad_fn is not None and torch.is_grad_enabled():
-                self.refuse(
-                    "uses a tensor from outside with a history of its own, which a replay can't go back "
-                    "through: pass it as an argument and take x.detach() of it before the call"
-                )
+        is_outside = isinstance(value, (Argument, Captured))
+        if is_outside and tensor.grad_fn is not None and torch.is_grad_enabled():
+            self.refuse(
+                "uses a tensor from outside with a history of its own, which a replay can't go back through: "
+                "pass x.detach()"
+            )
         if isinstance(value, (Argument, Captured, Gradient)):
             self._touched.setdefault(value, (weakref.ref(tensor), version_of(tensor)))
         return value
@@ -206,10 +206,12 @@ class Recorder:
         before = {g.leaf: g.value for p in self.parts[:-1] for g in p.gradients}
         for entry in self.entries:
             tensor = entry.leaf.find(self._leaves)
-            value = self.value_of(tensor.grad) if tensor is not None and tensor.grad is not None else None
+            gradient = None if tensor is None else tensor.grad
+            value = None if gradient is None else self.value_of(gradient)
             start = None if entry.gradient is None else Gradient(entry.leaf)
             if value != before.get(entry.leaf, start):
-                part.gradients.append(Grad(entry.leaf, value))
+                version = version_of(gradient) if isinstance(value, Made) else 0
+                part.gradients.append(Grad(entry.leaf, value, version))
 
     def value_of(self, tensor: Tensor) -> Value:
         """Return the value of a tensor; one that isn't known comes from outside."""
@@ -278,7 +280,7 @@ def is_tensor(value: Any) -> bool:
 
 def is_leaf(tensor: torch.Tensor) -> bool:
     """Return whether a tensor gets a gradient of its own."""
-    return tensor.requires_grad and tensor.is_leaf
+    return bool(tensor.requires_grad and tensor.is_leaf)
 
 
 def first_difference(one: Sequence[Part], other: Sequence[Part]) -> str:
@@ -322,5 +324,5 @@ def _difference(a: Recorded | None, b: Recorded | None) -> str:
 
 def _is_equal(one: Any, other: Any) -> bool:
     if isinstance(one, list):
-        return all(map(_is_equal, one, other))
-    return one is other or (one is not None and other is not None and bool(torch.equal(one, other)))
+        return all(_is_equal(a, b) for a, b in zip(one, other, strict=True))
+    return one is other if one is None or other is None else bool(torch.equal(one, other))

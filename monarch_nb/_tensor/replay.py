@@ -156,10 +156,12 @@ class Recording:
     ) -> None:
         """Do what Python would have done: versions, gradients, and the step of an optimiser."""
         changed = [t for t in (found[each] for each in part.versions) if t is not None]
+        for each in part.gradients:
+            gradient = _gradient(each, found, made)
+            each.leaf.find(leaves).grad = gradient
+            changed += [gradient] * each.version
         if changed:
             increment_version(changed)
-        for each in part.gradients:
-            each.leaf.find(leaves).grad = _gradient(each, found, made)
         if part.optimizer is not None:
             optimizer = part.optimizer()
             assert optimizer is not None

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from monarch_nb._rank.tensor.private import item_op, schema_of
+from monarch_nb._rank.tensor.private import FAKE_MODE, dispatch_mode, item_op, schema_of
 from monarch_nb._tensor.recorder import Recorder
 from monarch_nb._tensor.tensor import Tensor
 
@@ -89,8 +89,8 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         """Look at an operation on plain tensors, and do it."""
         named = dict(kwargs or {})
         inputs = [x for x in pytree.tree_leaves((tuple(args), named)) if isinstance(x, torch.Tensor)]
-        is_other = named.get("device") == _META or any(type(x) not in _PLAIN or x.is_meta for x in inputs)
-        if self._recorder.is_paused or is_other:
+        is_other = any(type(x) not in _PLAIN or x.is_meta for x in inputs)
+        if self._recorder.is_paused or is_other or dispatch_mode(FAKE_MODE) is not None:
             return func(*args, **named)
         self._check(func, args, named, inputs)
         result = func(*args, **named)
@@ -144,7 +144,6 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
                 (self._derived.add if is_derived else self._derived.discard)(id(each))
 
 
-_META = torch.device("meta")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 

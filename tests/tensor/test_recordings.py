@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensor.models import CASES, Case
 from torch import nn, optim
 from torch.nn import functional
 
@@ -22,7 +23,6 @@ from monarch_nb._tensor.compiled import MOST_MISSES, MOST_TRIES
 from monarch_nb._wire.process import wait_until_gone
 from monarch_nb.distributed import Mesh
 from monarch_nb.exceptions import DeviceMeshError, MeshUsageError, RemoteException, WrongTensor
-from tensor.models import CASES, Case
 
 pytestmark = pytest.mark.filterwarnings("ignore:aten")
 WARM_UP = 4
@@ -81,22 +81,25 @@ class Pair:
         expected = self.steps[0](*batch)
         torch.set_rng_state(seed)
         found = self.compiled(*batch)
-        assert torch.equal(found.full(), expected.full())
+        assert found.item() == expected.item()
         assert (found.requires_grad, found.is_leaf, found.mesh_meta) == (True, False, expected.mesh_meta)
         self.compare()
 
     def compare(self) -> None:
-        theirs, ours = ([*m.named_parameters(), *m.named_buffers()] for m in self.models)
-        for (name, a), (_, b) in zip(theirs, ours, strict=True):
-            assert torch.equal(a.full(), b.full()), name
-            assert a._version == b._version, name
-            assert (a.grad is None) == (b.grad is None)
+        differ = []
+        for a, b in zip(*([*m.parameters(), *m.buffers()] for m in self.models), strict=True):
+            assert a._version == b._version and (a.grad is None) == (b.grad is None)
+            differ.append((a != b).sum())
             if a.grad is not None:
-                assert a.grad.mesh_meta is b.grad.mesh_meta and torch.equal(a.grad.full(), b.grad.full())
+                assert a.grad.mesh_meta is b.grad.mesh_meta and a.grad._version == b.grad._version
+                differ.append((a.grad != b.grad).sum())
+        assert torch.stack(differ).sum().item() == 0
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", ["mlp", "gpt"])
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [*(("mlp", each) for each in OPTIMIZERS), *(("gpt", each) for each in ("sgd", "momentum", "adamw"))],
+)
 def test_ten_steps_are_those_of_the_function(mesh: Mesh, name: str, optimizer: str) -> None:
     pair = Pair(mesh, CASES[name], OPTIMIZERS[optimizer])
     for _ in range(10):
@@ -104,13 +107,12 @@ def test_ten_steps_are_those_of_the_function(mesh: Mesh, name: str, optimizer: s
     assert pair.compiled.num_replayed >= 10 - WARM_UP
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("name", [n for n in CASES if n not in ("gpt", "lstm")])
-def test_models_of_all_kinds(mesh: Mesh, name: str, strategy: str) -> None:
-    pair = Pair(mesh, CASES[name], OPTIMIZERS["momentum"], strategy, clip=True)
-    for _ in range(WARM_UP + 3):
+def test_models_of_all_kinds(mesh: Mesh, name: str) -> None:
+    pair = Pair(mesh, CASES[name], OPTIMIZERS["momentum"], "fsdp", clip=True)
+    for _ in range(WARM_UP + 2):
         pair.step(*CASES[name].batch())
-    assert pair.compiled.num_replayed >= 3
+    assert pair.compiled.num_replayed >= 2
 
 
 def messages_of(engine: Any, do: Callable[[], Any]) -> list[Batch]:
@@ -545,7 +547,9 @@ def test_a_call_that_does_something_else(mesh: Mesh) -> None:
     numbers: Iterator[float] = iter(range(10))
     compiled = monarch_nb.compile(lambda x: x * float(next(numbers)))
     assert compiled(x).tolist() == [0.0, 0.0]
-    with pytest.raises(MeshUsageError, match=r"a number of aten\.mul.* was 0 first, then 1.*replay") as caught:
+    with pytest.raises(
+        MeshUsageError, match=r"a number of aten\.mul.* was 0 first, then 1.*replay"
+    ) as caught:
         compiled(x)
     assert "test_recordings.py, line" in str(caught.value) and "is to be an argument" in str(caught.value)
     flips = iter([True, False])
@@ -612,6 +616,11 @@ def test_a_function_that_raises_is_recorded_later(mesh: Mesh) -> None:
     assert compiled.num_replayed >= 1
 
 
+def repeat(num: int, function: Any, *args: Any) -> None:
+    for _ in range(num):
+        function(*args)
+
+
 def test_a_tensor_that_outlives_the_call_keeps_it_from_being_replayed(mesh: Mesh) -> None:
     kept: deque[Any] = deque()
 
@@ -623,8 +632,7 @@ def test_a_tensor_that_outlives_the_call_keeps_it_from_being_replayed(mesh: Mesh
     compiled = monarch_nb.compile(step)
     x = monarch_nb.distribute(torch.ones(2), mesh)
     with pytest.warns(UserWarning, match=r"step isn't replayed.*outlives the call.*in step:  y = x \+ 1"):
-        for _ in range(MOST_TRIES):
-            compiled(x)
+        repeat(MOST_TRIES, compiled, x)
     compiled(x)
     assert compiled.num_replayed == 0 and compiled.num_recorded == MOST_TRIES
     assert [t.tolist() for t in kept] == [[2.0, 2.0]] * (MOST_TRIES + 1)
@@ -641,8 +649,7 @@ def test_python_that_changes_something_keeps_it_from_being_replayed(mesh: Mesh) 
     compiled = monarch_nb.compile(step)
     x = monarch_nb.distribute(torch.ones(2), mesh)
     with pytest.warns(UserWarning, match="each call differs from those before: calls"):
-        for _ in range(MOST_MISSES):
-            compiled(x)
+        repeat(MOST_MISSES, compiled, x)
     assert calls == MOST_MISSES
 
 
@@ -658,7 +665,7 @@ def test_a_failure_in_a_replay_names_the_line_and_the_layer(mesh: Mesh) -> None:
 
     compiled = monarch_nb.compile(function)
     good = monarch_nb.distribute(torch.tensor([0, 3]), mesh)
-    expected = [compiled(good)[1].item() for _ in range(3)][0]
+    expected, *_ = [compiled(good)[1].item() for _ in range(3)]
     bad = monarch_nb.distribute(torch.tensor([0, 9]), mesh)
     kept, lost = compiled(bad)
     assert compiled.num_replayed == 2
