@@ -109,7 +109,7 @@ class Compiled:
     def _recorded(self, engine: Any, key: Any, call: _Call, reach: Reach) -> Any:
         known = [t for t in (ref() for ref in self._known.values()) if t is not None]
         recorder = Recorder(engine, call.leaves, known)
-        watch = Watch(recorder, self._live)
+        watch = Watch(recorder, self._live, reach.optimizers)
         with _recorded_by(recorder, engine), watch, watch.steps():
             flat, structure = pytree.tree_flatten(call.make())
             recorder.end_part()
@@ -127,12 +127,15 @@ class Compiled:
         """Return why a call can't be replayed as it was recorded; "" if it can."""
         if watch.found_live or recorder.unknown:
             return "each call meets other parameters, or other optimisers"
+        if recorder.rebound():
+            return "it changes the shape of a tensor from outside, or sets its .data"
         if recorder.outliving(recording.kept):
             gc.collect()
         outliving = recorder.outliving(recording.kept)
         if outliving:
             return f"a tensor outlives the call that isn't returned: {recorder.place_of(outliving[0])}"
-        changed = _changed(dict(reach.facts), dict(call.reach(self._live).facts))
+        changed = watch.changed_setting()
+        changed = changed or _changed(dict(reach.facts), dict(call.reach(self._live).facts))
         return f"it changes {changed} in Python, which a replay doesn't run" if changed else ""
 
     def _keep(self, key: Any, recording: Recording, reason: str) -> None:
@@ -148,6 +151,8 @@ class Compiled:
             return
         before.is_verified = True
         difference = first_difference(before.parts, recording.parts)
+        if not difference and (before.results, before.structure) != (recording.results, recording.structure):
+            difference = "it returned something else"
         if difference:
             self._recordings = [(k, r) for k, r in self._recordings if r is not before]
             raise MeshUsageError(
@@ -220,7 +225,8 @@ def _engine_of(values: Sequence[Any]) -> Any:
     if len(found) > 1:
         raise WrongTensor("WRONG_MESH: a compiled function uses tensors of one mesh, not of two")
     if found:
-        return found.pop()
+        engine = found.pop()
+        return None if engine.is_closed else engine
     mesh, engines = get_active_mesh(), live_engines()
     if mesh is not None:
         return grid_of(mesh).engine

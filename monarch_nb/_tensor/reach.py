@@ -1,5 +1,5 @@
-"""Finds what a function sees besides its arguments: global variables, closures, the object that it is a method
-of, modules and optimisers in them. What changes there may change what the function does.
+"""Finds what a function sees besides its arguments: global variables, closures, the object that it belongs
+to, modules and optimisers in them. What changes there may change what the function does.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Reach:
     Attributes:
         facts: what was found, as far as it decides what a function does.
         tensors: tensors of a mesh that were found.
+        optimizers: optimisers that were found.
     """
 
     def __init__(self, live: Any) -> None:
@@ -39,6 +40,7 @@ class Reach:
         self._seen: set[int] = set()
         self.facts: list[Fact] = []
         self.tensors: list[Tensor] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
 
     def add(self, name: tuple[Any, ...], value: Any, depth: int = 0) -> None:
         """Add a value, and what it leads to."""
@@ -86,13 +88,23 @@ class Reach:
 
     def _optimizer(self, name: tuple[Any, ...], optimizer: torch.optim.Optimizer) -> None:
         self.facts.append((name, id(optimizer)))
+        self.optimizers.append(optimizer)
         for n, group in enumerate(optimizer.param_groups):
             self.facts.append(((*name, n, "params"), tuple(map(id, group["params"]))))
             self.tensors += [p for p in group["params"] if isinstance(p, Tensor)]
-            if optimizer not in self._live:
-                for part, each in group.items():
-                    if part != "params":
-                        self.facts.append((Setting((*name, n, part), optimizer), _fact(each)))
+        if optimizer not in self._live:
+            for part, value in settings_of(optimizer):
+                self.facts.append((Setting((*name, *part), optimizer), value))
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> list[Fact]:
+    """Return the settings of an optimiser, by group and name."""
+    return [
+        ((n, part), _fact(value))
+        for n, group in enumerate(optimizer.param_groups)
+        for part, value in group.items()
+        if part != "params"
+    ]
 
 
 class Setting(tuple[Any, ...]):  # noqa: SLOT001 - a tuple has no slots of others

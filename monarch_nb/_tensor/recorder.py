@@ -64,6 +64,7 @@ class Recorder:
             id(x): n for n, x in enumerate(leaves) if isinstance(x, torch.Tensor) and not is_tensor(x)
         }
         ours = [x for x in known if self._has(x) and not x.dropped]
+        self._bound = [(weakref.ref(x), weakref.ref(x.mesh_handle)) for x in [*leaves, *ours] if self._has(x)]
         slots = {x.mesh_handle.slot for x in ours}
         for n, each in enumerate(leaves):
             if self._has(each):
@@ -235,6 +236,11 @@ class Recorder:
             for slot, value in self._values.items()
             if isinstance(value, Made) and slot not in unused and value not in expected
         ]
+
+    def rebound(self) -> bool:
+        """Return whether the call has given a tensor from outside another slot, as `squeeze_` does."""
+        tensors = ((tensor(), handle) for tensor, handle in self._bound)
+        return any(t is not None and not t.dropped and t.mesh_handle is not h() for t, h in tensors)
 
     def place_of(self, made: Made) -> Place:
         """Return the line that made a value."""

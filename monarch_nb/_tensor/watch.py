@@ -5,7 +5,7 @@ computes with them nor changes them.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monarch_nb._rank.tensor.private import FAKE_MODE, dispatch_mode, item_op, schema_of
+from monarch_nb._tensor.reach import settings_of
 from monarch_nb._tensor.recorder import Recorder
 from monarch_nb._tensor.tensor import Tensor
 
@@ -25,13 +26,21 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
     Args:
         recorder: the recording.
         live: optimisers that take their steps in Python; those that turn out to need it are added.
+        optimizers: optimisers that the call may use.
 
     Attributes:
         found_live: whether one was added.
     """
 
-    def __init__(self, recorder: Recorder, live: weakref.WeakSet[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        live: weakref.WeakSet[torch.optim.Optimizer],
+        optimizers: Iterable[torch.optim.Optimizer],
+    ) -> None:
         super().__init__()
+        self._settings = {each: settings_of(each) for each in optimizers}
+        self._changed = ""
         self._recorder = recorder
         recorder.is_constant = self.is_constant
         self._live = live
@@ -71,13 +80,27 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._has_arguments = len(args) > 1 or bool(kwargs)
         self._optimizer = optimizer
+        self._compare(optimizer)
         if optimizer in self._live and not self._has_arguments:
             self._recorder.pause(optimizer)
 
-    def _step_ends(self, *_: Any) -> None:
+    def _step_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._optimizer = None
+        self._settings[optimizer] = settings_of(optimizer)
         if self._recorder.is_paused:
             self._recorder.go_on()
+
+    def _compare(self, optimizer: torch.optim.Optimizer) -> None:
+        known = self._settings.get(optimizer)
+        for before, now in zip(known or (), settings_of(optimizer), strict=False):
+            if before != now and not self._changed:
+                self._changed = f"{now[0][1]} of {type(optimizer).__name__}"
+
+    def changed_setting(self) -> str:
+        """Return which setting of an optimiser was changed outside of its steps; "" if none was."""
+        for each in self._settings:
+            self._compare(each)
+        return self._changed
 
     def __torch_dispatch__(
         self,

@@ -653,6 +653,66 @@ def test_python_that_changes_something_keeps_it_from_being_replayed(mesh: Mesh) 
     assert calls == MOST_MISSES
 
 
+def test_a_scheduler_inside_keeps_it_from_being_replayed(mesh: Mesh) -> None:
+    model = monarch_nb.module_to_mesh(nn.Linear(2, 2), mesh)
+    optimizer = optim.SGD(model.parameters(), lr=1.0)
+    scheduler = optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    def step(x: Any) -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+        scheduler.step()
+
+    compiled = monarch_nb.compile(step)
+    with pytest.warns(UserWarning, match=r"step isn't replayed.*it changes .*lr.*in Python"):
+        repeat(8, compiled, torch.ones(2, 2))
+    assert optimizer.param_groups[0]["lr"] == 0.5**8 and compiled.num_replayed == 0
+
+
+def test_a_shape_that_is_changed_in_place_keeps_it_from_being_replayed(mesh: Mesh) -> None:
+    compiled = monarch_nb.compile(lambda x: x.squeeze_() + 1)
+
+    def call() -> None:
+        x = monarch_nb.distribute(torch.ones(2, 1), mesh)
+        assert compiled(x).shape == x.shape == (2,)
+
+    with pytest.warns(UserWarning, match="changes the shape of a tensor from outside"):
+        repeat(6, call)
+
+
+def test_other_results_are_noticed(mesh: Mesh) -> None:
+    numbers = iter(range(5))
+    compiled = monarch_nb.compile(lambda x: (x + 1, next(numbers)))
+    x = monarch_nb.distribute(torch.ones(2), mesh)
+    assert compiled(x)[1] == 0
+    with pytest.raises(MeshUsageError, match="it returned something else"):
+        compiled(x)
+
+
+def test_a_mesh_that_was_stopped() -> None:
+    compiled = monarch_nb.compile(lambda x: x + 1)
+    with Mesh((1,), ("data_parallel",)) as mesh:
+        x = monarch_nb.distribute(torch.ones(2), mesh)
+        assert [compiled(x).tolist() for _ in range(3)] == [[2.0, 2.0]] * 3
+    with pytest.raises(DeviceMeshError, match=r"stopped|closed|dead"):
+        compiled(x).tolist()
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_module_that_runs_on_the_ranks(mesh: Mesh, strategy: str) -> None:
+    case = CASES["mlp"]
+    plain = case.make()
+    models = [monarch_nb.parallelize(plain, mesh, strategy=strategy) for _ in range(2)]
+    optimizers = [optim.AdamW(m.parameters(), lr=1e-2) for m in models]
+    ordinary, step = (step_of(*both, case.loss) for both in zip(models, optimizers, strict=True))
+    compiled = monarch_nb.compile(step)
+    for _ in range(WARM_UP + 2):
+        batch = case.batch()
+        assert compiled(*batch).item() == ordinary(*batch).item()
+    assert compiled.num_replayed >= 2
+
+
 # --- failures
 
 
