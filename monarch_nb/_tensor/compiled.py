@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from monarch_nb._tensor.borrow import get_active_stream
 from monarch_nb._tensor.engines import grid_of, live_engines
 from monarch_nb._tensor.reach import SIMPLE, Reach, Setting, is_of_user
+from monarch_nb._tensor.recorded import Argument, Captured, Gradient
 from monarch_nb._tensor.recorder import Foreign, Recorder, first_difference
 from monarch_nb._tensor.replay import Recording, Result, given_back
 from monarch_nb._tensor.tensor import Tensor
@@ -186,10 +187,12 @@ class _Call:
         if isinstance(value, torch.Tensor):
             same = next(n for n, x in enumerate(self.leaves) if x is value)
             return tuple(value.shape), value.stride(), value.dtype, value.requires_grad, same
+        if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):  # `reach` looks into it
+            return type(value), id(value)
         try:
             hash(value)
         except TypeError:
-            if is_of_user(type(value)) and hasattr(value, "__dict__"):  # `reach` looks into it
+            if is_of_user(type(value)) and hasattr(value, "__dict__"):  # this, too
                 return type(value), id(value)
             raise WrongTensor(
                 f"a compiled function takes tensors, numbers and strings, not {type(value).__name__}: "
@@ -236,7 +239,10 @@ def _engine_of(values: Sequence[Any]) -> Any:
 def _result(recorder: Recorder, value: Any, leaves: Sequence[Any]) -> Result:
     """Return what a result is."""
     if isinstance(value, Tensor):
-        return Result(recorder.value_of(value), value.mesh_meta, value.requires_grad, value.is_leaf)
+        known = recorder.value_of(value)
+        is_outside = isinstance(known, (Argument, Captured, Gradient)) and known.find(leaves) is value
+        is_itself = is_outside or recorder.is_gradient(value)
+        return Result(known, value.mesh_meta, value.requires_grad, value.is_leaf, is_itself)
     argument = next((n for n, leaf in enumerate(leaves) if leaf is value), -1)
     if argument < 0 and not isinstance(value, (*SIMPLE, torch.Size)):
         recorder.refuse(
@@ -247,7 +253,8 @@ def _result(recorder: Recorder, value: Any, leaves: Sequence[Any]) -> Result:
 
 
 def _given(value: Any, result: Result) -> Any:
-    return value if result.value is None else given_back(value, result)
+    is_other = result.value is None or result.is_itself
+    return value if is_other else given_back(value.mesh_handle, result)
 
 
 def _changed(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> str:

@@ -222,6 +222,10 @@ class Recorder:
             found = self._values[slot] = Captured(tensor)
         return found
 
+    def is_gradient(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is a gradient that the call has set."""
+        return any(each.leaf.find(self._leaves).grad is tensor for p in self.parts for each in p.gradients)
+
     # --- what lives on
 
     def outliving(self, kept: Iterable[Value]) -> list[Made]:

@@ -16,7 +16,7 @@ from torch.autograd.graph import increment_version
 
 from monarch_nb._tensor.layout import NOWHERE, Laid, Layout
 from monarch_nb._tensor.metadata import Meta
-from monarch_nb._tensor.recorded import Argument, Captured, Grad, Gradient, Made, Part, Sent, Value
+from monarch_nb._tensor.recorded import Captured, Grad, Gradient, Made, Part, Sent, Value
 from monarch_nb._tensor.recorder import Recorder
 from monarch_nb._tensor.slots import Handle
 from monarch_nb._tensor.tensor import Tensor
@@ -33,6 +33,7 @@ class Result:
         value: what it is; None for any other result.
         meta: its metadata.
         requires_grad, is_leaf: as torch's.
+        is_itself: whether it is the very tensor that the value is: an argument, or one from outside.
         other: a result that isn't a tensor of the mesh: the same in each replay.
         argument: number of the argument that is returned; -1 if it's none.
     """
@@ -41,6 +42,7 @@ class Result:
     meta: Meta | None = None
     requires_grad: bool = False
     is_leaf: bool = True
+    is_itself: bool = False
     other: Any = None
     argument: int = -1
 
@@ -103,9 +105,8 @@ class Recording:
             self._lay_out()
         with self._sent_together():
             found: dict[Value, Any] = {each: each.find(leaves) for each in self._sources}
-            slots = {
-                v: t.mesh_handle.slot for v, t in found.items() if t is not None
-            }  # raises for dropped ones
+            # A tensor that was dropped raises here, before anything has changed.
+            slots = {value: each.mesh_handle.slot for value, each in found.items() if each is not None}
             self._free_gradients(leaves)
             made: dict[Value, Tensor] = {}
             for part, laid in zip(self.parts, self._laid, strict=True):
@@ -175,7 +176,11 @@ class Recording:
         if result.value is None:
             return result.other
         tensor = made[result.value] if isinstance(result.value, Made) else found[result.value]
-        return given_back(tensor, result)
+        if result.is_itself:
+            return tensor
+        if tensor is None and isinstance(result.value, Captured) and result.value.handle is not None:
+            return given_back(result.value.handle(), result)
+        return given_back(tensor.mesh_handle, result)
 
 
 def _gradient(change: Grad, found: dict[Value, Any], made: dict[Value, Tensor]) -> Any:
@@ -192,14 +197,12 @@ def _free(slots: Any, own: Sequence[int], stream: Any, numbers: Sequence[int]) -
         stream.forget_recorded(number)
 
 
-def given_back(tensor: Tensor, result: Result) -> Tensor:
-    """Return a tensor as the result of a compiled function: one that requires a gradient knows that it has
-    no history.
+def given_back(handle: Any, result: Result) -> Tensor:
+    """Return the tensor with a handle as the result of a compiled function: one that requires a gradient
+    knows that it has no history.
     """
-    if isinstance(result.value, (Argument, Captured)):
-        return tensor
     assert result.meta is not None
-    made = Tensor(result.meta, tensor.mesh_handle)
+    made = Tensor(result.meta, handle)
     if result.requires_grad and result.is_leaf:
         return made.requires_grad_()  # type: ignore[no-any-return]
     if not result.requires_grad:

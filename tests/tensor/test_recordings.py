@@ -457,6 +457,47 @@ def test_results_are_what_the_function_returns(mesh: Mesh) -> None:
     assert compiled.num_replayed == 3
 
 
+def test_results_that_share_values_with_tensors_from_outside(mesh: Mesh) -> None:
+    w = monarch_nb.distribute(torch.ones(2), mesh).requires_grad_()
+
+    def function(x: Any) -> Any:
+        (x * w).sum().backward()
+        return w, w.data, w.grad, x.data, w.detach()
+
+    compiled = monarch_nb.compile(function)
+    for _ in range(5):
+        x = monarch_nb.distribute(torch.ones(2), mesh)
+        itself, data, grad, other, detached = compiled(x)
+        assert itself is w and grad is w.grad and other is not x
+        assert not any(t.requires_grad for t in (data, grad, other, detached))
+        with torch.no_grad():
+            w.add_(1)
+        assert data.tolist() == detached.tolist() == w.tolist()
+    assert compiled.num_replayed >= 2
+
+
+def test_modules_and_optimizers_as_arguments(mesh: Mesh) -> None:
+    @monarch_nb.compile
+    def step(model: nn.Module, optimizer: optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    plain, x = nn.Linear(2, 2), torch.ones(4, 2)
+    losses = []
+    for _ in range(2):
+        model = monarch_nb.module_to_mesh(plain, mesh)
+        optimizer = optim.AdamW(model.parameters(), lr=0.1)
+        losses.append([step(model, optimizer, x).item() for _ in range(WARM_UP + 2)])
+    assert losses[0] == losses[1] and step.num_replayed >= 4
+    ref = weakref.ref(model)
+    del model, optimizer
+    gc.collect()
+    assert ref() is None
+
+
 def test_the_history_of_a_result_ends_there(mesh: Mesh) -> None:
     w = monarch_nb.distribute(torch.ones(2), mesh).requires_grad_()
     compiled = monarch_nb.compile(lambda x: (x * w).sum())
