@@ -110,7 +110,7 @@ class Compiled:
     def _recorded(self, engine: Any, key: Any, call: _Call, reach: Reach) -> Any:
         known = [t for t in (ref() for ref in self._known.values()) if t is not None]
         recorder = Recorder(engine, call.leaves, known)
-        watch = Watch(recorder, self._live, reach.optimizers)
+        watch = Watch(recorder, self._live, [*reach.optimizers, *self._live])
         with _recorded_by(recorder, engine), watch, watch.steps():
             flat, structure = pytree.tree_flatten(call.make())
             recorder.end_part()

@@ -26,7 +26,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
     Args:
         recorder: the recording.
         live: optimisers that take their steps in Python; those that turn out to need it are added.
-        optimizers: optimisers that the call may use.
+        optimizers: optimisers whose settings are known.
 
     Attributes:
         found_live: whether one was added.
@@ -80,9 +80,14 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._has_arguments = len(args) > 1 or bool(kwargs)
         self._optimizer = optimizer
-        self._compare(optimizer)
-        if optimizer in self._live and not self._has_arguments:
+        if optimizer not in self._settings:  # where nobody sees its settings change
+            self._runs_in_python()
+        elif optimizer in self._live:
+            self._check_arguments()
+            self._compare(optimizer)
             self._recorder.pause(optimizer)
+        else:
+            self._compare(optimizer)
 
     def _step_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._optimizer = None
@@ -141,14 +146,17 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
 
     def _runs_in_python(self) -> None:
         assert self._optimizer is not None
+        self._check_arguments()
+        if self._optimizer not in self._live:
+            self._live.add(self._optimizer)
+            self.found_live = True
+
+    def _check_arguments(self) -> None:
         if self._has_arguments:
             self._recorder.refuse(
                 f"calls step() of {type(self._optimizer).__name__} with arguments, which can't be replayed: "
                 "call it outside"
             )
-        if self._optimizer not in self._live:
-            self._live.add(self._optimizer)
-            self.found_live = True
 
     def _is_made_here(self, plain: torch.Tensor) -> bool:
         found = self._made.get(id(plain))

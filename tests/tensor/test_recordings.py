@@ -300,6 +300,42 @@ def test_a_learning_rate_that_changes_is_used(mesh: Mesh) -> None:
     assert pair.compiled.num_replayed >= 4, "the optimiser's step is done in Python, the rest is replayed"
 
 
+def test_an_optimizer_that_cant_be_seen(mesh: Mesh) -> None:
+    model = monarch_nb.module_to_mesh(nn.Linear(2, 2), mesh)
+    hidden = deque([optim.SGD(model.parameters(), lr=1.0)])  # nobody looks into a deque
+
+    def step(x: Any) -> None:
+        hidden[0].zero_grad()
+        model(x).sum().backward()
+        hidden[0].step()
+
+    compiled = monarch_nb.compile(step)
+    repeat(WARM_UP + 2, compiled, torch.ones(2, 2))
+    assert compiled.num_replayed >= 1
+    before = model.bias.tolist()
+    hidden[0].param_groups[0]["lr"] = 0.0
+    compiled(torch.ones(2, 2))
+    assert model.bias.tolist() == before
+
+
+def test_a_step_with_a_closure(mesh: Mesh) -> None:
+    model = monarch_nb.module_to_mesh(nn.Linear(2, 2), mesh)
+    optimizer = optim.SGD(model.parameters(), lr=1.0)
+
+    def loss_of(x: Any) -> Any:
+        optimizer.zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        return loss
+
+    compiled = monarch_nb.compile(lambda x: optimizer.step(lambda: loss_of(x)).detach())
+    repeat(WARM_UP + 1, compiled, torch.ones(2, 2))
+    assert compiled.num_replayed >= 1
+    optimizer.param_groups[0]["lr"] = 0.5
+    with pytest.raises(MeshUsageError, match=r"step\(\) of SGD with arguments.*call it outside"):
+        compiled(torch.ones(2, 2))
+
+
 def test_a_scheduler_outside(mesh: Mesh) -> None:
     pair = Pair(mesh, CASES["mlp"], OPTIMIZERS["adamw"])
     schedulers = [optim.lr_scheduler.StepLR(o, 2, 0.5) for o in pair.optimizers]
