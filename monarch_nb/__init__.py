@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from monarch_nb._tensor.movement import replicated as replicated
     from monarch_nb._tensor.movement import show as show
     from monarch_nb._tensor.recording import coalescing as coalescing
+    from monarch_nb._tensor.recording import compile as compile  # noqa: A004
     from monarch_nb._tensor.reduction import reduce as reduce
     from monarch_nb._tensor.reduction import reduce_ as reduce_
     from monarch_nb._tensor.reduction import slice_mesh as slice_mesh
@@ -98,6 +99,7 @@ _WHERE = {
     "Stream": "monarch_nb._tensor.borrow",
     "call_on_shard_and_fetch": "monarch_nb._tensor.remote",
     "coalescing": "monarch_nb._tensor.recording",
+    "compile": "monarch_nb._tensor.recording",
     "fetch_shard": "monarch_nb._tensor.movement",
     "get_active_stream": "monarch_nb._tensor.borrow",
     "grad_function": "monarch_nb._tensor.gradients",

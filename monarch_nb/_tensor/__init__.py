@@ -10,6 +10,7 @@ DTensor on the ranks) or *per-rank* (each rank has its own).
     plan          keys and templates: what an operation is without its tensors
     propagation   shapes and placements of results
     stream        the commands, and when they're sent
+    compiled      functions whose commands are recorded and replayed
     place         the user's line of each command
     failure       errors that name operation, ranks, layer and line
     controller    one mesh's engine

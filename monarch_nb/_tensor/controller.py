@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -54,12 +54,16 @@ from monarch_nb._tensor.metadata import (
 from monarch_nb._tensor.place import Places, users_line
 from monarch_nb._tensor.plan import Plan, TemplateMaker, floats_travel, positions, written_names
 from monarch_nb._tensor.propagation import Outcome, Propagation
+from monarch_nb._tensor.recorder import Foreign, Recorder
 from monarch_nb._tensor.recovery import recover
 from monarch_nb._tensor.slots import Handle, Slots
 from monarch_nb._tensor.stream import Stream
 from monarch_nb._tensor.tensor import Tensor, maker_of
 from monarch_nb._units import size_text
 from monarch_nb.exceptions import DeviceMeshError, MeshError, MeshUsageError, SupervisionError, WrongTensor
+
+if TYPE_CHECKING:
+    from monarch_nb._tensor.replay import Recording
 
 _numbers = itertools.count(1)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -135,6 +139,12 @@ class Engine:
         self._lost: SupervisionError | None = None
         self.module = ""
         """The layer whose forward runs."""
+        self.recorder: Recorder | Foreign | None = None
+        """Records the commands of a compiled function while its first calls run."""
+        self.recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
+        """Recordings of this engine's commands: ranks must know their plans."""
+        self.sends_soon = False
+        """Whether what is put is sent at once in any case, with what comes next."""
         self._warned_of: set[str] = set()
         self._adopted: dict[int, _Adopted] = {}
         self.slots = Slots()
@@ -332,6 +342,8 @@ class Engine:
                 meta: Any = plan.outputs[0]
                 handle = Handle(slots, seq, meta)
                 stream.add(plan.number, inputs, scalars, (handle.slot,))
+                if self.recorder is not None:
+                    self.recorder.command(plan, tensors, scalars, (handle.slot,))
                 make = meta.make
                 if make is None:
                     make = meta.make = maker_of(meta)
@@ -343,6 +355,8 @@ class Engine:
                 p.mesh_handle.slot for p, o in zip(parts, plan.outputs, strict=True) if isinstance(o, Meta)
             ]
             stream.add(plan.number, inputs, scalars, new)
+            if self.recorder is not None:
+                self.recorder.command(plan, tensors, scalars, new)
         for n in plan.writes:
             tensors[n].mesh_handle.seq = seq
         return plan.rebuild(parts)
@@ -421,7 +435,7 @@ class Engine:
 
     def _define(self, definition: Definition) -> None:
         """Tell the ranks of a plan. Of too many, those that weren't used for the longest are forgotten."""
-        if len(self._definitions) >= MAX_PLANS:
+        if len(self._definitions) >= MAX_PLANS and self.recorder is None:
             self._forget_plans()
         self._definitions[definition.plan] = definition
         self.stream.define(definition)
@@ -429,7 +443,8 @@ class Engine:
     def _forget_plans(self) -> None:
         tables: list[dict[Any, Plan]] = [self._plans, self._own_plans]
         last = {plan.number: plan.last for table in tables for plan in table.values()}
-        by_age = sorted(self._definitions, key=lambda number: last.get(number, -1))
+        recorded = {number for recording in self.recordings for number in recording.plans}
+        by_age = sorted(self._definitions.keys() - recorded, key=lambda number: last.get(number, -1))
         gone = set(by_age[: MAX_PLANS // 4])  # those that can't be used again come first
         for table in tables:
             for key in [key for key, plan in table.items() if plan.number in gone]:
@@ -559,8 +574,12 @@ class Engine:
         """
         known = self._adopted.get(id(plain))
         if known is not None and known.is_of(plain, grid):
+            if self.recorder is not None:
+                self.recorder.sent(plain, known.made, is_adopted=True)
             return known.made
         made = self.put(plain, grid, placements)
+        if self.recorder is not None:
+            self.recorder.sent(plain, made, is_adopted=True)
         number = id(plain)
         forgets = weakref.ref(plain, lambda _: self._adopted.pop(number, None))
         self._adopted[number] = _Adopted(forgets, version_of(plain), made)
@@ -586,10 +605,14 @@ class Engine:
                 if isinstance(plain, list)
                 else _parcel(plain, is_large)
             )
+            if self.recorder is not None:
+                self.recorder.parcel(plain)
             number = None if placements is None else grid.number
             made: Tensor = self.own("own.put", (number, placements, grid.ranks, maps), [], meta)
-            if is_large:
+            if is_large and not self.sends_soon:
                 self.stream.flush()
+        if self.recorder is not None:
+            self.recorder.sent(plain, made, maps=maps)
         return made
 
     def own(self, op: str, args: tuple[Any, ...], tensors: Sequence[Tensor], meta: Meta) -> Any:
@@ -657,6 +680,8 @@ class Engine:
             RemoteException: if the value's computation failed.
             SupervisionError: if a rank is dead.
         """
+        if self.recorder is not None:
+            self.recorder.fetches()
         self.check_usable(tensor)
         asked = (tensor if of is None else of).mesh_handle.seq
         try:
@@ -688,6 +713,8 @@ class Engine:
 
     def fetch_later(self, tensor: Tensor, how: FetchFrom) -> Any:
         """Request a value like `fetch`, without waiting; return a future of each rank's answer."""
+        if self.recorder is not None:
+            self.recorder.fetches()
         self.check_usable(tensor)
         self.stream.flush()
         asked = self._worker.fetch.call(tensor.mesh_handle.slot, how, tensor.mesh_meta.grid.ranks[0])

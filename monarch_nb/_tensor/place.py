@@ -67,6 +67,12 @@ class Places:
     def __init__(self) -> None:
         self._kept: deque[tuple[CodeType | None, int, str, str]] = deque(maxlen=KEPT)
         self.add = self._kept.append
+        self.extend = self._kept.extend
+
+    @property
+    def last(self) -> tuple[CodeType | None, int, str, str]:
+        """The place of the last command."""
+        return self._kept[-1]
 
     def of(self, seq: int, count: int) -> Place | None:
         """Return the place of a command; None if it's no longer stored.

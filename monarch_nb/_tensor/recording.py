@@ -1,12 +1,16 @@
-"""Sends many commands in one message."""
+"""Sends many commands in one message: those of a block, or those of a function that was recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
+from monarch_nb._tensor.compiled import Compiled
 from monarch_nb._tensor.engines import grid_of, live_engines
 from monarch_nb.actor.active import get_active_mesh
+from monarch_nb.exceptions import WrongTensor
 
 
 @contextmanager
@@ -26,3 +30,42 @@ def coalescing() -> Iterator[None]:
         for engine in engines:
             stack.enter_context(engine.stream.hold())
         yield
+
+
+def compile(fn: Callable[..., Any] | None = None, *, verify: bool = True) -> Any:  # noqa: A001 - Monarch's name
+    """Return a function whose operations on tensors of a mesh are recorded in its first calls, and replayed
+    in later ones: a whole training step, with its backward and its optimiser, is then one message of some
+    hundred bytes. Can be used as a decorator.
+
+    A replay doesn't run the function's Python, but for steps of optimisers that count their steps in this
+    process, or whose settings change. Its results, gradients and parameters are those of an ordinary call,
+    also random numbers, of which each replay draws new ones. Arguments that aren't tensors, shapes and
+    layouts of tensors, and values outside of the function that it refers to are compared at each call: for
+    others it's recorded anew.
+
+    Args:
+        fn: takes and returns tensors, numbers and strings, also in lists, tuples and dicts.
+        verify: whether the function is recorded twice before it's replayed, to compare both.
+
+    Returns:
+        a `Compiled`, to be called like the function.
+
+    Raises:
+        MeshUsageError: from a call: if the function needs a value of the mesh (`item()`), or plain tensors
+            that it computes in this process; if its second recording differs from the first. The error names
+            the line.
+
+    Example:
+        >>> @monarch_nb.compile                              # doctest: +SKIP
+        ... def step(inputs, targets):
+        ...     optimizer.zero_grad()
+        ...     loss = criterion(model(inputs), targets)
+        ...     loss.backward()
+        ...     optimizer.step()
+        ...     return loss.detach()
+    """
+    if fn is None:
+        return functools.partial(compile, verify=verify)
+    if not callable(fn):
+        raise WrongTensor(f"compile takes a function, not {type(fn).__name__}")
+    return Compiled(fn, verify=verify)

@@ -61,6 +61,10 @@ class Slots:
         self._free.extend(found)
         return found
 
+    def unused(self) -> set[int]:
+        """Return the slots that no tensor has now."""
+        return {*self._free, *self.dropped}
+
     @property
     def num_live(self) -> int:
         """The number of slots in use."""
@@ -72,7 +76,7 @@ class Handle:
     a tensor that has a `__del__`.
     """
 
-    __slots__ = ("meta", "num_bytes", "seq", "slot", "slots", "why")
+    __slots__ = ("__weakref__", "meta", "num_bytes", "seq", "slot", "slots", "why")
 
     def __init__(self, slots: Slots, seq: int, meta: Meta | None = None) -> None:
         self.slots = slots

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from monarch_nb._rank.tensor.protocol import DROP, Batch, Definition, GridDefinition
+from monarch_nb._rank.tensor.protocol import DROP, Batch, Definition, GridDefinition, RecordedPart
 from monarch_nb._tensor.slots import Slots
 from monarch_nb.exceptions import SupervisionError
 
@@ -53,6 +53,9 @@ class Stream:
         self._definitions: list[Definition] = []
         self._parcels: list[Any] = []
         self._unsent: list[Batch] = []
+        self._recorded: list[RecordedPart] = []
+        self._replays: list[tuple[int, int]] = []
+        self._forgotten_parts: list[int] = []
         self._acks: deque[Any] = deque()
         self.num_messages = self.num_bytes = 0
         self.num_held = 0
@@ -88,6 +91,27 @@ class Stream:
             self.flush()
         return self.count - 1
 
+    def replay(self, number: int, slots: Sequence[int], seeds: Sequence[float], num_commands: int) -> int:
+        """Add the commands of a recorded part; return the number of the first. The caller holds the lock."""
+        if not self.words:
+            self._clock.ring()
+        self._replays.append((len(self.words), len(self._parcels)))
+        self.words.extend((number, *slots))
+        self.words.frombytes(struct.pack(f"<{len(seeds)}d", *seeds))
+        self.count += num_commands
+        return self.count - num_commands
+
+    def define_recorded(self, part: RecordedPart) -> None:
+        """Send recorded commands to the ranks with the next message."""
+        with self.lock:
+            self._recorded.append(part)
+
+    def forget_recorded(self, number: int) -> None:
+        """Tell the ranks with the next message that a recorded part isn't replayed any more. Any thread may
+        call it, also the garbage collector.
+        """
+        self._forgotten_parts.append(number)
+
     def add_parcel(self, value: Any) -> None:
         """Add a plain value to the next command."""
         self._parcels.append(value)
@@ -103,7 +127,7 @@ class Stream:
     def flush(self) -> None:
         """Send the collected commands."""
         with self.lock:
-            if self._is_closed or not (self.words or self._grids or self._definitions or self._forgotten):
+            if self._is_closed or not self._has_news():
                 return
             batch = self._batch()
             try:
@@ -116,8 +140,13 @@ class Stream:
             self.num_bytes += len(batch.words)
         self._hold_back()
 
+    def _has_news(self) -> bool:
+        new = self.words or self._grids or self._definitions or self._forgotten or self._forgotten_parts
+        return bool(new)
+
     def _batch(self) -> Batch:
         """Return the collected commands."""
+        num = len(self._forgotten_parts)  # the garbage collector may add some meanwhile
         batch = Batch(
             self._first,
             self._slots.top,
@@ -125,11 +154,16 @@ class Stream:
             tuple(self._grids),
             tuple(self._definitions),
             tuple(self._parcels),
+            tuple(self._recorded),
+            tuple(self._replays),
             tuple(self._forgotten),
+            tuple(self._forgotten_parts[:num]),
         )
         self.words = array.array("I")
         self._first = self.count
         self._grids, self._definitions, self._parcels, self._forgotten = [], [], [], []
+        self._recorded, self._replays = [], []
+        del self._forgotten_parts[:num]
         return batch
 
     def unsent(self) -> list[Batch]:

@@ -246,7 +246,8 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         return html_of(self.mesh_meta, "dropped" if self.dropped else repr(self))
 
     def _numbers(self) -> str:
-        if not self.is_global or self.numel() > SHOWN_NUMBERS:
+        is_recorded = self.engine.recorder is not None
+        if not self.is_global or self.numel() > SHOWN_NUMBERS or is_recorded:
             return ""
         try:
             text = tensor_text(self.full(), 7)

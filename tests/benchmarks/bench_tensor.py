@@ -4,15 +4,23 @@ turns, on one machine.
 Prints, as CPU time of this process, the least of some rounds: an operation that was done before, on tensors
 of a mesh and on plain ones of four numbers, which is what Python and torch's dispatch cost; a training step
 of a small network; words and commands that a step sends.
+
+Then a training step of a GPT, as streamed commands and as a replay of `monarch_nb.compile`, beside the same
+step written by hand for DTensors, on the same ranks and process groups: blocks of some steps, in random order
+within each round, by hand twice. Ratios are of CPU time of the ranks, by round: wall times say little on a
+machine that others load, too. If by hand against by hand isn't 1, the rest can't be told either.
 """
 
 from __future__ import annotations
 
+import random
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from gpt_by_hand import GPT, by_hand, cpu_of_rank, losses_of, trained_by_hand
 from torch import nn, optim
 
 import monarch_nb
@@ -22,6 +30,8 @@ NUM_RANKS = 2
 NUM_ROUNDS = 15
 NUM_OPERATIONS = 300
 NUM_STEPS = 10
+GPT_ROUNDS = 10
+GPT_STEPS = 5
 
 
 def cpu_s(do: Callable[[], object]) -> float:
@@ -104,8 +114,81 @@ def training(mesh: Mesh) -> None:
     )
 
 
+Block = Callable[[], None]
+
+
+def gpt_blocks(mesh: Mesh) -> dict[str, Block]:
+    """Return the ways to take some steps of a GPT."""
+    plain, batch = GPT(), torch.randint(GPT.VOCABULARY, (8, GPT.LENGTH))
+    inputs, targets = (
+        monarch_nb.distribute(t, mesh, ["data_parallel"]) for t in (batch, batch.roll(-1, 1).flatten())
+    )
+    mesh.execute(by_hand, plain, inputs, targets)
+
+    def stepping() -> Callable[[Any, Any], Any]:
+        model = monarch_nb.module_to_mesh(plain, mesh)
+        optimizer = optim.SGD(model.parameters(), lr=1e-2)
+
+        def step(x: Any, y: Any) -> Any:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    def block(step: Callable[[Any, Any], Any]) -> Block:
+        def do() -> None:
+            for _ in range(GPT_STEPS):
+                loss = step(inputs, targets)
+            losses.append(loss.item())
+
+        losses: list[float] = []
+        do.losses = losses  # type: ignore[attr-defined]
+        return do
+
+    def hand() -> None:
+        mesh.execute(trained_by_hand, GPT_STEPS)
+
+    blocks = {"streamed": block(stepping()), "replayed": block(monarch_nb.compile(stepping()))}
+    return {"by hand": hand, **blocks, "by hand again": hand}
+
+
+def gpt(mesh: Mesh) -> None:
+    """Print the rows of a GPT's step."""
+    blocks = gpt_blocks(mesh)
+    for each in [*blocks.values(), *blocks.values()]:
+        each()
+    taken: dict[str, list[tuple[float, float, float]]] = {name: [] for name in blocks}
+    engine = mesh.tensor_grid().engine
+    sent: dict[str, tuple[int, int]] = {}
+    for _ in range(GPT_ROUNDS):
+        for name in random.sample(list(blocks), len(blocks)):
+            messages, size = engine.stream.num_messages, engine.stream.num_bytes
+            ranks, here, began = sum(mesh.execute(cpu_of_rank)), time.thread_time(), time.perf_counter()
+            blocks[name]()
+            here, wall = time.thread_time() - here, time.perf_counter() - began
+            ranks = sum(mesh.execute(cpu_of_rank)) - ranks
+            taken[name].append((ranks / NUM_RANKS, here, wall))
+            sent[name] = engine.stream.num_messages - messages, engine.stream.num_bytes - size
+    for name, values in taken.items():
+        ratios = sorted(a[0] / b[0] for a, b in zip(values, taken["by hand"], strict=True))
+        rank, here, wall = (statistics.median(v[n] for v in values) / GPT_STEPS * 1e3 for n in range(3))
+        print(
+            f"GPT step, {name:<14} rank {rank:7.1f} ms CPU, {statistics.median(ratios):5.2f} x by hand "
+            f"({ratios[0]:.2f} to {ratios[-1]:.2f})   here {here:6.2f} ms CPU   {wall:7.1f} ms   "
+            f"{sent[name][1] / GPT_STEPS:6.0f} bytes"
+        )
+    known = {round(losses[-1], 4) for losses in (blocks[n].losses for n in ("streamed", "replayed"))}  # type: ignore[attr-defined]
+    print(
+        f"  losses at the end: {sorted(known)}, by hand {mesh.execute(losses_of)[-1]:.4f} after twice as many"
+    )
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with Mesh((NUM_RANKS,), ("data_parallel",)) as benchmarked:
         operations(benchmarked)
         training(benchmarked)
+        gpt(benchmarked)

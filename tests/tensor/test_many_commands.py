@@ -12,7 +12,7 @@ import torch
 from processes import PATIENCE_S
 
 import monarch_nb
-from monarch_nb._rank.tensor.executor import KEPT_BATCHES, executors
+from monarch_nb._rank.tensor.executor import KEPT_MESSAGES, executors
 from monarch_nb._tensor import controller, metadata
 from monarch_nb.distributed import Mesh
 
@@ -87,7 +87,7 @@ def test_plans_of_many_shapes_are_forgotten(mesh: Mesh, num: int, monkeypatch: p
         on_ranks.append(mesh.execute(num_plans, engine.name))
     assert max(ours) <= 3 * most, "descriptions that nobody uses are forgotten, too"
     if num > 1000:
-        assert max(on_ranks) <= most + 10 * KEPT_BATCHES, on_ranks
+        assert max(on_ranks) <= most + 10 * KEPT_MESSAGES, on_ranks
         assert theirs[3] < theirs[1] + (24 << 20), theirs
 
 

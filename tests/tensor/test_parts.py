@@ -12,7 +12,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from monarch_nb._rank.tensor import private
 from monarch_nb._rank.tensor.compiler import compile_plan
-from monarch_nb._rank.tensor.executor import KEPT_BATCHES, Executor
+from monarch_nb._rank.tensor.executor import KEPT_MESSAGES, Executor
 from monarch_nb._rank.tensor.protocol import (
     DROP,
     SINGLE,
@@ -155,10 +155,10 @@ def test_plans_are_forgotten_when_no_kept_message_needs_them() -> None:
     words = array.array("I", [1, 1]).tobytes()
     alone.executor.run(Batch(1, 8, words, (), (MM,), (torch.ones(1),), forgotten=(1,)))
     assert set(alone.executor._plans) == {1, 2}, "kept messages have commands of that plan"
-    for n in range(KEPT_BATCHES):
+    for n in range(KEPT_MESSAGES):
         alone.run(2 + n, [2, 0, 0, 2])
     assert set(alone.executor._plans) == {2}
-    assert all(not batch.parcels for batch in alone.executor._batches), "values aren't kept"
+    assert all(next(each.parcels(), None) is None for each in alone.executor._messages), "values aren't kept"
 
 
 def test_what_is_left_out_and_what_it_would_have_changed() -> None:

@@ -8,7 +8,6 @@ and all go on behind the last command that anyone has done.
 
 from __future__ import annotations
 
-import array
 import functools
 import importlib
 import logging
@@ -19,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Final, cast
 
@@ -56,6 +54,7 @@ from monarch_nb._rank.tensor.protocol import (
     Stopped,
 )  # fmt: skip
 from monarch_nb._rank.tensor.recovery import Stale, exchange, offered, versions_of
+from monarch_nb._rank.tensor.replays import Message, Replays
 from monarch_nb._rank.tensor.whole import in_place, on_whole, place, seeded
 from monarch_nb._transport.failure import class_name, message_of, traceback_of
 
@@ -64,7 +63,7 @@ logging.getLogger("torch.distributed.tensor._redistribute").setLevel(
 )  # advice that isn't meant for the user
 DECISION_S = 120.0
 """How long a rank waits for a decision; then the controller is gone, and the rank continues by itself."""
-KEPT_BATCHES = 256
+KEPT_MESSAGES = 256
 
 executors: dict[str, Executor] = {}
 """The executors of this process, by name of the engine."""
@@ -91,14 +90,15 @@ class Executor:
         self._plans: dict[int, Definition] = {}
         self._commands: dict[int, Command] = {DROP: self._drop}
         self._meshes = Meshes(name, rank, self._check_halt)
-        self._batches: deque[Batch] = deque(maxlen=KEPT_BATCHES)
+        self._replays = Replays()
+        self._messages: deque[Message] = deque(maxlen=KEPT_MESSAGES)
         self._parcels: Iterator[Any] = iter(())
         self._skips_until = self._cause = 0
         self._epoch = self._begun_at = self._at = 0
         self._has_begun = False
         self._stopped: int | None = None
         """The first command that wasn't done, on a rank that was stopped since another one was lost."""
-        self._left_out: list[Batch] = []
+        self._left_out: list[Message] = []
         self._halts = threading.Event()
         self.decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
         self._own: dict[str, Callable[..., Any]] = {
@@ -123,33 +123,33 @@ class Executor:
         """Execute the commands of a message."""
         if not self._has_begun:  # the message was under way when a rank was lost
             if self._stopped is not None:
-                self._left_out.append(batch)
+                self._left_out.append(self._replays.message(batch))
             return
-        self._keep(batch)
-        words = words_of(batch)
-        self._parcels = iter(batch.parcels)
+        message = self._replays.message(batch)
+        self._keep(message)
+        words = message.words()
+        self._parcels = message.parcels()
         self._table.extend([None] * (batch.num_slots - len(self._table)))
         with torch.no_grad():
             try:
-                at = self._prepare(batch, words)
+                at = self._prepare(batch, message, words)
             except BaseException as error:
-                at = self._failed(batch, words, 0, error)
-            self._interpret(batch, words, at)
-        if batch.parcels and self._batches and self._batches[-1] is batch:  # their memory isn't needed again
-            self._batches[-1] = replace(batch, parcels=())
+                at = self._failed(message, words, 0, error)
+            self._interpret(message, words, at)
+        message.free_parcels()  # their memory isn't needed again
 
-    def _keep(self, batch: Batch) -> None:
+    def _keep(self, message: Message) -> None:
         """Keep a message, as other ranks may be behind; forget the plans that only older ones need."""
-        if len(self._batches) == KEPT_BATCHES:
-            for number in self._batches[0].forgotten:
+        if len(self._messages) == KEPT_MESSAGES:
+            for number in self._messages[0].forgotten:
                 self._plans.pop(number, None)
                 self._commands.pop(number, None)
         self._at = 0
-        self._batches.append(batch)
-        if batch.forgotten:
+        self._messages.append(message)
+        if message.forgotten:
             forget_layouts()
 
-    def _prepare(self, batch: Batch, words: Sequence[int]) -> int:
+    def _prepare(self, batch: Batch, message: Message, words: Sequence[int]) -> int:
         """Register definitions; return the position after the skipped commands."""
         for plan in batch.definitions:
             self._register(plan)
@@ -157,14 +157,14 @@ class Executor:
         for grid in batch.grids:
             self._meshes.define(grid)
         if self._skips_until > batch.first:
-            return self._poison(batch, words, self._skips_until, self._cause)
+            return self._poison(message, words, self._skips_until, self._cause)
         return 0
 
     def _register(self, plan: Definition) -> None:
         self._plans[plan.plan] = plan
         self._commands[plan.plan] = self._compiled_later(plan)
 
-    def _interpret(self, batch: Batch, words: Sequence[int], at: int) -> None:
+    def _interpret(self, message: Message, words: Sequence[int], at: int) -> None:
         table, commands, end = self._table, self._commands, len(words)
         is_halted = self._halts.is_set
         while at < end:
@@ -174,7 +174,7 @@ class Executor:
                 self._at = at
                 at = commands[words[at]](table, words, at)
             except BaseException as error:
-                at = self._failed(batch, words, at, error)
+                at = self._failed(message, words, at, error)
 
     def _compiled_later(self, plan: Definition) -> Command:
         """Compile a plan when it's first used: what is wrong with it is that command's failure."""
@@ -209,18 +209,18 @@ class Executor:
 
     # --- failures
 
-    def _failed(self, batch: Batch, words: Sequence[int], at: int, error: BaseException) -> int:
+    def _failed(self, message: Message, words: Sequence[int], at: int, error: BaseException) -> int:
         """Poison the command's outputs; return the position to continue at."""
         plan = self._plans.get(words[at]) if at < len(words) else None
         cause = None if isinstance(error, Halted) or plan is None else self._poisoned_by(plan, words, at)
         if cause is not None:
             return self._skip(words, at, cause)
-        seq = batch.first + self._count(words, at)
+        seq = message.first + self._count(words, at)
         decision = self._ask(self._described(seq, plan, error))
         if isinstance(decision, Resume):
-            return self._resume(decision, batch, words, at)
+            return self._resume(decision, message, words, at)
         if isinstance(decision, Reset):
-            self._halt_at(seq, batch)
+            self._halt_at(seq, message)
             return len(words)
         return self._skip(words, at, decision.seq) if at < len(words) else at
 
@@ -261,8 +261,8 @@ class Executor:
         if not self._has_begun:
             return None
         try:
-            batch, at = self._batches[-1], self._at
-            return batch.first + self._count(words_of(batch), at)
+            message, at = self._messages[-1], self._at
+            return message.first + self._count(message.words(), at)
         except LookupError:  # nothing has come yet, or it goes on with the next message just now
             return self._begun_at
 
@@ -276,29 +276,30 @@ class Executor:
         collectives.abort()
         return self._has_begun
 
-    def _resume(self, decision: Resume, batch: Batch, words: Sequence[int], at: int) -> int:
+    def _resume(self, decision: Resume, message: Message, words: Sequence[int], at: int) -> int:
         """Poison the results since the first failure, here as on the other ranks; meet them after the last
         command that any rank has begun.
         """
-        own = batch.first + self._count(words, at)
+        own = message.first + self._count(words, at)
         self._cause = decision.cause
-        for old in list(self._batches)[:-1]:
-            if old.first + self._count(words_of(old), len(words_of(old))) > decision.first:
-                self._poison(old, words_of(old), decision.until, decision.cause, decision.first)
+        for old in list(self._messages)[:-1]:
+            before = old.words()
+            if old.first + self._count(before, len(before)) > decision.first:
+                self._poison(old, before, decision.until, decision.cause, decision.first)
         self._skips_until = decision.until
-        position = self._poison(batch, words, max(own, decision.until), decision.cause, decision.first)
+        position = self._poison(message, words, max(own, decision.until), decision.cause, decision.first)
         self._epoch = decision.epoch
         self._halts.clear()
         try:
             self._meshes.connect(decision.epoch, decision.address)
         except BaseException as error:
-            return self._failed(batch, words, position, error)
+            return self._failed(message, words, position, error)
         return position
 
-    def _poison(self, batch: Batch, words: Sequence[int], until: int, cause: int, first: int = 0) -> int:
+    def _poison(self, message: Message, words: Sequence[int], until: int, cause: int, first: int = 0) -> int:
         """Treat commands from `first` to before `until` as failed; return the position after them."""
-        at, seq = 0, batch.first
-        self._parcels = iter(batch.parcels)
+        at, seq = 0, message.first
+        self._parcels = message.parcels()
         while at < len(words) and seq < until:
             if words[at] != DROP and self._plans[words[at]].op == "own.put":
                 next(self._parcels, None)
@@ -330,10 +331,10 @@ class Executor:
         """Report and wait, if this rank was told to stop; called when it's idle."""
         if not self._halts.is_set() or not self._has_begun:
             return
-        batch = self._batches[-1] if self._batches else Batch(0, 0, b"")
-        words = words_of(batch)
+        message = self._messages[-1] if self._messages else self._replays.message(Batch(0, 0, b""))
+        words = message.words()
         with torch.no_grad():
-            self._failed(batch, words, len(words), Halted())
+            self._failed(message, words, len(words), Halted())
 
     # --- life
 
@@ -344,10 +345,10 @@ class Executor:
         self._meshes.connect(epoch, address)
         self._stopped, self._has_begun = None, True
 
-    def _halt_at(self, seq: int, batch: Batch | None = None) -> None:
-        """Do nothing more from this command on, which is one of the batch."""
+    def _halt_at(self, seq: int, message: Message | None = None) -> None:
+        """Do nothing more from this command on, which is one of the message."""
         self._has_begun, self._stopped = False, seq
-        self._left_out = [] if batch is None else [batch]
+        self._left_out = [] if message is None else [message]
 
     def _take_decisions(self) -> None:
         while not self.decisions.empty():
@@ -369,18 +370,19 @@ class Executor:
         return Stopped(self._stopped, versions_of(self._table), poisons, self._stale(unsent, self._stopped))
 
     def _next_seq(self) -> int:
-        if not self._batches:
+        if not self._messages:
             return self._begun_at
-        last = self._batches[-1]
-        return last.first + self._count(words_of(last), len(words_of(last)))
+        last = self._messages[-1]
+        words = last.words()
+        return last.first + self._count(words, len(words))
 
     def _stale(self, unsent: Sequence[Batch], stopped: int) -> frozenset[int]:
         """Return the slots whose values the commands would have changed that are left out."""
         found = Stale(self._table, _returns_views)
         plans = dict(self._plans)
-        for batch in [*self._left_out, *unsent]:
-            plans.update((plan.plan, plan) for plan in batch.definitions)
-            words, at, seq = words_of(batch), 0, batch.first
+        for message in [*self._left_out, *map(self._replays.message, unsent)]:
+            plans.update((plan.plan, plan) for plan in message.definitions)
+            words, at, seq = message.words(), 0, message.first
             while at < len(words):
                 plan = plans.get(words[at])
                 end = at + (2 + words[at + 1] if plan is None else plan.num_words)
@@ -416,7 +418,8 @@ class Executor:
             self._table[slot] = None
         for slot, seq in recovery.poisons.items():
             self._table[slot] = Poison(seq)
-        self._batches.clear()
+        self._messages.clear()
+        self._replays.clear()
         self._left_out, self._skips_until, self._begun_at = [], 0, recovery.first
         self._stopped, self._has_begun = None, True
 
@@ -587,11 +590,6 @@ def _unknown_op(name: str, module: str) -> str:
         f"{op} isn't registered on this rank. Register it there, too: run the cell that does so with "
         "%%mesh --always, as new and healed ranks will"
     )
-
-
-def words_of(batch: Batch) -> array.array[int]:
-    """Return the commands of a message."""
-    return array.array("I", batch.words)
 
 
 def _scalar(words: Any, at: int) -> float:

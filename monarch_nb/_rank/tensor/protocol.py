@@ -5,6 +5,9 @@ how many there are of each is known from the plan. A scalar is the eight bytes o
 `DROP` is followed by a count and so many slots.
 
 The n-th command of a message has the sequence number of the message plus n; a DROP counts as a command, too.
+
+A message may replay commands that were recorded before: its words then have the recording's number, slots and
+seeds in their place. A rank inserts the recorded commands there before it begins, and they count.
 """
 
 from __future__ import annotations
@@ -104,16 +107,41 @@ class Definition:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedPart:
+    """Commands that are executed again with other slots and seeds.
+
+    Attributes:
+        number: number by which messages refer to them.
+        words: the commands.
+        num_slots: number of slots that a replay brings.
+        positions: positions of words that are slots of a replay, as u32.
+        which: for each of them, the index of the slot in the replay, as u32.
+        seeds: positions of the seeds of commands that draw random numbers.
+        parcels: plain values that the commands take, in order.
+    """
+
+    number: int
+    words: bytes
+    num_slots: int
+    positions: bytes
+    which: bytes
+    seeds: tuple[int, ...] = ()
+    parcels: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One message of the stream.
 
     Attributes:
         first: sequence number of its first command.
         num_slots: how long the table must be.
-        words: the commands.
-        grids, definitions: what is new in them.
+        words: the commands; a replay is `number, slots ..., seeds ...`.
+        grids, definitions, recorded: what is new in them.
         parcels: plain values that its commands take, in order.
-        forgotten: plans that no later command uses.
+        replays: for each replay its position in the words, and the number of parcels before it.
+        forgotten: plans that no later command uses; `forgotten_parts`: recorded parts that no later message
+            replays.
     """
 
     first: int
@@ -122,7 +150,10 @@ class Batch:
     grids: tuple[GridDefinition, ...] = ()
     definitions: tuple[Definition, ...] = ()
     parcels: tuple[Any, ...] = ()
+    recorded: tuple[RecordedPart, ...] = ()
+    replays: tuple[tuple[int, int], ...] = ()
     forgotten: tuple[int, ...] = ()
+    forgotten_parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
