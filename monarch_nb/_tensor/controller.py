@@ -156,11 +156,11 @@ class Engine:
         self._next_plan = itertools.count(FIRST_PLAN)
         self._propagation = Propagation(is_tensor)
         self.num_misses = 0
-        self._begin()
+        self._start_executors()
 
     # --- life
 
-    def _begin(self) -> None:
+    def _start_executors(self) -> None:
         """Start the ranks' executors."""
         try:
             address = self.control_of(0).open_store.call_one().get(START_S)

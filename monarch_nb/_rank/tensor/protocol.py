@@ -259,7 +259,7 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a rank can give of the values that it was asked for.
+    """The values that a rank can give, of those that it was asked for.
 
     Attributes:
         memories: how many bytes each piece of memory has.
@@ -281,7 +281,7 @@ class Gift:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """How ranks begin again after some were lost, and started anew.
+    """The new start of all ranks, after some were lost and started anew.
 
     Attributes:
         epoch, address: of the process groups that are made anew, and where ranks meet.

@@ -98,10 +98,10 @@ def exchange(gifts: Sequence[Gift], table: list[Any], meshes: Meshes, rank: int)
                 _, memories = offered(table, list(gift.offer.values), meshes)
                 _all(group.send([each], 1, 0) for each in memories if each.numel())
             else:
-                _take(gift, group, table, meshes)
+                _receive(gift, group, table, meshes)
 
 
-def _take(gift: Gift, group: Any, table: list[Any], meshes: Meshes) -> None:
+def _receive(gift: Gift, group: Any, table: list[Any], meshes: Meshes) -> None:
     memories = [torch.empty(size, dtype=torch.uint8, device=device_type()) for size in gift.offer.memories]
     _all(group.recv([each], 0, 0) for each in memories if each.numel())
     for slot, value in gift.offer.values.items():
