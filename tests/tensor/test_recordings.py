@@ -18,7 +18,9 @@ from torch import nn, optim
 from torch.nn import functional
 
 import monarch_nb
+from monarch_nb._rank.tensor.executor import KEPT_MESSAGES
 from monarch_nb._rank.tensor.protocol import Batch
+from monarch_nb._tensor import controller
 from monarch_nb._tensor.compiled import MOST_MISSES, MOST_TRIES
 from monarch_nb._wire.process import wait_until_gone
 from monarch_nb.distributed import Mesh
@@ -179,7 +181,7 @@ def test_a_closed_recording_leaves_nothing_on_the_ranks(mesh: Mesh) -> None:
     gc.collect()
     assert engine.slots.num_live == before
     (message,) = messages_of(engine, lambda: (x + 1).sum().item())
-    assert len(message.forgotten) == 1
+    assert len(message.forgotten_parts) == 1
     assert compiled(x).item() == 168.0
 
 
@@ -893,3 +895,17 @@ def test_a_function_that_is_gone_frees_the_model(mesh: Mesh) -> None:
     del model, compiled
     gc.collect()
     assert ref() is None
+
+
+def test_plans_of_a_recording_are_not_forgotten(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = monarch_nb.distribute(torch.arange(8.0), mesh, ["data_parallel"])
+    compiled = monarch_nb.compile(lambda x: ((x + 5) * x).cos().sum())
+    expected = ((torch.arange(8.0) + 5) * torch.arange(8.0)).cos().sum()
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x).full(), expected)
+    monkeypatch.setattr(controller, "MAX_PLANS", 60)
+    for n in range(2 * KEPT_MESSAGES):  # shapes that are new each time, in messages of their own
+        (monarch_nb.distribute(torch.ones(n + 1), mesh) * 2).sum().item()
+    assert len(engine_of(mesh).definitions) < 200
+    torch.testing.assert_close(compiled(x).full(), expected)
+    assert compiled.num_recorded == 2
