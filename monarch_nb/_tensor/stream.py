@@ -141,8 +141,7 @@ class Stream:
         self._hold_back()
 
     def _has_news(self) -> bool:
-        new = self.words or self._grids or self._definitions or self._forgotten or self._forgotten_parts
-        return bool(new)
+        return bool(self.words or self._grids or self._definitions or self._forgotten)
 
     def _batch(self) -> Batch:
         """Return the collected commands."""
