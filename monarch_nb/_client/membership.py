@@ -20,6 +20,7 @@ from monarch_nb._client.mesh_name import check_mesh_name
 from monarch_nb._host.config import HostConfig
 from monarch_nb._host.launcher import LauncherError, Place, knock, read_invitation
 from monarch_nb._protocol.kept import Kept
+from monarch_nb._protocol.roles import Role
 from monarch_nb._wire.directory import new_directory
 from monarch_nb._wire.invitation import Invitation, InvitationError
 from monarch_nb._wire.keys import KeyPair
@@ -67,7 +68,8 @@ def join(text: str, name: str | None = None) -> Connection:
     except (LauncherError, InvitationError) as error:
         raise MeshStartError(f"mesh {invitation.mesh!r} can't be attached to: {error}") from None
     _keep(_key_path(invitation), place.keys, place.admission.host)
-    return relayed(name, place, os.path.join(new_directory(), "member"))
+    via = place.address.removeprefix("tcp://") if invitation.role == Role.OWNER.word else ""
+    return relayed(name, place, os.path.join(new_directory(), "member"), via=via)
 
 
 def _read(text: str) -> Invitation:

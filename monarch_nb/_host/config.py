@@ -28,9 +28,10 @@ class HostConfig(NamedTuple):
         requirements: what a program must have in common with it to take it: a `Requirements` as JSON.
         warm: whether it starts a zygote at once.
         name: of the mesh that a relay belongs to; `connection_file`: where it says how it's reached.
-        road: the command that leads a relay's `controller` (ipc://PATH) to another machine; its programs are
-            the mesh's owner's, and may be away for minutes. Empty: it dials by itself.
-        via: what people call that machine.
+        road: the command that leads a relay's `controller` (ipc://PATH) to another machine. Empty: it dials
+            by itself.
+        via: what people call the machine by which a relay reaches a mesh of its own user's; empty: the mesh
+            is another user's.
     """
 
     host: int
@@ -53,6 +54,11 @@ class HostConfig(NamedTuple):
     connection_file: str = ""
     road: tuple[str, ...] = ()
     via: str = ""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a relay's programs are those of the mesh's owner: they may be away for minutes."""
+        return bool(self.via)
 
     @classmethod
     def decode(cls, data: bytes) -> Self:

@@ -5,8 +5,8 @@ connection to the controller there, with the key that an invitation has let in, 
 whom it's for. It runs no ranks. It ends with the connection, when the key is void, or when no program has
 been there for a while; its programs are told why.
 
-With a road (`HostConfig.road`) the mesh is this user's own, on another machine. Then the connection may be
-lost for minutes: what is sent meanwhile, on both sides, arrives when it's back (`_wire/resuming`).
+The mesh may be this user's own, on another machine (`HostConfig.is_own`). Then the connection may be lost for
+minutes: what is sent meanwhile, on both sides, arrives when it's back (`_wire/resuming`).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Relay:
         """The pidfd of each program, by proc id."""
         self._router = Router(self._me, self.loop, self._send_local, self._send_remote)
         self._local.listen(self._me)
-        self._resumable = Resumable() if config.road else None
+        self._resumable = Resumable() if config.is_own else None
         self._num_unconfirmed = 0
         self._lost_at: float | None = None
         """When the connection by a road was lost; None: it isn't, or there was none yet."""
@@ -99,7 +99,7 @@ class Relay:
         )
         self._road = Road(self.loop, config.road) if config.road else None
         self._heard = self._used = self.loop.clock()
-        self._limit_s = AWAY_S if config.road else SILENT_S
+        self._limit_s = AWAY_S if config.is_own else SILENT_S
         self.loop.watch_socket(self._link, self._take_link)
         self.loop.watch_socket(self._monitor, self._on_connection)
         for number in (signal.SIGTERM, signal.SIGHUP):

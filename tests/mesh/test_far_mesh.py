@@ -211,6 +211,15 @@ def test_an_invitation_that_lies_there_lets_in_one_machine_after_the_other(
     assert failed.returncode == 1 and "is an invitation for observers" in failed.stderr, failed.stderr
 
 
+def test_an_invitation_of_ones_own_works_without_ssh(dev: Machines) -> None:
+    said = dev.there("share", "dev", "--own", "--token").stdout
+    attached = dev.here("attach", said.split()[-1])
+    assert attached.returncode == 0 and "can be used here as an owner" in attached.stdout, attached.stderr
+    assert not dev.roads()
+    assert "[0-1] 3" in dev.here("exec", "dev", "print(1 + 2)").stdout
+    assert dev.here("stop", "dev").returncode == 0
+
+
 def test_a_command_waits_for_the_end_of_a_mesh(dev: Machines) -> None:
     waiting = subprocess.Popen([dev.python, "-P", "-m", "monarch_nb", "wait", "dev"], stdout=subprocess.PIPE)
     assert dev.there("stop", "dev").returncode == 0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from tensor.models import CASES
 from torch import nn, optim
 
 import monarch_nb
@@ -185,6 +187,30 @@ def test_states_are_saved_and_loaded(mesh: Mesh, tmp_path: Any) -> None:
             each.zero_()
     model.load_state_dict(torch.load(tmp_path / "model.pt"))
     assert all(torch.equal(a.full(), b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:aten")
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_loop_in_single_precision(mesh: Mesh, name: str, strategy: str) -> None:
+    """Its operations are others on a CPU: attention in one kernel, LSTM with a workspace."""
+    case = CASES[name]
+    with single_precision():
+        plain = case.make()
+        model = monarch_nb.module_to_mesh(plain, mesh, strategy=strategy)
+        batches = [case.batch() for _ in range(3)]
+        found = train(model, batches, case.loss)
+        assert found == pytest.approx(train(plain, batches, case.loss), rel=1e-4)
+
+
+@contextmanager
+def single_precision() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def test_modules_that_cant_be_taken(mesh: Mesh) -> None:

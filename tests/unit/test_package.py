@@ -141,6 +141,7 @@ EXAMPLES = [
     "_protocol.warm",
     "_rank.environment",
     "_rank.operators",
+    "_rank.tensor.laying",
     "_rank.trace",
     "_rank.variables",
     "_shape.cpu_set",

@@ -31,6 +31,7 @@ from monarch_nb._rank.tensor import checkpoints, modules
 from monarch_nb._rank.tensor import strategies as strategies  # rules that DTensor needs
 from monarch_nb._rank.tensor.collective import moved, reduced
 from monarch_nb._rank.tensor.compiler import Command, compile_plan
+from monarch_nb._rank.tensor.laying import laid, lay_out
 from monarch_nb._rank.tensor.meshes import Meshes, device_type
 from monarch_nb._rank.tensor.private import forget_layouts, local_of, schema_of
 from monarch_nb._rank.tensor.protocol import (
@@ -55,7 +56,7 @@ from monarch_nb._rank.tensor.protocol import (
 )  # fmt: skip
 from monarch_nb._rank.tensor.recovery import Stale, exchange, offered, versions_of
 from monarch_nb._rank.tensor.replays import Message, Replays
-from monarch_nb._rank.tensor.whole import in_place, on_whole, place, seeded
+from monarch_nb._rank.tensor.whole import in_place, on_whole, place, seeded, with_workspace
 from monarch_nb._transport.failure import class_name, message_of, traceback_of
 
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(
@@ -183,10 +184,15 @@ class Executor:
             num_words = plan.num_words
             return lambda table, words, at: at + num_words
 
+        num = len(plan.outputs)
+
         def first(table: Any, words: Sequence[int], at: int) -> int:
             command = compile_plan(plan, self._operation(plan), _scalar)
             self._commands[plan.plan] = command
-            return command(table, words, at)
+            end = command(table, words, at)
+            if not plan.writes and not _returns_views(plan) and lay_out(table, words[end - num : end]):
+                self._commands[plan.plan] = laid(command, num)  # and so each time: a plan is of one layout
+            return end
 
         return first
 
@@ -199,6 +205,8 @@ class Executor:
             return functools.partial(op, device=device_type())
         if plan.is_random:
             op = seeded(op)
+        if plan.op == "aten.mkldnn_rnn_layer.default":
+            op = with_workspace(op)
         return on_whole(op, plan, mesh) if plan.is_whole and mesh is not None else op
 
     def _drop(self, table: list[Any], words: Sequence[int], at: int) -> int:

@@ -49,6 +49,19 @@ def seeded(op: Operation) -> Operation:
     return do
 
 
+def with_workspace(op: Operation) -> Operation:
+    """Return an operation whose workspace its backward needs: it makes none where no gradients are recorded,
+    and here the controller records them.
+    """
+
+    def do(*args: Any, **kwargs: Any) -> Any:
+        with torch.enable_grad():
+            found = op(*args, **kwargs)
+        return [each.detach() for each in found]
+
+    return do
+
+
 def place(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -> DTensor:
     """Return this rank's part of a tensor that all ranks have."""
     everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
