@@ -121,6 +121,14 @@ def test_it_is_started_used_left_and_found_again(cluster: Cluster, laptop: Lapto
     assert not invitation.exists()
 
 
+def test_where_the_commands_are_the_node_is_reached_directly(cluster: Cluster, laptop: Laptop) -> None:
+    laptop.profile.write_text(laptop.profile.read_text().replace('login = "login"\n', ""))
+    laptop.environment["SLURM_CONF"] = str(cluster.config)
+    cells = "%load_ext monarch_nb", "%mesh start big --on lab", "%%mesh\nprint(6 * 7)", "%mesh stop"
+    said = laptop.notebook(*cells)
+    assert "[0-3] 42" in said, said
+
+
 def test_it_waits_in_the_queue_without_anybody(cluster: Cluster, laptop: Laptop) -> None:
     job = cluster.command("sbatch", "--parsable", "--nodes=2", "--wrap", "sleep 600", "--output=/dev/null")
     wait_until(lambda: cluster.idle_nodes() == 1, "a job that is in the way")
