@@ -572,6 +572,7 @@ class Engine:
         """Return a plain tensor as a tensor of the mesh. It's sent once, and again only after it has
         changed.
         """
+        self._check_alive()  # what ranks were sent before a loss isn't there any more
         known = self._adopted.get(id(plain))
         if known is not None and known.is_of(plain, grid):
             if self.recorder is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 from collections import deque
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn, optim
+from waiting import wait_until
 
 import monarch_nb
 from monarch_nb.distributed import Mesh
@@ -146,3 +148,20 @@ def test_a_rank_that_shares_layers_dies(own_mesh: Mesh, tmp_path: Path) -> None:
     monarch_nb.restore(tmp_path / "run", model, optimizer)
     assert model[0].weight.placements[0].is_shard()
     assert step(model, optimizer, batch) == pytest.approx(wanted, abs=1e-6)
+
+
+def test_a_module_that_all_ranks_have_goes_on_without_a_checkpoint(own_mesh: Mesh) -> None:
+    """The loss happens between two steps; the new rank is given what the other one has."""
+    case = CASES["mlp"]
+    plain = case.make()
+    model = monarch_nb.parallelize(copy.deepcopy(plain), own_mesh, strategy="ddp")
+    ours, theirs = (optim.AdamW(each.parameters(), lr=1e-2) for each in (model, plain))
+    batches = [case.batch() for _ in range(4)]
+    for number, batch in enumerate(batches):
+        if number == 2:
+            os.kill(list(own_mesh.procs.execute(os.getpid).get(60).values())[1], signal.SIGKILL)
+            wait_until(lambda: not own_mesh.healthy(), "a rank that is lost")
+            with pytest.raises(DeviceMeshError):
+                model(batch[0]).sum().item()
+            monarch_nb.heal_mesh(own_mesh)
+        assert step(model, ours, batch) == pytest.approx(step(plain, theirs, batch), abs=1e-6)
