@@ -29,6 +29,8 @@ from monarch_nb._wire import marks
 
 _context = call_context.get
 _MAX_HELD = 1 << 14
+_MAX_AT_ONCE = select.PIPE_BUF // 4
+"""So many characters are written in one piece, also beside other threads: each takes up to four bytes."""
 _MAX_MARKS_KEPT = 64
 _FIRST_KEPT = 100
 """First number of kept descriptors: programs expect low numbers for files that they open."""
@@ -46,7 +48,8 @@ class OutputPipe:
     def __init__(self, token: str) -> None:
         self.lock = threading.RLock()
         self._token = token
-        self._cell = 0
+        self.cell = 0
+        """The cell to which unmarked output belongs."""
         self._marked = False
         self._is_broken = False
         """Whether descriptor 1 couldn't be written to."""
@@ -75,7 +78,7 @@ class OutputPipe:
     def begin_origin(self, origin: int) -> None:
         """Assign unmarked output from now on to cell `origin`, also after its end."""
         with self.lock:
-            self._cell = origin
+            self.cell = origin
             self._marks_around.clear()
             if self._marked:
                 self._marked = False
@@ -83,11 +86,11 @@ class OutputPipe:
 
     def write(self, origin: int, stream: str, data: bytes) -> None:
         """Write text of one cell and stream."""
-        if origin == self._cell and stream == "stdout" and len(data) <= select.PIPE_BUF:
+        if origin == self.cell and stream == "stdout" and len(data) <= select.PIPE_BUF:
             self._write_all(data)  # in one piece, also beside other threads
             return
         with self.lock:
-            if origin != self._cell or stream != "stdout":
+            if origin != self.cell or stream != "stdout":
                 before, behind = self._marks_around.get((origin, stream)) or self._marks_of(origin, stream)
                 data = before + data + behind
             self._write_all(data)
@@ -97,7 +100,7 @@ class OutputPipe:
         if len(self._marks_around) >= _MAX_MARKS_KEPT:
             self._marks_around.clear()
         before = marks.mark(self._token, marks.TEXT, origin, stream)
-        around = before, marks.mark(self._token, marks.TEXT, self._cell, "stdout")
+        around = before, marks.mark(self._token, marks.TEXT, self.cell, "stdout")
         self._marks_around[origin, stream] = around
         return around
 
@@ -224,8 +227,9 @@ class RankStream(io.TextIOBase):
                 self._send(origin, text)
 
     def _writer(self) -> Callable[[str], int]:
-        pop, unsettle, thread = self._unended.pop, self._pipe.unsettled.add, threading.get_ident
-        unended, send = self._unended, self._send
+        """Return `write`. It calls as little as it can: 80,000 lines are nothing unusual."""
+        pipe, send, unended, is_stdout = self._pipe, self._send, self._unended, self._fd == 1
+        pop, unsettle, thread = unended.pop, pipe.unsettled.add, threading.get_ident
 
         def write(text: str) -> int:
             if not isinstance(text, str):
@@ -237,11 +241,19 @@ class RankStream(io.TextIOBase):
                     text = begun[1] + text
                 else:
                     send(*begun)
-            if "\n" in text or "\r" in text or len(text) > _MAX_HELD:
-                send(origin, text)
-            else:
-                unsettle(origin)
+            unsettle(origin)
+            if "\n" not in text and "\r" not in text and len(text) <= _MAX_HELD:
                 unended[key] = origin, text
+            elif is_stdout and origin == pipe.cell and len(text) <= _MAX_AT_ONCE:
+                data = text.encode("utf-8", "replace")
+                try:
+                    written = os.write(1, data)
+                except OSError:
+                    written = 0
+                if written < len(data):
+                    pipe.write(origin, "stdout", data[written:])
+            else:
+                send(origin, text)
             return size
 
         return write

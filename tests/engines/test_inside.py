@@ -121,6 +121,19 @@ def test_it_is_started_used_left_and_found_again(cluster: Cluster, laptop: Lapto
     assert not invitation.exists()
 
 
+def test_it_grows_shrinks_and_is_given_back(cluster: Cluster, laptop: Laptop) -> None:
+    laptop.types("start", "big", "--on", "lab", "--procs", "1", "--time", "1h")
+    assert laptop.nodes() == ["n1", "n2"]
+    assert re.search(r"(59 min|1 h).* left", laptop.types("hosts", "big"))
+    laptop.types("grow", "big", "1")
+    assert laptop.nodes() == ["n1", "n2", "n3"]
+    laptop.types("shrink", "big", "--hosts", "n3")
+    wait_until(lambda: cluster.idle_nodes() == 1, "the node is given back")
+    assert laptop.nodes() == ["n1", "n2"]
+    laptop.types("stop", "big")
+    wait_until(lambda: not cluster.command("squeue", "-h"), "no job is left")
+
+
 def test_where_the_commands_are_the_node_is_reached_directly(cluster: Cluster, laptop: Laptop) -> None:
     laptop.profile.write_text(laptop.profile.read_text().replace('login = "login"\n', ""))
     laptop.environment["SLURM_CONF"] = str(cluster.config)
@@ -133,8 +146,14 @@ def test_it_waits_in_the_queue_without_anybody(cluster: Cluster, laptop: Laptop)
     job = cluster.command("sbatch", "--parsable", "--nodes=2", "--wrap", "sleep 600", "--output=/dev/null")
     wait_until(lambda: cluster.idle_nodes() == 1, "a job that is in the way")
     start = laptop.begin("start", "big", "--on", "lab", "--procs", "1")
+
+    def is_queued() -> bool:
+        said = laptop.types("queue")
+        assert start.poll() is None, f"{said}\n{start.communicate()}"
+        return re.search(r"queued \((?!being)", said) is not None
+
     try:
-        wait_until(lambda: re.search(r"queued \((?!being)", laptop.types("queue")), "a request in the queue")
+        wait_until(is_queued, "a request in the queue", T)
         start.send_signal(signal.SIGINT)
         assert "stays in the queue. Wait on: monarch-nb start big" in start.communicate(timeout=T)[1]
     finally:
