@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from monarch_nb.actor import this_host
+from monarch_nb import mesh as meshes
 
 
 def threads() -> tuple[str, int]:
@@ -19,8 +19,8 @@ def threads() -> tuple[str, int]:
     ("given", "taken"), [("4,2", 4), (" 3 ", 3), ("many", None), ("0", None), ("", None), ("2,", 2)]
 )
 def test_whatever_is_said_of_openmp_ranks_start(given: str, taken: int | None) -> None:
-    procs = this_host().spawn_procs({"gpus": 1}, env={"OMP_NUM_THREADS": given})
-    (found,) = procs.execute(threads).get(60).values()
+    mesh = meshes.start("threads", {"gpus": 1}, env={"OMP_NUM_THREADS": given})
+    (found,) = mesh.execute(threads).get(60).values()
     assert found[0] == given
     assert taken is None or found[1] == taken
-    procs.stop(grace_s=0.0).get(60)
+    mesh.stop(grace_s=0.0).get(60)

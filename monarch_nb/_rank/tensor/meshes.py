@@ -7,7 +7,6 @@ Private names of torch are used here: a DeviceMesh makes groups of the default o
 from __future__ import annotations
 
 import itertools
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -48,7 +48,8 @@ def machine() -> tuple[str, str, int]:
     """
     if device_type() == "cuda":
         return socket.gethostname(), "cuda", int(torch.cuda.mem_get_info()[0])
-    return socket.gethostname(), "cpu", os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # Files that were read fill what is unused, and give way: that isn't counted as taken.
+    return socket.gethostname(), "cpu", int(psutil.virtual_memory().available)
 
 
 class OwnMesh(DeviceMesh):  # type: ignore[misc]
