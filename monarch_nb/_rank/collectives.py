@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from monarch_nb._protocol.process_group import RemakeGroup
 from monarch_nb._protocol.questions import ProcessGroup
 from monarch_nb._rank import rendezvous
+from monarch_nb._wire.loaded import loaded
 
 _JOIN_S = 15.0
 
@@ -42,7 +42,7 @@ def abort(world_size: int | None = None) -> int:
     Args:
         world_size: only if the default process group, or this package's own groups, have that many ranks.
     """
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     distributed = getattr(torch, "distributed", None)
     if distributed is None or not distributed.is_available() or not _concerns(distributed, world_size):
         return 0
@@ -58,7 +58,7 @@ def _concerns(distributed: Any, world_size: int | None) -> bool:
 
 def describe_group() -> ProcessGroup | None:
     """Return the default process group, if there is one. Doesn't block."""
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    distributed = getattr(loaded("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return ProcessGroup(
@@ -78,7 +78,7 @@ def hold(on: bool) -> None:
     """Suspend the time-outs of all process groups while a user debugs a rank, or resume them. Operations that
     wait already keep their time-outs.
     """
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    distributed = getattr(loaded("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return
     groups = list(distributed.distributed_c10d._world.pg_map)
@@ -181,7 +181,7 @@ def count_groups_anew() -> None:
     torch also counts a group that couldn't be made, and ranks find each other by that count: where only some
     have failed, all later ones would wait in vain.
     """
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    distributed = getattr(loaded("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and not distributed.is_initialized():
         distributed.distributed_c10d._world.group_count = 0
 

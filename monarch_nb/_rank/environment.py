@@ -17,6 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from monarch_nb._wire.loaded import loaded
+
 GIT_S = 20.0
 _SECRET = re.compile(
     r"TOKEN|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE|_KEY$|AUTH|COOKIE|SESSION"
@@ -120,7 +122,7 @@ def _git(*arguments: str) -> bytes | None:
 
 def _gpu() -> dict[str, str]:
     found = {"driver": _driver(), "models": ", ".join(sorted(_models()))}
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     if torch is not None and torch.version.cuda:
         found["CUDA of torch"] = torch.version.cuda
         found["cuDNN"] = str(torch.backends.cudnn.version())
@@ -146,7 +148,7 @@ def _models() -> set[str]:
 
 
 def _torch() -> dict[str, str]:
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     if torch is None:
         return {"torch": "not imported"}
     found = {"torch": str(torch.__version__)}

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from monarch_nb._rank.collectives import count_groups_anew
+from monarch_nb._wire.loaded import loaded
 
 _TABLES = (
     "pg_map",
@@ -32,7 +33,7 @@ def fresh_torch() -> Iterator[None]:
     """Present torch to a program as in a new process; restore its state afterwards, and end the program's
     process groups.
     """
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     settings = None if torch is None else _Settings.of(torch)
     groups = _set_aside(torch)
     count_groups_anew()
@@ -101,7 +102,7 @@ class _Groups(msgspec.Struct, frozen=True):
 
 def _c10d() -> Any:
     """Return torch's registry of process groups; None if nobody has made one."""
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    distributed = getattr(loaded("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed.distributed_c10d

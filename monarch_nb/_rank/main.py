@@ -38,6 +38,7 @@ from monarch_nb._wire import message as wire
 from monarch_nb._wire.activity_page import ActivityPage
 from monarch_nb._wire.dump import DumpFile
 from monarch_nb._wire.granted import granted_cores
+from monarch_nb._wire.loaded import loaded
 from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb._wire.process import die_with_parent, set_process_name
 
@@ -277,7 +278,7 @@ def _limit_threads(spec: RankSpec, cores: int | None) -> None:
         if not outermost.isdecimal() or not int(outermost):
             return  # as in OpenMP, an invalid value has no effect
         num = int(outermost)
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     if torch is not None:
         torch.set_num_threads(num)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import sys
 import tracemalloc
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from monarch_nb._frames.cells import cell_number
 from monarch_nb._frames.owner import hidden_patterns
 from monarch_nb._protocol.profiles import MemoryReport
+from monarch_nb._wire.loaded import loaded
 
 MAX_LINES = 50
 MIN_LINE_BYTES = 1000
@@ -115,7 +115,7 @@ def _reset_peak() -> bool:
 
 def _cuda() -> Any:
     """Return torch.cuda if torch is imported and there is a GPU."""
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     return torch.cuda if torch is not None and torch.cuda.is_available() else None
 
 

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from monarch_nb._frames.owner import is_users, module_of
 from monarch_nb._protocol.hang import GroupProgress, Operation, RecordedOperation
 from monarch_nb._rank.blocking import called, look_up
+from monarch_nb._wire.loaded import loaded
 
 _DISTRIBUTED = "torch.distributed.distributed_c10d"
 _WRAPPERS = frozenset({"wrapper", "func_wrapper"})
@@ -224,7 +225,7 @@ def _dtype_name(name: str) -> str:
 
 
 def _distributed() -> Any:
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    distributed = getattr(loaded("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from monarch_nb._cells import Namespace
 from monarch_nb._protocol.variables import VariableRow
 from monarch_nb._transport.failure import class_name, message_of
+from monarch_nb._wire.loaded import loaded
 from monarch_nb.exceptions import NotDefinedHere
 
 MAX_TEXT = 60
@@ -96,8 +96,8 @@ def _content(value: Any, outline: VariableRow) -> VariableRow:
 
 def _outline(value: Any) -> VariableRow:
     """Return the columns of a row that cost nothing; a norm that could be computed is None."""
-    torch = sys.modules.get("torch")
-    numpy = sys.modules.get("numpy")
+    torch = loaded("torch")
+    numpy = loaded("numpy")
     if torch is not None and _is_dtensor(value):
         return {**_tensor_outline(value), "sharded": _placements(value)}
     if torch is not None and is_a(value, torch.Tensor):
@@ -122,7 +122,7 @@ def _tensor_outline(value: Any) -> VariableRow:
 
 
 def _norm(value: Any) -> float | None:
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    torch, numpy = loaded("torch"), loaded("numpy")
     if torch is not None and is_a(value, torch.Tensor):
         return _tensor_norm(value)
     if torch is not None and is_a(value, torch.nn.Module):
@@ -131,7 +131,7 @@ def _norm(value: Any) -> float | None:
 
 
 def _num_bytes(value: Any) -> int:
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     if torch is not None and is_a(value, torch.nn.Module):
         return sum(p.numel() * p.element_size() for p in value.parameters())
     return 0 if is_a(value, type) else int(getattr(value, "nbytes", 0) or 0)
@@ -191,7 +191,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     >>> dict(leaves({"a": [1, 2]}))
     {"['a'][0]": 1, "['a'][1]": 2}
     """
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     if torch is not None and is_a(value, torch.nn.Module | torch.optim.Optimizer):
         value = value.state_dict()
     if is_a(value, Mapping):
@@ -218,10 +218,10 @@ def digest(value: Any) -> str:
 
 
 def _leaf_digest(leaf: Any) -> bytes:
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     if torch is not None and is_a(leaf, torch.Tensor):
         return _tensor_digest(torch, leaf)
-    numpy = sys.modules.get("numpy")
+    numpy = loaded("numpy")
     if numpy is not None and is_a(leaf, numpy.ndarray) and leaf.dtype.kind != "O":
         head = f"{leaf.dtype}{leaf.shape}".encode()
         return hashlib.blake2b(
@@ -265,7 +265,7 @@ def leaf_at(value: Any, path: str) -> Any:
     """
     for found, leaf in leaves(value):
         if found == path:
-            torch = sys.modules.get("torch")
+            torch = loaded("torch")
             if torch is not None and is_a(leaf, torch.Tensor):
                 return leaf.to_local().detach().cpu() if _is_dtensor(leaf) else leaf.detach().cpu()
             return leaf

@@ -6,7 +6,6 @@ rank whose interpreter's lock is held doesn't answer, and what its activity page
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import suppress
 from types import FrameType
@@ -18,6 +17,7 @@ from monarch_nb._protocol.resources import Collective, Standing
 from monarch_nb._protocol.work import Work
 from monarch_nb._rank.operations import is_distributed, tensor_in
 from monarch_nb._sources import source_line
+from monarch_nb._wire.loaded import loaded
 
 if TYPE_CHECKING:
     from monarch_nb._rank.main import Rank
@@ -72,7 +72,7 @@ def _collective(frame: FrameType) -> Collective | None:
 
 def _sequence(group: Any) -> int:
     """Return how many operations of a group have been entered here; 0 if it doesn't count."""
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    distributed = getattr(loaded("torch"), "distributed", None)
     if distributed is None or not distributed.is_initialized():
         return 0
     with suppress(RuntimeError, AttributeError):

@@ -43,6 +43,7 @@ from monarch_nb._transport.pending import Body
 from monarch_nb._transport.transport import TransportClosed
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
+from monarch_nb._wire.loaded import loaded
 from monarch_nb._wire.message import Message
 
 if TYPE_CHECKING:
@@ -452,7 +453,7 @@ class Worker:
             Placement(tuple(where.procs), Shape.full(extent), spec.group.group, tuple(where.hosts))
         )
         found: dict[str, Any] = {"point": extent.point(self.rank.rank), "mesh": mesh}
-        torch = sys.modules.get("torch")
+        torch = loaded("torch")
         if torch is not None:
             found["device"] = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         return found

@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 
 from monarch_nb._tracebacks import ShowsItself
 from monarch_nb._wire import long_bytes, plain
+from monarch_nb._wire.loaded import loaded
 from monarch_nb._wire.segment import min_bytes
 from monarch_nb._wire.tables import reduce_table
 
@@ -201,7 +202,7 @@ def _make_pickler_class() -> type[Any]:
             elif isinstance(obj, types.CodeType):
                 return _with_filename(obj, self.dispatch_table[types.CodeType](obj))
             else:
-                torch = sys.modules.get("torch")
+                torch = loaded("torch")
                 if torch is not None and isinstance(obj, torch.Tensor):
                     reduced = _reduce_tensor(torch, obj, self._storages)
                     if reduced is not None:

@@ -8,9 +8,10 @@ shares its memory with another one of the message goes the general way.
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable
 from typing import Any, Final
+
+from monarch_nb._wire.loaded import loaded
 
 MAX_BYTES: Final = 1 << 16
 """Size above which copying dominates the cost."""
@@ -50,7 +51,7 @@ def reduced(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 def _learn(kind: type) -> bool:
     """Take note of a library's type, now that the library is there."""
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    torch, numpy = loaded("torch"), loaded("numpy")
     if torch is not None and kind is torch.Tensor:
         _learn_dtypes(torch)
         _checks[kind], _reducers[kind] = _tensor_address, _reduce_tensor

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, ParamSpec, TypeVar, overload
 
+from monarch_nb._wire.loaded import loaded
 from monarch_nb.actor.context import context
 
 P = ParamSpec("P")
@@ -27,7 +28,7 @@ def span(name: str) -> Iterator[None]:
         ...     pass
     """
     with ExitStack() as stack:
-        torch = sys.modules.get("torch")
+        torch = loaded("torch")
         if torch is not None:
             stack.enter_context(torch.profiler.record_function(name))
         trace = sys.modules.get("opentelemetry.trace")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 from monarch_nb._shape import MeshTrait, Point, Shape, format_ranks
 from monarch_nb._tracebacks import BadIndex, BadType, BadValue
 from monarch_nb._transport.failure import repr_of
+from monarch_nb._wire.loaded import loaded
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -164,7 +164,7 @@ def same(a: Any, b: Any) -> bool:
         return True
     if type(a) is not type(b):
         return False
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     try:
         if torch is not None and isinstance(a, torch.Tensor):
             return _same_tensor(torch, a, b)

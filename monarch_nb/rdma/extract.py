@@ -4,10 +4,10 @@ buffers.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
+from monarch_nb._wire.loaded import loaded
 from monarch_nb._wire.segment import MIN_OF_MANY_BYTES
 from monarch_nb.rdma.buffer import RDMABuffer
 from monarch_nb.rdma.segments import empty
@@ -55,7 +55,7 @@ def _map(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _is_big(leaf: Any) -> bool:
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     if torch is not None and type(leaf) is torch.Tensor:
         plain = (
             leaf.layout is torch.strided
@@ -66,7 +66,7 @@ def _is_big(leaf: Any) -> bool:
         return bool(
             plain and not leaf.requires_grad and leaf.numel() * leaf.element_size() >= MIN_OF_MANY_BYTES
         )
-    numpy = sys.modules.get("numpy")
+    numpy = loaded("numpy")
     return (
         numpy is not None
         and type(leaf) is numpy.ndarray

@@ -5,10 +5,10 @@ its layout, and whether it may be written.
 from __future__ import annotations
 
 import ctypes
-import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
+from monarch_nb._wire.loaded import loaded
 from monarch_nb._wire.segment import address_of
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.rdma.handle import MemoryKind
@@ -81,7 +81,7 @@ def memory_of(local: Local, what: str = "memory") -> Memory:
     """
     if isinstance(local, Memory):
         return local
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     if torch is not None and isinstance(local, torch.Tensor):
         return _of_tensor(torch, local, what)
     if type(local).__module__ == "numpy" and hasattr(local, "__array_interface__"):

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from monarch_nb._wire.loaded import loaded
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.rdma import versions
 from monarch_nb.rdma.box import Box
@@ -348,9 +349,8 @@ def _set(node: Any, name: str, value: Any, path: str = "") -> None:
 
 
 def _is_tensor(value: Any) -> bool:
-    import sys
 
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 

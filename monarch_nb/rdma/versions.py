@@ -12,13 +12,13 @@ or when the reader has what it needs and writes a 0. A reader that dies holds th
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from monarch_nb._wire.loaded import loaded
 from monarch_nb.exceptions import MeshUsageError, RDMAError, TransferTimeout
 from monarch_nb.rdma.buffer import RDMABuffer, deadline_of, handle_of, make_job
 from monarch_nb.rdma.data_plane import data_plane
@@ -119,7 +119,7 @@ def _finish_on_devices() -> None:
     """Wait until the work queued on this process' GPU is complete, because others read the results from now
     on.
     """
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import platform
 import subprocess
-import sys
 from contextlib import suppress
 
+from monarch_nb._wire.loaded import loaded
 from monarch_nb.mesh import Mesh
 
 _GIT_S = 5.0
@@ -23,7 +23,7 @@ def facts_of(mesh: Mesh) -> dict[str, str | int]:
         **{f"size_{label}": size for label, size in mesh.sizes.items()},
         "python": platform.python_version(),
     }
-    if (torch := sys.modules.get("torch")) is not None:
+    if (torch := loaded("torch")) is not None:
         found["torch"] = str(torch.__version__)
     for name, value in (("environment", mesh.status(fresh=False).environment), ("commit", _commit())):
         if value:

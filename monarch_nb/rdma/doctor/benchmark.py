@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from monarch_nb._protocol.base import Record
+from monarch_nb._wire.loaded import loaded
 from monarch_nb.exceptions import DeviceMeshError, RankTimeout
 from monarch_nb.rdma.buffer import RDMABuffer, handle_of
 from monarch_nb.rdma.data_plane import data_plane
@@ -59,7 +59,7 @@ def hold(token: str, size_bytes: int, on_gpu: bool) -> RDMABuffer | None:
     """
     for old in [t for t, (since, _) in _held.items() if time.monotonic() - since > KEPT_S]:
         let_go(old)
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     if on_gpu and (torch is None or not torch.cuda.is_initialized()):
         return None
     _held[token] = time.monotonic(), RDMABuffer(_memory(torch, size_bytes, on_gpu))
@@ -102,7 +102,7 @@ def read_by_paths(buffer: RDMABuffer, only: Sequence[str], all_paths: bool, larg
 
 
 def _room_for(buffer: RDMABuffer) -> Any:
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     if buffer.device != "cpu" and torch is not None and torch.cuda.is_initialized():
         return torch.empty(buffer.size(), dtype=torch.uint8, device="cuda")
     return memoryview(mmap.mmap(-1, buffer.size(), flags=mmap.MAP_PRIVATE))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import resource
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from msgspec import UNSET, UnsetType
 from monarch_nb._protocol.base import Record
 from monarch_nb._transport import process_context
 from monarch_nb._units import size_text
+from monarch_nb._wire.loaded import loaded
 from monarch_nb.rdma.handle import this_machine
 from monarch_nb.rdma.paths.verbs.report import PortReport, describe_devices, unavailable_reason
 
@@ -191,7 +191,7 @@ def _has_capability(number: int) -> bool:
 
 
 def _gpus() -> GPUs:
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     in_use = torch is not None and torch.cuda.is_initialized()
     num = sum(1 for _ in GPUS.glob("*"))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

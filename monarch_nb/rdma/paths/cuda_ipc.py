@@ -10,11 +10,11 @@ CUDA_VISIBLE_DEVICES of its own) can be opened, too: CUDA maps its memory for th
 
 from __future__ import annotations
 
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._protocol.base import Record
+from monarch_nb._wire.loaded import loaded
 from monarch_nb.exceptions import PathFailed
 from monarch_nb.rdma import staging
 from monarch_nb.rdma.handle import Handle
@@ -73,7 +73,7 @@ class CudaIpcPath(Path):
             return "the buffer is in host memory"
         if not handle.is_near:
             return f"{handle.owner.host} is another machine"
-        torch = sys.modules.get("torch")
+        torch = loaded("torch")
         if torch is None or not torch.cuda.is_available():
             return "this process sees no GPU"
         return self._failed.get((handle.owner.process, handle.gpu), "")

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from monarch_nb._wire.loaded import loaded
 from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.paths.verbs.errors import VerbsError
 
@@ -41,7 +42,7 @@ def _driver() -> Any:
 
 
 def _cuda_in_use() -> bool:
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     return torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
 
 
