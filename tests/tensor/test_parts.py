@@ -198,3 +198,10 @@ def test_places_of_commands() -> None:
 @pytest.mark.parametrize("name", [name for name in vars(private) if not name.startswith("_")])
 def test_private_names_of_torch_are_where_they_were(name: str) -> None:
     assert getattr(private, name) is not None
+
+
+def test_a_result_that_is_under_way_lies_where_it_will_be() -> None:
+    memory = torch.ones(4)
+    found = Stale([private.AsyncCollectiveTensor(memory), memory], lambda _: False)
+    found.leave_out(Definition(4, "aten.add_.Tensor", (Hole(0), 1), (), 1, 0, (), (0,)), [1], [])
+    assert found.slots == {0, 1}

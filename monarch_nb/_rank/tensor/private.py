@@ -46,6 +46,7 @@ _forget_native: Any = attrgetter("_C._clear_DTensor_sharding_propagator_cache")(
 _transforms: Any = attrgetter("_redistribute._gen_transform_infos")(torch.distributed.tensor)
 _propagator: Any = attrgetter("sharding_propagator")(dispatcher)
 torch_concatenate: Any = attrgetter("_concatenate")(DeviceMesh)
+AsyncCollectiveTensor: Any = attrgetter("_functional_collectives.AsyncCollectiveTensor")(torch.distributed)
 _custom_ops: Any = attrgetter("_library.custom_ops.OPDEFS")(torch)
 
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from monarch_nb._rank.tensor.meshes import Meshes, device_type
-from monarch_nb._rank.tensor.private import local_of, set_version, version_of
+from monarch_nb._rank.tensor.private import AsyncCollectiveTensor, local_of, set_version, version_of
 from monarch_nb._rank.tensor.protocol import Copied, Definition, Gift, Offer
 
 
@@ -74,6 +74,9 @@ def offered(table: Sequence[Any], slots: Sequence[int], meshes: Meshes) -> tuple
         if not isinstance(value, DTensor) or id(value.device_mesh) not in numbers:
             continue
         local = local_of(value)
+        if isinstance(local, AsyncCollectiveTensor) and not local.completed:
+            continue  # others may have gone before they had sent their part
+        local = _local(value)
         if local.layout != torch.strided:
             continue
         storage = local.untyped_storage()
@@ -132,4 +135,5 @@ def _key(storage: Any) -> int:
 
 
 def _local(value: torch.Tensor) -> torch.Tensor:
-    return local_of(value) if isinstance(value, DTensor) else value
+    local = local_of(value) if isinstance(value, DTensor) else value
+    return local.elem if isinstance(local, AsyncCollectiveTensor) else local  # a wrapper has no memory
