@@ -127,7 +127,7 @@ def test_it_grows_shrinks_and_is_given_back(cluster: Cluster, laptop: Laptop) ->
     assert re.search(r"(59\.\d min|1 h) left", laptop.types("hosts", "big"))
     laptop.types("grow", "big", "1")
     assert laptop.nodes() == ["n1", "n2", "n3"]
-    laptop.types("shrink", "big", "--hosts", "n3")
+    laptop.types("shrink", "big", "--hosts", "n3", "--force")
     wait_until(lambda: cluster.idle_nodes() == 1, "the node is given back")
     assert laptop.nodes() == ["n1", "n2"]
     laptop.types("stop", "big")
