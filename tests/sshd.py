@@ -94,6 +94,15 @@ class Sshd:
 
         wait_until(listens, "sshd that listens")
 
+    def put_on_path(self, folder: Path) -> str:
+        """Write an `ssh` that knows this daemon's names into a new folder; return a PATH that begins with
+        it.
+        """
+        folder.mkdir()
+        (folder / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {self.config} "$@"\n')
+        (folder / "ssh").chmod(0o755)
+        return f"{folder}:{os.environ['PATH']}"
+
     def close(self) -> None:
         """End it; sessions of masters end with their ssh."""
         self.process.terminate()

@@ -68,9 +68,6 @@ def test_a_notebook_in_a_job_takes_its_nodes(cluster: Cluster, tmp_path: Path) -
 def test_a_mesh_inside_a_job_is_used_through_a_login_node(cluster: Cluster, tmp_path: Path) -> None:
     """The controller is on the job's first node; the laptop has ssh to the login node, and nothing else."""
     server = sshd.Sshd(tmp_path / "sshd", ["login"])
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {server.config} "$@"\n')
-    (tmp_path / "bin" / "ssh").chmod(0o755)
     ours = f"{sys.executable} -P -m monarch_nb"
     script = (
         f"#!/bin/bash\n{SETUP}\nexport SLURM_CONF={cluster.config} JUPYTER_DATA_DIR={tmp_path}/data "
@@ -82,7 +79,7 @@ def test_a_mesh_inside_a_job_is_used_through_a_login_node(cluster: Cluster, tmp_
     job = cluster.command("sbatch", "--parsable", "--nodes=2", f"--output={said}", str(tmp_path / "job.sh"))
     near = {
         **os.environ,
-        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        "PATH": server.put_on_path(tmp_path / "bin"),
         "JUPYTER_RUNTIME_DIR": f"{tmp_path}/near",
         "JUPYTER_DATA_DIR": f"{tmp_path}/near-data",
     }

@@ -30,16 +30,12 @@ class Laptop:
     def __init__(self, folder: Path, cluster: Cluster) -> None:
         self.server = sshd.Sshd(folder / "sshd", ["login"], variable=f"SLURM_CONF={cluster.config}")
         self.folder = folder
-        (folder / "bin").mkdir()
-        ssh = folder / "bin" / "ssh"
-        ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {self.server.config} "$@"\n')
-        ssh.chmod(0o755)
         (folder / "monarch_nb").mkdir()
         self.profile = folder / "monarch_nb" / "clusters.toml"
         self.write_profile("hosts = 2")
         self.environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("SLURM")},
-            "PATH": f"{folder}/bin:{os.environ['PATH']}",
+            "PATH": self.server.put_on_path(folder / "bin"),
             "XDG_CONFIG_HOME": str(folder),
             "JUPYTER_RUNTIME_DIR": f"{folder}/run",
             "JUPYTER_DATA_DIR": f"{folder}/data",

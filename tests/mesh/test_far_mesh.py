@@ -80,15 +80,12 @@ class Machines:
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[Machines]:
     server = sshd.Sshd(tmp_path / "sshd", ["login"])
-    bin_ = tmp_path / "bin"
-    bin_.mkdir()
-    (bin_ / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {server.config} "$@"\n')
+    env = {**os.environ, **directories(tmp_path / "near"), "PATH": server.put_on_path(tmp_path / "bin")}
     lines = [f"export {name}={value}" for name, value in directories(tmp_path / "far").items()]
-    (bin_ / "python").write_text("\n".join(["#!/bin/sh", *lines, f'exec {sys.executable} "$@"', ""]))
-    for name in ("ssh", "python"):
-        (bin_ / name).chmod(0o755)
-    env = {**os.environ, **directories(tmp_path / "near"), "PATH": f"{bin_}:{os.environ['PATH']}"}
-    found = Machines(server, str(bin_ / "python"), env)
+    python = tmp_path / "bin" / "python"
+    python.write_text("\n".join(["#!/bin/sh", *lines, f'exec {sys.executable} "$@"', ""]))
+    python.chmod(0o755)
+    found = Machines(server, str(python), env)
     try:
         yield found
     finally:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import nn, optim
 from torch.nn import functional
 
 
@@ -115,6 +115,20 @@ def sparse() -> nn.Module:
 
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def train(model: nn.Module, batches: list[Batch], criterion: Any, make: Any = None) -> list[float]:
+    """Train as anybody does; return the losses. `make` makes the optimiser: AdamW by default."""
+    optimizer = make(model.parameters()) if make else optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        loss = criterion(model(inputs), targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
 
 
 @dataclass(frozen=True)

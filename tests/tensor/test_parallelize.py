@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn, optim
+from torch import nn
 
 import monarch_nb
 from monarch_nb.distributed import Mesh
 from monarch_nb.exceptions import MeshUsageError, RemoteException, ShapeError, ShardingError
-from tests.tensor.models import CASES, GPT, Batch, sparse
+from tests.tensor.models import CASES, GPT, sparse, train
 
 
 @pytest.fixture(autouse=True)
@@ -24,19 +24,6 @@ def doubles() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(torch.float32)
-
-
-def train(model: nn.Module, batches: list[Batch], criterion: Any) -> list[float]:
-    optimizer = optim.AdamW(model.parameters(), lr=1e-3)
-    losses = []
-    for inputs, targets in batches:
-        optimizer.zero_grad()
-        loss = criterion(model(inputs), targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
 HYBRID = ("gpt", "batch norm", "tied embeddings")

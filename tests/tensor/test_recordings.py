@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from tensor.models import CASES, Case
 from torch import nn, optim
 from torch.nn import functional
 
@@ -25,6 +24,7 @@ from monarch_nb._tensor.compiled import MOST_MISSES, MOST_TRIES
 from monarch_nb._wire.process import wait_until_gone
 from monarch_nb.distributed import Mesh
 from monarch_nb.exceptions import DeviceMeshError, MeshUsageError, RemoteException, WrongTensor
+from tests.tensor.models import CASES, Case
 
 pytestmark = pytest.mark.filterwarnings("ignore:aten")
 WARM_UP = 4

@@ -19,7 +19,7 @@ from monarch_nb._rank.tensor.protocol import Divided
 from monarch_nb._tensor.plans import checked_plan
 from monarch_nb.distributed import Mesh
 from monarch_nb.exceptions import MeshUsageError, ShardingError
-from tests.tensor.models import CASES, GPT, Batch
+from tests.tensor.models import CASES, GPT, Batch, train
 
 
 @pytest.fixture(autouse=True)
@@ -101,19 +101,6 @@ MODELS: dict[str, tuple[Any, Any, Any, Any]] = {
     "attention": (Llama, tokens, nn.CrossEntropyLoss(), None),
     "tied embeddings": (Llama, tokens, nn.CrossEntropyLoss(), TIED),
 }
-
-
-def train(model: nn.Module, batches: list[Batch], criterion: Any) -> list[float]:
-    optimizer = optim.AdamW(model.parameters(), lr=1e-3)
-    losses = []
-    for inputs, targets in batches:
-        optimizer.zero_grad()
-        loss = criterion(model(inputs), targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
 def assert_trains_as_one(mesh: Mesh, name: str, strategy: str, **more: Any) -> nn.Module:

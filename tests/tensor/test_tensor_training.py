@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from tensor.models import CASES
 from torch import nn, optim
 
 import monarch_nb
 from monarch_nb.distributed import Mesh
 from monarch_nb.exceptions import MeshUsageError
+from tests.tensor.models import CASES, train
 
 
 @pytest.fixture(autouse=True)
@@ -95,21 +95,6 @@ class Last(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.inner(x)[0]
         return found
-
-
-def train(
-    model: nn.Module, batches: list[tuple[torch.Tensor, torch.Tensor]], criterion: Any, make: Any = None
-) -> list[float]:
-    optimizer = make(model.parameters()) if make else optim.AdamW(model.parameters(), lr=1e-3)
-    losses = []
-    for inputs, targets in batches:
-        optimizer.zero_grad()
-        loss = criterion(model(inputs), targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
 @pytest.mark.filterwarnings("ignore:aten")
