@@ -259,7 +259,6 @@ class RankStream(io.TextIOBase):
         return write
 
     def _send(self, origin: int, text: str) -> None:
-        self._pipe.unsettled.add(origin)
         self._pipe.write(origin, self._stream, text.encode("utf-8", "replace"))
 
 
