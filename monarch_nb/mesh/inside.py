@@ -146,7 +146,7 @@ def _finish(
     try:
         invitation = InsideWait(engine, asked, on_wait).until_open(wait_s)
     except (KeyboardInterrupt, TimeoutError) as error:
-        if keeps_queued:
+        if keeps_queued or asked.is_up:  # a mesh that runs isn't ended because it's slow to be reached
             raise on_engine.queued(asked, error, wait_s) from None
         on_engine.drop(asked)
         raise on_engine.given_up(error, asked, wait_s) from None
