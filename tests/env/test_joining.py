@@ -23,7 +23,7 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_a_host_in_a_lost_ones_place_starts_ranks_in_it(joined: dict[str, Any]) -> None:
-    assert joined["id"][:ID_LENGTH] in joined["healed"][-1], joined["heal said"]
+    assert joined["id"][:ID_LENGTH] in joined["healed"][-1], (joined["healed"], joined["heal said"])
 
 
 def test_a_host_that_joins_gets_what_is_followed_as_it_is_then(joined: dict[str, Any]) -> None:
