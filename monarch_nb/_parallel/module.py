@@ -633,7 +633,7 @@ class _Call:
         )
         self._ran = self._ran if keeps else None
         metas = [*map(self._input_gradient, self.inputs), *(_gradient(p.mesh_meta) for p in self.parameters)]
-        return [self._engine.own("own.part", (Hole(0), n), [made], meta) for n, meta in enumerate(metas)]
+        return [self._engine.own("own.element", (Hole(0), n), [made], meta) for n, meta in enumerate(metas)]
 
     def _input_gradient(self, value: Tensor) -> Any:
         meta = value.mesh_meta

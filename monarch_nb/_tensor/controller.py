@@ -428,7 +428,7 @@ class Engine:
             plan.number, str(func), template, named, maker.num_tensors, maker.num_scalars,
             (SINGLE,) if slots and _is_single(func) else tuple(slots), writes,
             None if meta.placements is None else meta.grid.number, outcome.is_whole, is_random,
-            tuple(p.placements for p in outputs if isinstance(p, Meta)) if outcome.is_whole else (),
+            () if meta.placements is None else tuple(p.placements for p in outputs if isinstance(p, Meta)),
             self._members(meta.grid), module_of_op(func),
         ))  # fmt: skip
         return plan
@@ -637,6 +637,7 @@ class Engine:
                     (SINGLE,),
                     (),
                     meta.grid.number,
+                    placements=() if meta.placements is None else (meta.placements,),
                     ranks=() if op in _OF_ALL_RANKS else self._members(meta.grid),
                 )
             )

@@ -114,10 +114,17 @@ class Meta:
 
     @property
     def spec(self) -> DTensorSpec:
-        """The metadata as a DTensorSpec of torch."""
+        """The metadata as a DTensorSpec of torch.
+
+        A dimension that is split in strides, as views of split dimensions are, says nothing here of the order
+        of axes. On ranks, where views make such specs, it doesn't either, and other rules would be followed.
+        """
         assert self.placements is not None
         return DTensorSpec(
-            self.grid.device_mesh, self.placements, TensorMeta(self.size, self.stride, self.dtype)
+            self.grid.device_mesh,
+            self.placements,
+            TensorMeta(self.size, self.stride, self.dtype),
+            use_strided_shard_as_shard_order=False,
         )
 
     def on(self, grid: Grid) -> Meta:

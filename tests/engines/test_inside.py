@@ -139,7 +139,9 @@ def test_where_the_commands_are_the_node_is_reached_directly(cluster: Cluster, l
 
 
 def test_it_waits_in_the_queue_without_anybody(cluster: Cluster, laptop: Laptop) -> None:
-    job = cluster.command("sbatch", "--parsable", "--nodes=2", "--exclusive", "--wrap", "sleep 600", "--output=/dev/null")
+    job = cluster.command(
+        "sbatch", "--parsable", "--nodes=2", "--exclusive", "--wrap", "sleep 600", "--output=/dev/null"
+    )
     wait_until(lambda: cluster.idle_nodes() == 1, "a job that is in the way")
     start = laptop.begin("start", "big", "--on", "lab", "--procs", "1")
 

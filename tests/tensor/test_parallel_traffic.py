@@ -149,7 +149,7 @@ def test_layers_that_ranks_share_send_what_they_do_by_hand(mesh: Mesh, own_mesh:
     at = own_mesh if strategy == "tp" else mesh
     model = monarch_nb.parallelize(GPT(), at, strategy, sample=tokens)
     model(tokens).sum().backward()
-    for each in model.parameters():  # the backward has ended on all ranks: `procs.execute` doesn't wait for it
+    for each in model.parameters():  # so the backward has ended on all ranks: `execute` doesn't wait for it
         each.grad.full()
     gc.collect()
     made = at.procs.execute(both_shared, tokens, strategy, seed).get(120)

@@ -9,24 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from monarch_nb._rank.tensor.private import local_of, wrapped
 from monarch_nb._rank.tensor.protocol import SINGLE, Definition, Hole, ScalarHole
 
 Command = Callable[[list[Any], Sequence[int], int], int]
+Layouts = tuple[Any, ...]
+"""For each output of a plan that works on parts: the number of the input that it is, or its `DTensorSpec`."""
 
 
 def compile_plan(
-    plan: Definition, op: Callable[..., Any], to_float: Callable[[Sequence[int], int], float]
+    plan: Definition,
+    op: Callable[..., Any],
+    to_float: Callable[[Sequence[int], int], float],
+    layouts: Layouts | None = None,
 ) -> Command:
     """Return the function of a plan.
 
     Args:
         op: what is called.
         to_float: reads the scalar at a position of the words.
+        layouts: of the outputs, if `op` is called on this rank's parts.
     """
-    names: dict[str, Any] = {"op": op, "to_float": to_float}
-    source = _Source(plan, names)
+    names: dict[str, Any] = {"op": op, "to_float": to_float, "part": local_of, "wrapped": wrapped}
+    source = _Source(plan, names, takes_parts=layouts is not None)
     arguments = [*map(source.of, plan.args), *(f"{name}={source.of(value)}" for name, value in plan.kwargs)]
-    lines = _body(plan, f"op({', '.join(arguments)})")
+    lines = _body(plan, f"op({', '.join(arguments)})", layouts)
+    names.update((f"layout{n}", each) for n, each in enumerate(layouts or ()))
     text = "def command(t, b, i):\n" + "".join(
         f"    {line}\n" for line in [*lines, f"return i + {plan.num_words}"]
     )
@@ -35,26 +43,35 @@ def compile_plan(
     return found
 
 
-def _body(plan: Definition, call: str) -> list[str]:
+def _body(plan: Definition, call: str, layouts: Layouts | None) -> list[str]:
     if not plan.outputs:
         return [call]
     at = 1 + plan.num_inputs + 2 * plan.num_scalars
-    if plan.outputs == (SINGLE,):
-        return [f"t[b[i + {at}]] = {call}"]
-    return [f"r = {call}", *(f"t[b[i + {at + n}]] = r[{part}]" for n, part in enumerate(plan.outputs))]
+    single = plan.outputs == (SINGLE,)
+    parts = ["r"] if single else [f"r[{part}]" for part in plan.outputs]
+    if layouts is not None:
+        parts = [_with_layout(n, part, layouts[n]) for n, part in enumerate(parts)]
+    return [f"r = {call}", *(f"t[b[i + {at + n}]] = {part}" for n, part in enumerate(parts))]
+
+
+def _with_layout(number: int, part: str, layout: Any) -> str:
+    """Return the text of an output: one of the inputs, or a new part as a tensor of the mesh."""
+    return f"t[b[i + {1 + layout}]]" if isinstance(layout, int) else f"wrapped({part}, layout{number})"
 
 
 class _Source:
     """The Python source of arguments under construction; constants go into the function's namespace."""
 
-    def __init__(self, plan: Definition, names: dict[str, Any]) -> None:
+    def __init__(self, plan: Definition, names: dict[str, Any], *, takes_parts: bool) -> None:
         self._plan = plan
         self._names = names
+        self._takes_parts = takes_parts
 
     def of(self, value: Any) -> str:
         """Return the text of one argument."""
         if isinstance(value, Hole):
-            return f"t[b[i + {1 + value.index}]]"
+            slot = f"t[b[i + {1 + value.index}]]"
+            return f"part({slot})" if self._takes_parts else slot
         if isinstance(value, ScalarHole):
             return f"to_float(b, i + {1 + self._plan.num_inputs + 2 * value.index})"
         if isinstance(value, list):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import operator
 import queue
 import struct
 import threading
@@ -18,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from operator import attrgetter
 from typing import Any, Final, cast
 
 import torch
@@ -33,6 +33,7 @@ from monarch_nb._rank.tensor.collective import moved, reduced
 from monarch_nb._rank.tensor.compiler import Command, compile_plan
 from monarch_nb._rank.tensor.laying import laid, lay_out
 from monarch_nb._rank.tensor.meshes import Meshes, device_type
+from monarch_nb._rank.tensor.parts import is_as_planned, layouts_of, works_on_parts
 from monarch_nb._rank.tensor.private import forget_layouts, local_of, schema_of
 from monarch_nb._rank.tensor.protocol import (
     DROP,
@@ -59,6 +60,7 @@ from monarch_nb._rank.tensor.replays import Message, Replays
 from monarch_nb._rank.tensor.whole import in_place, on_whole, place, seeded, with_workspace
 from monarch_nb._transport.failure import class_name, message_of, traceback_of
 
+_log = logging.getLogger(__name__)
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(
     logging.ERROR
 )  # advice that isn't meant for the user
@@ -97,6 +99,8 @@ class Executor:
         self._skips_until = self._cause = 0
         self._epoch = self._begun_at = self._at = 0
         self._has_begun = False
+        self._shortens = True
+        """Whether commands may work on parts: as long as all results are laid out as planned."""
         self._stopped: int | None = None
         """The first command that wasn't done, on a rank that was stopped since another one was lost."""
         self._left_out: list[Message] = []
@@ -108,6 +112,7 @@ class Executor:
             "own.redistribute": _redistribute,
             "own.call": self._call,
             "own.part": _part,
+            "own.element": operator.getitem,
             "own.reduce": self._reduce,
             "own.move": self._move,
             "own.coordinate": self._coordinate,
@@ -187,14 +192,49 @@ class Executor:
         num = len(plan.outputs)
 
         def first(table: Any, words: Sequence[int], at: int) -> int:
-            command = compile_plan(plan, self._operation(plan), _scalar)
-            self._commands[plan.plan] = command
+            op = self._operation(plan)
+            command = compile_plan(plan, op, _scalar)
             end = command(table, words, at)
-            if not plan.writes and not _returns_views(plan) and lay_out(table, words[end - num : end]):
-                self._commands[plan.plan] = laid(command, num)  # and so each time: a plan is of one layout
+            self._check_layouts(plan, [table[slot] for slot in words[end - num : end]])
+            is_laid = not plan.writes and not _returns_views(plan)
+            if is_laid := is_laid and lay_out(table, words[end - num : end]):
+                command = laid(command, num)  # and so each time: a plan is of one layout
+            self._commands[plan.plan] = self._shortened_later(plan, op, command, is_laid=is_laid)
             return end
 
         return first
+
+    def _shortened_later(
+        self, plan: Definition, op: Callable[..., Any], command: Command, *, is_laid: bool
+    ) -> Command:
+        """Have a command work on parts from its third use on, if it can: most are used once."""
+        if not self._shortens:
+            return command
+
+        def second(table: Any, words: Sequence[int], at: int) -> int:
+            inputs = [table[slot] for slot in words[at + 1 : at + 1 + plan.num_inputs]]
+            is_short = self._shortens and works_on_parts(plan, op, inputs)
+            end = command(table, words, at)
+            self._commands[plan.plan] = command
+            outputs = [table[slot] for slot in words[end - len(plan.outputs) : end]]
+            layouts = layouts_of(inputs, outputs) if is_short else None
+            if layouts is not None:
+                short = compile_plan(plan, op, _scalar, layouts)
+                self._commands[plan.plan] = laid(short, len(outputs)) if is_laid else short
+            return end
+
+        return second
+
+    def _check_layouts(self, plan: Definition, outputs: Sequence[Any]) -> None:
+        """Have all commands go through DTensor from now on, if a result isn't laid out as the controller has
+        predicted: then what a plan gets may differ from time to time.
+        """
+        if self._shortens and not is_as_planned(plan, outputs):
+            self._shortens = False
+            layouts = [getattr(each, "placements", None) for each in outputs]
+            _log.info("%s gave %s, not as planned: %s", plan.op, layouts, plan.placements)
+            for each in self._plans.values():
+                self._register(each)
 
     def _operation(self, plan: Definition) -> Callable[..., Any]:
         op = self._own.get(plan.op) or _resolve(plan.op, plan.module)
@@ -585,7 +625,7 @@ def _resolve(name: str, module: str) -> Callable[..., Any]:
         with suppress(ImportError):
             importlib.import_module(module)
     try:
-        return cast("Callable[..., Any]", attrgetter(name)(torch.ops))
+        return cast("Callable[..., Any]", operator.attrgetter(name)(torch.ops))
     except AttributeError:
         raise LookupError(_unknown_op(name, module)) from None
 

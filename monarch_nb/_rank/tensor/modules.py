@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from monarch_nb._frames.owner import Owner, owner_of_file
 from monarch_nb._rank.tensor.meshes import OwnMesh, device_type
-from monarch_nb._rank.tensor.private import local_of
+from monarch_nb._rank.tensor.private import local_of, spec_of, wrapped
 from monarch_nb._rank.tensor.protocol import LayerError, ParallelSpec
 from monarch_nb._rank.tensor.tensor_parallel import LocalParameters, apply_plan, dims_of, seeded
 
@@ -71,6 +71,8 @@ class OnRank:
         self._names = [name for name, _ in self.module.named_parameters()]
         self._wholes = [(each.shape, each.stride()) for each in self.module.parameters()]
         self._layouts = self._laid_out()
+        self._specs: dict[int, tuple[tuple[int, ...], Any]] = {}
+        """Of each parameter, and its gradient: strides of this rank's part, and the layout over the mesh."""
         self._local: LocalParameters | None = None
         self._leaves: list[nn.Parameter] = []
         self._wrap()
@@ -186,12 +188,22 @@ class OnRank:
 
     def _as_parameter(self, value: torch.Tensor, number: int) -> DTensor:
         """Return a parameter, or its gradient, as one tensor over the mesh."""
+        if isinstance(value, DTensor) and self._spec.tensor is None:
+            return value
+        local = _local(value)
+        known = self._specs.get(number)
+        if known is not None and local.stride() == known[0] and local.dtype == known[1].tensor_meta.dtype:
+            return wrapped(local, known[1])
+        made = self._new_parameter(local, number)
+        self._specs[number] = local.stride(), spec_of(made)
+        return made
+
+    def _new_parameter(self, local: torch.Tensor, number: int) -> DTensor:
         if self._spec.tensor is None:
-            return self._as_global(value)
+            return self._as_global(local)
         size, stride = self._wholes[number]
-        layout = self._layouts[number]
         return DTensor.from_local(
-            _local(value), self._mesh, layout, run_check=False, shape=size, stride=stride
+            local, self._mesh, self._layouts[number], run_check=False, shape=size, stride=stride
         )
 
     def _as_global(self, value: torch.Tensor) -> DTensor:

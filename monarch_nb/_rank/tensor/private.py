@@ -22,6 +22,8 @@ local_of: Any = attrgetter("_local_tensor")
 spec_of: Any = attrgetter("_spec")
 dispatcher: Any = attrgetter("_op_dispatcher")(DTensor)
 random_ops: Any = attrgetter("_random_ops")(dispatcher)
+handled_apart: Any = attrgetter("_custom_op_handlers")(dispatcher)
+"""Operations for which DTensor has code of its own."""
 make_wrapper: Any = attrgetter("_make_wrapper_subclass")(torch.Tensor)
 no_torch_function: Any = attrgetter("_C._disabled_torch_function_impl")(torch)
 tensor_text: Any = attrgetter("_tensor_str._tensor_str")(torch)
@@ -30,6 +32,7 @@ attention_on_cpu: Any = attrgetter("_scaled_dot_product_flash_attention_for_cpu.
 attention_on_cpu_backward: Any = attrgetter("_scaled_dot_product_flash_attention_for_cpu_backward.default")(
     torch.ops.aten
 )
+_Operation: Any = attrgetter("_ops.OpOverload")(torch)
 item_op: Any = attrgetter("_local_scalar_dense.default")(torch.ops.aten)
 register_group: Any = attrgetter("_register_process_group")(_c10d)
 unregister_group: Any = attrgetter("_unregister_process_group")(_c10d)
@@ -48,6 +51,16 @@ _propagator: Any = attrgetter("sharding_propagator")(dispatcher)
 torch_concatenate: Any = attrgetter("_concatenate")(DeviceMesh)
 AsyncCollectiveTensor: Any = attrgetter("_functional_collectives.AsyncCollectiveTensor")(torch.distributed)
 _custom_ops: Any = attrgetter("_library.custom_ops.OPDEFS")(torch)
+
+
+def wrapped(local: torch.Tensor, spec: Any) -> DTensor:
+    """Return a rank's part as one tensor over the mesh, with a layout that's known."""
+    return DTensor(local, spec, requires_grad=False)
+
+
+def is_operation(value: Any) -> bool:
+    """Say whether something is an operation of torch's, and nothing around it."""
+    return isinstance(value, _Operation)
 
 
 def module_of_op(func: Any) -> str:

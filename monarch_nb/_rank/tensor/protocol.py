@@ -80,7 +80,7 @@ class Definition:
         grid: number of the device mesh; None for values of each rank's own.
         is_whole: the operation is done on whole tensors by every rank, and each keeps its part of the result.
         is_random: it draws random numbers; its last scalar is the seed.
-        placements: of each output, only for operations on whole tensors.
+        placements: of each output, for tensors over a device mesh.
         ranks: which ranks do it; () for all.
         module: Python module that registers the operation; empty for torch's own.
     """

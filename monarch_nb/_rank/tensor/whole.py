@@ -18,6 +18,8 @@ from monarch_nb._rank.tensor.private import is_replicated, local_of
 from monarch_nb._rank.tensor.protocol import Definition
 
 Operation = Callable[..., Any]
+_FILLS = frozenset({torch.ops.aten.ones_like.default, torch.ops.aten.full_like.default})
+"""Operations that look at the size of their input only."""
 
 
 def on_whole(op: Operation, plan: Definition, mesh: DeviceMesh) -> Operation:
@@ -26,7 +28,7 @@ def on_whole(op: Operation, plan: Definition, mesh: DeviceMesh) -> Operation:
     def do(*args: Any, **kwargs: Any) -> Any:
         inputs = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         written = {id(inputs[n]) for n in plan.writes}
-        wholes = {id(x): _whole(x, plan.is_random and id(x) in written) for x in inputs}
+        wholes = {id(x): _whole(x, op in _FILLS or (plan.is_random and id(x) in written)) for x in inputs}
         local_args, local_kwargs = pytree.tree_map(lambda x: wholes.get(id(x), x), (args, kwargs))
         result = op(*local_args, **local_kwargs)
         for n in plan.writes:

@@ -1,0 +1,87 @@
+"""Commands that work on this rank's parts directly.
+
+DTensor finds out at each call which layout an operation's result has, and whether its inputs must be laid out
+anew. For a plan that is the same each time. If nothing has to be moved, the operation is called on the parts,
+and what it returns gets the layout that was found once. That costs a fraction of the way through DTensor,
+which takes longer than small operations themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.utils import _pytree as pytree
+
+from monarch_nb._rank.tensor.compiler import Layouts
+from monarch_nb._rank.tensor.private import dispatcher, handled_apart, is_operation, random_ops, spec_of
+from monarch_nb._rank.tensor.protocol import Definition, Hole, ScalarHole
+
+_PLAIN = frozenset({Replicate, Shard, Partial})
+"""Placements without state of their own."""
+
+
+def works_on_parts(plan: Definition, op: Any, inputs: Sequence[Any]) -> bool:
+    """Say whether DTensor would call an operation on the parts of these inputs as they are."""
+    if plan.grid is None or plan.is_whole or plan.is_random or not inputs:
+        return False
+    if not is_operation(op) or op in handled_apart or op in random_ops:
+        return False
+    if not all(type(each) is DTensor and _is_plain(spec_of(each)) for each in inputs):
+        return False
+    if any(each.device_mesh is not inputs[0].device_mesh for each in inputs):
+        return False
+    info = dispatcher.unwrap_to_op_info(op, *_filled(plan, inputs))
+    dispatcher.sharding_propagator.propagate(info)
+    return not info.output_sharding.needs_redistribute
+
+
+def is_as_planned(plan: Definition, outputs: Sequence[Any]) -> bool:
+    """Say whether a command's results are laid out as the controller has predicted."""
+    return all(map(_is_laid_out, outputs, plan.placements))
+
+
+def _is_laid_out(value: Any, placements: Sequence[Any]) -> bool:
+    if type(value) is not DTensor:  # the whole of a tensor for who fetches it, or nothing on this rank
+        return not isinstance(value, DTensor)
+    return list(map(_key, value.placements)) == list(map(_key, placements))
+
+
+def _key(placement: Any) -> Any:
+    """Return what a placement is compared by. Kinds of sums with a state of their own lose it on the way."""
+    is_special = isinstance(placement, Partial) and type(placement) is not Partial
+    return type(placement) if is_special else placement
+
+
+def layouts_of(inputs: Sequence[Any], outputs: Sequence[Any]) -> Layouts | None:
+    """Return the layouts of an operation's outputs; None if one has a state of its own."""
+    found: list[Any] = []
+    for each in outputs:
+        if type(each) is not DTensor or not _is_plain(spec_of(each)):
+            return None
+        same = next((n for n, given in enumerate(inputs) if given is each), None)
+        found.append(spec_of(each) if same is None else same)
+    return tuple(found)
+
+
+def _is_plain(spec: Any) -> bool:
+    return spec.tensor_meta is not None and all(type(each) in _PLAIN for each in spec.placements)
+
+
+def _filled(plan: Definition, inputs: Sequence[Any]) -> tuple[Any, Any]:
+    """Return arguments as the operation gets them; of scalars that change, any."""
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, Hole):
+            return inputs[value.index]
+        return 1.0 if isinstance(value, ScalarHole) else value
+
+    return (
+        pytree.tree_map(fill, plan.args, is_leaf=_is_hole),
+        {name: pytree.tree_map(fill, value, is_leaf=_is_hole) for name, value in plan.kwargs},
+    )
+
+
+def _is_hole(value: Any) -> bool:
+    return isinstance(value, (Hole, ScalarHole))

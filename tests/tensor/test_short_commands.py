@@ -1,0 +1,138 @@
+"""Commands that work on a rank's parts directly: which do, and that nothing else changes by it."""
+
+from __future__ import annotations
+
+import array
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+import monarch_nb
+from monarch_nb._rank.tensor.executor import Executor, executors
+from monarch_nb._rank.tensor.meshes import OwnMesh
+from monarch_nb._rank.tensor.protocol import SINGLE, Batch, Definition, GoOn, Hole, Poison, Report
+from monarch_nb.distributed import Mesh
+
+SHARDED = ((Shard(0),),)
+ADD = Definition(
+    1, "aten.add.Tensor", (Hole(0), Hole(1)), (), 2, 0, (SINGLE,), grid=0, placements=SHARDED
+)  # fmt: skip
+MULTIPLY = Definition(
+    2, "aten.mul_.Tensor", (Hole(0), Hole(1)), (), 2, 0, (SINGLE,), (0,), grid=0, placements=SHARDED
+)  # fmt: skip
+
+
+class Alone:
+    """The executor of a rank that is alone on its device mesh."""
+
+    def __init__(self, *values: Any) -> None:
+        self.reports: list[Report] = []
+        self.executor = Executor("alone", 0, self._reported)
+        self.executor._has_begun = True
+        mesh = OwnMesh(
+            "cpu", torch.zeros(1, dtype=torch.int), mesh_dim_names=("x",), _init_backend=False, _rank=0
+        )
+        self.executor._meshes.by_number[0] = self.mesh = mesh
+        self.executor._table = list(values)
+        self._next = 0
+
+    def _reported(self, report: Report) -> None:
+        self.reports.append(report)
+        self.executor.decisions.put(GoOn(report.seq))
+
+    def sharded(self, *values: float) -> DTensor:
+        return DTensor.from_local(torch.tensor(values), self.mesh, [Shard(0)], run_check=False)
+
+    def run(self, *words: int, plans: tuple[Definition, ...] = ()) -> Any:
+        """Execute a command; return its result."""
+        self.executor.run(Batch(self._next, 8, array.array("I", words).tobytes(), (), plans))
+        self._next += 1
+        return self.executor._table[words[-1]]
+
+    def is_short(self, plan: Definition) -> bool:
+        code = getattr(self.executor._commands[plan.plan], "__code__", None)
+        return code is not None and "part" in code.co_names
+
+
+def test_the_third_use_works_on_parts_with_the_same_result() -> None:
+    alone = Alone()
+    alone.executor._table = [alone.sharded(1.0, 2.0), alone.sharded(3.0, 4.0), None]
+    found = [alone.run(1, 0, 1, 2, plans=(ADD,) if n == 0 else ()) for n in range(4)]
+    assert alone.is_short(ADD)
+    assert all(type(each) is DTensor and each.placements == (Shard(0),) for each in found)
+    assert [each.to_local().tolist() for each in found] == [[4.0, 6.0]] * 4
+    assert found[3] is not found[2] and not found[3].requires_grad
+
+
+def test_what_is_changed_in_place_stays_the_tensor_that_it_is() -> None:
+    alone = Alone()
+    value = alone.sharded(1.0, 2.0)
+    alone.executor._table = [value, alone.sharded(2.0, 3.0), None]
+    for n in range(4):
+        assert alone.run(2, 0, 1, 2, plans=(MULTIPLY,) if n == 0 else ()) is value
+    assert alone.is_short(MULTIPLY) and value.to_local().tolist() == [16.0, 162.0]
+
+
+def test_a_value_that_was_lost_loses_the_results_only() -> None:
+    alone = Alone()
+    alone.executor._table = [alone.sharded(1.0), alone.sharded(3.0), None, Poison(7)]
+    alone.run(1, 0, 1, 2, plans=(ADD,))
+    for _ in range(4):  # at the use at which it would be made short, and afterwards
+        assert isinstance(alone.run(1, 0, 3, 4), Poison)
+        alone.run(1, 0, 1, 2)
+    assert alone.is_short(ADD) and not alone.reports
+    assert alone.run(1, 0, 1, 2).to_local().tolist() == [4.0]
+
+
+def test_inputs_that_must_be_laid_out_anew_go_through_dtensor() -> None:
+    alone = Alone()
+    partial = DTensor.from_local(torch.ones(1), alone.mesh, [Partial()], run_check=False)
+    alone.executor._table = [partial, alone.sharded(3.0), None]
+    for n in range(3):
+        try:
+            alone.run(1, 0, 1, 2, plans=(ADD,) if n == 0 else ())
+        finally:
+            assert not alone.is_short(ADD)
+
+
+def test_a_result_that_isnt_laid_out_as_planned_ends_all_short_commands() -> None:
+    alone = Alone()
+    alone.executor._table = [alone.sharded(1.0), alone.sharded(3.0), None]
+    for n in range(3):
+        alone.run(1, 0, 1, 2, plans=(ADD,) if n == 0 else ())
+    assert alone.is_short(ADD)
+    other = Definition(
+        3, "aten.sub.Tensor", (Hole(0), Hole(1)), (), 2, 0, (SINGLE,), grid=0, placements=((Replicate(),),)
+    )
+    for n in range(3):
+        assert alone.run(3, 0, 1, 2, plans=(other,) if n == 0 else ()).to_local().tolist() == [-2.0]
+        assert alone.run(1, 0, 1, 2).to_local().tolist() == [4.0]
+        assert not alone.is_short(ADD) and not alone.is_short(other)
+
+
+def short_commands() -> list[str]:
+    """On a rank: the operations of commands that work on parts."""
+    return [
+        executor._plans[number].op
+        for executor in executors.values()
+        for number, command in executor._commands.items()
+        if "part" in getattr(getattr(command, "__code__", None), "co_names", ())
+    ]
+
+
+@pytest.mark.parametrize("spec", [["data_parallel"], [None, "model_parallel"], []])
+def test_an_optimizer_steps_on_parts(mesh: Mesh, spec: Any) -> None:
+    start = torch.randn(8, 6, dtype=torch.float64)
+    plain = torch.nn.Parameter(start.clone())
+    ours = torch.nn.Parameter(monarch_nb.distribute(start, mesh, sharding_spec=spec))
+    for parameter in (plain, ours):
+        optimizer = torch.optim.AdamW([parameter], lr=0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            (parameter * parameter).sum().backward()
+            optimizer.step()
+    assert torch.equal(ours.full(), plain)
+    found = mesh.execute(short_commands)
+    assert {"aten.addcdiv_.default", "aten.lerp_.Scalar", "aten.sqrt.default"} <= set(found)
