@@ -152,6 +152,8 @@ class ControllerProcess(HostProcess):
         ]
 
     def send_remote(self, host: int, frames: list[Any]) -> None:
+        if self.hosts.untold:
+            self.hosts.tell_ends()
         self.hosts.link.send(host, frames)
 
     def send_to_rank(self, proc: int, frame: bytes) -> None:

@@ -309,7 +309,7 @@ class RankService:
         for client in controller.registry.clients:
             if not controller.local.has_route(client):
                 controller.event(client, RanksEnded((end,)))
-        controller.hosts.tell_all(RanksEnded((end,)))
+        controller.hosts.tell_end(end)
 
 
 def _point(end: RankExit, group: Group | None) -> dict[str, int]:
