@@ -14,11 +14,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from monarch_nb._tensor.borrow import get_active_stream
+from monarch_nb._tensor.effects import changes_something
 from monarch_nb._tensor.engines import grid_of, live_engines
+from monarch_nb._tensor.place import Place
 from monarch_nb._tensor.reach import SIMPLE, Reach, Setting, is_of_user
+from monarch_nb._tensor.reads import Unclear, places_of
 from monarch_nb._tensor.recorded import Argument, Captured, Gradient
 from monarch_nb._tensor.recorder import Foreign, Recorder, first_difference
-from monarch_nb._tensor.replay import Recording, Result, given_back
+from monarch_nb._tensor.replay import Recording, Replay, Result, given_back
 from monarch_nb._tensor.tensor import Tensor
 from monarch_nb._tensor.watch import Watch
 from monarch_nb.actor.active import get_active_mesh
@@ -28,6 +31,10 @@ MOST_RECORDINGS = 16
 """How many recordings of one function are kept: the latest ones."""
 MOST_TRIES = 4
 """After how many calls a function that can't be replayed isn't recorded any more."""
+MOST_STRAYS = 8
+"""After how many calls that read values with which no recording goes on a function isn't replayed any
+more.
+"""
 MOST_MISSES = 12
 """After how many calls without a replay a warning says why there's none."""
 _MISSING: Any = object()
@@ -51,6 +58,7 @@ class Compiled:
         self._facts: dict[Any, Any] = {}
         self._changed = ""
         self._tries: dict[Any, int] = {}
+        self._strays: dict[Any, int] = {}
         self._num_misses = 0
         self.num_recorded = self.num_replayed = 0
 
@@ -64,12 +72,41 @@ class Compiled:
         call = _Call(self._function, args, kwargs)
         reach = self._reach(call)
         key = (call.structure, *call.facts(), *_surroundings(), *reach.facts)
-        for known, recording in self._recordings:
-            if recording.is_verified and known == key and recording.fits(call.leaves):
-                self._num_misses = 0
-                self.num_replayed += 1
-                return pytree.tree_unflatten(recording.replay(call.leaves), recording.structure)
+        known = [r for k, r in reversed(self._recordings) if r.is_verified and k == key]
+        fitting = [each for each in known if each.fits(call.leaves)]
+        if fitting:
+            replay = Replay(fitting, call.leaves)
+            found = replay.run()
+            if found is not None:
+                self._has_replayed(key, replay.recording)
+                return pytree.tree_unflatten(found, replay.recording.structure)
+            self._strayed(key, replay.recording)
         return self._miss(key, call, reach)
+
+    def _has_replayed(self, key: Any, recording: Recording) -> None:
+        self._num_misses = 0
+        self.num_replayed += 1
+        if recording.path:
+            self._strays.pop(key, None)
+            self._recordings.sort(key=lambda each: each[1] is recording)  # the likeliest one last
+
+    def _strayed(self, key: Any, recording: Recording) -> None:
+        """Hear that a value was read with which no recording goes on."""
+        self._strays[key] = self._strays.get(key, 0) + 1
+        if self._strays[key] < MOST_STRAYS or self._tries.get(key, 0) >= MOST_TRIES:
+            return
+        self._tries[key] = MOST_TRIES
+        self._recordings = [(k, r) for k, r in self._recordings if k != key]
+        part = next(p for p in recording.parts if p.read is not None and p.read.decides)
+        assert part.read is not None
+        self._warn_of(
+            "what it does may depend on a value that is another one in each call: "
+            f"{Place(*part.read.place)}\n  let the mesh compare, as in `if loss < best:`, for then only the "
+            "outcome is read; or return the tensor, and read it after the call"
+        )
+
+    def _warn_of(self, reason: str) -> None:
+        self._warn(f"{self._name} isn't replayed; it runs as without compile: {reason}")
 
     def close(self) -> None:
         """Free what the recordings have on the ranks. Later calls record anew."""
@@ -109,17 +146,21 @@ class Compiled:
 
     def _recorded(self, engine: Any, key: Any, call: _Call, reach: Reach) -> Any:
         known = [t for t in (ref() for ref in self._known.values()) if t is not None]
-        recorder = Recorder(engine, call.leaves, known)
+        recorder = Recorder(engine, call.leaves, known, _Call.make.__code__)
         watch = Watch(recorder, self._live, [*reach.optimizers, *self._live])
         with _recorded_by(recorder, engine), watch, watch.steps():
             flat, structure = pytree.tree_flatten(call.make())
             recorder.end_part()
-            results = [_result(recorder, each, call.leaves) for each in flat]
+            places = _places(recorder, flat)
+            results = [_result(recorder, n, each, call.leaves, places or {}) for n, each in enumerate(flat)]
         self.num_recorded += 1
         self._known = {id(t): weakref.ref(t) for t in [*known, *recorder.unknown]}
         flat = [_given(each, result) for each, result in zip(flat, results, strict=True)]
         recording = Recording(engine, recorder, results, structure)
-        self._keep(key, recording, self._why_not(recorder, watch, recording, call, reach))
+        reason = self._why_not(recorder, watch, recording, call, reach) or _why_not_read(recorder, recording)
+        if not reason and places is None:
+            reason = "it returns a number that it has read beside an equal one"
+        self._keep(key, recording, reason)
         return pytree.tree_unflatten(flat, structure)
 
     def _why_not(
@@ -143,16 +184,33 @@ class Compiled:
         if reason:
             self._tries[key] = self._tries.get(key, 0) + 1
             if self._tries[key] == MOST_TRIES:
-                self._warn(f"{self._name} isn't replayed; it runs as without compile: {reason}")
+                self._warn_of(reason)
             return
-        before = next((r for k, r in self._recordings if k == key and r.entries == recording.entries), None)
-        if before is None:
-            recording.is_verified = not self._verify
-            self._recordings = [*self._recordings, (key, recording)][-MOST_RECORDINGS:]
+        alike = [r for k, r in self._recordings if k == key and r.entries == recording.entries]
+        for each in alike:
+            self._compare(each, recording)
+            recording.share(each)
+        before = next((r for r in alike if r.path == recording.path), None)
+        if before is not None:
+            before.is_verified = True
             return
-        before.is_verified = True
-        difference = first_difference(before.parts, recording.parts)
-        if not difference and (before.results, before.structure) != (recording.results, recording.structure):
+        recording.is_verified = not self._verify
+        self._recordings = [*self._recordings, (key, recording)][-MOST_RECORDINGS:]
+        if alike:
+            self._strayed(key, recording)
+
+    def _compare(self, before: Recording, recording: Recording) -> None:
+        """Compare two recordings up to where they have read different values.
+
+        Raises:
+            MeshUsageError: if they differ.
+        """
+        pairs = zip(before.path, recording.path, strict=False)
+        num = next((n + 1 for n, (a, b) in enumerate(pairs) if a != b), None)  # None: all pieces
+        one, other = ([p for piece in r.pieces[:num] for p in piece.parts] for r in (before, recording))
+        difference = first_difference(one, other)
+        is_same = (before.results, before.structure) == (recording.results, recording.structure)
+        if not difference and before.path == recording.path and not is_same:
             difference = "it returned something else"
         if difference:
             self._recordings = [(k, r) for k, r in self._recordings if r is not before]
@@ -236,8 +294,37 @@ def _engine_of(values: Sequence[Any]) -> Any:
     return engines[0] if len(engines) == 1 else None
 
 
-def _result(recorder: Recorder, value: Any, leaves: Sequence[Any]) -> Result:
+def _places(recorder: Recorder, flat: Sequence[Any]) -> dict[int, tuple[int, int]] | None:
+    """Return which results were read; None if that can't be said."""
+    try:
+        return places_of(recorder.given, flat)
+    except Unclear:
+        return None
+
+
+def _why_not_read(recorder: Recorder, recording: Recording) -> str:
+    """Return why values that a call has read keep it from being replayed; "" if they don't."""
+    after = "return the tensor, and read it after the call"
+    if recorder.shown is not None:
+        return f"it makes text of a tensor's numbers: {recorder.shown}\n  {after}"
+    reads = [piece.decides for piece in recording.pieces if piece.decides is not None]
+    many = next((read for read in reads if read.answer is None), None)
+    if many is not None:
+        return f"many numbers that it reads may decide what it does: {Place(*many.place)}\n  {after}"
+    if reads and changes_something(recording.deciding_parts):
+        return (
+            "a value that it reads may decide what it does, after it has changed something: "
+            f"{Place(*reads[-1].place)}\n  read it before that; or return it as it is; or {after}"
+        )
+    return ""
+
+
+def _result(
+    recorder: Recorder, number: int, value: Any, leaves: Sequence[Any], places: Mapping[int, tuple[int, int]]
+) -> Result:
     """Return what a result is."""
+    if number in places:
+        return Result(read=places[number])
     if isinstance(value, Tensor):
         known = recorder.value_of(value)
         is_outside = isinstance(known, (Argument, Captured, Gradient)) and known.find(leaves) is value
@@ -253,7 +340,7 @@ def _result(recorder: Recorder, value: Any, leaves: Sequence[Any]) -> Result:
 
 
 def _given(value: Any, result: Result) -> Any:
-    is_other = result.value is None or result.is_itself
+    is_other = result.value is None or result.is_itself  # also a value that was read
     return value if is_other else given_back(value.mesh_handle, result)
 
 

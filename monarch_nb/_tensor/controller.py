@@ -416,14 +416,15 @@ class Engine:
         where = positions(func, op.args, op.kwargs, is_tensor)
         writes = tuple(n for name in written_names(func) for n in where.get(name, ()))
         outputs, rebuild = _shape_of_result(func, outcome.parts, where)
-        is_random = outcome.is_whole and self._propagation.is_random(func, op.args, op.kwargs)
+        draws = self._propagation.is_random(func, op.args, op.kwargs)
+        is_random = outcome.is_whole and draws
         maker = TemplateMaker(is_tensor, floats_travel(func))
         template, named = maker.of(op.args, op.kwargs)
         if is_random:
             maker.num_scalars += 1
             template = (ScalarHole(maker.num_scalars - 1), *template)
         slots = [n for n, each in enumerate(outputs) if isinstance(each, Meta)]
-        plan = Plan(next(self._next_plan), str(func), outputs, rebuild, writes, is_random)
+        plan = Plan(next(self._next_plan), str(func), outputs, rebuild, writes, is_random, draws=draws)
         self._define(Definition(
             plan.number, str(func), template, named, maker.num_tensors, maker.num_scalars,
             (SINGLE,) if slots and _is_single(func) else tuple(slots), writes,
@@ -465,7 +466,8 @@ class Engine:
         plan = self._own_plans.get(key)
         if plan is None:
             outcome = self._propagation.per_rank(func, args, kwargs, grid)
-            plan = Plan(next(self._next_plan), str(func), outcome.parts, None, ())
+            draws = self._propagation.is_random(func, args, kwargs)
+            plan = Plan(next(self._next_plan), str(func), outcome.parts, None, (), draws=draws)
             self._own_plans[key] = plan
             template = TemplateMaker(is_tensor, travels=False).of(args, kwargs)
             self._define(
@@ -682,8 +684,11 @@ class Engine:
             RemoteException: if the value's computation failed.
             SupervisionError: if a rank is dead.
         """
-        if self.recorder is not None:
-            self.recorder.fetches()
+        if self.recorder is None:
+            return self._fetched(tensor, how, of)
+        return self.recorder.reads(tensor, how, lambda: self._fetched(tensor, how, of))
+
+    def _fetched(self, tensor: Tensor, how: FetchFrom, of: Tensor | None) -> list[Any]:
         self.check_usable(tensor)
         asked = (tensor if of is None else of).mesh_handle.seq
         try:
@@ -716,7 +721,7 @@ class Engine:
     def fetch_later(self, tensor: Tensor, how: FetchFrom) -> Any:
         """Request a value like `fetch`, without waiting; return a future of each rank's answer."""
         if self.recorder is not None:
-            self.recorder.fetches()
+            self.recorder.needs()
         self.check_usable(tensor)
         self.stream.flush()
         asked = self._worker.fetch.call(tensor.mesh_handle.slot, how, tensor.mesh_meta.grid.ranks[0])

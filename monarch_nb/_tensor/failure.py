@@ -13,6 +13,7 @@ from monarch_nb.exceptions import RankFailure, RemoteException, SupervisionError
 _NAMES = {
     "own.load": "restoring",
     "own.save": "saving",
+    "own.whole": "reading",
     "own.module": "making the module",
     "own.module_forward": "the module's forward",
     "own.module_backward": "the module's backward",

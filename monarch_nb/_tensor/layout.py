@@ -37,6 +37,11 @@ class Laid:
     positions: dict[Made, int]
 
     @property
+    def is_empty(self) -> bool:
+        """Whether it has no commands."""
+        return not self.places
+
+    @property
     def num_seeds(self) -> int:
         """How many seeds a replay brings."""
         return len(self.part.seeds)
@@ -76,7 +81,7 @@ class Layout:
             for command in part.commands:
                 words.add(command)
         if self.own:
-            made[-1].drop(sorted(self.own))
+            made[max(n for n, part in enumerate(self._parts) if part.commands)].drop(sorted(self.own))
         return [words.finish(number) for words, number in zip(made, numbers, strict=True)]
 
     def slot(self, value: Value) -> int | None:

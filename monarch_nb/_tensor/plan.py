@@ -32,7 +32,8 @@ class Plan:
         outputs: parts of the result, flat.
         rebuild: assembles the result from these parts; None if there is exactly one, and it is new.
         writes: inputs that are changed in place.
-        is_random: a seed goes with each command.
+        draws: it draws random numbers.
+        is_random: a seed for that goes with each command; else the ranks' own generators give them.
         last: number of the last command of this plan.
     """
 
@@ -43,6 +44,7 @@ class Plan:
     writes: tuple[int, ...]
     is_random: bool = False
     last: int = -1
+    draws: bool = False
 
 
 _STATISTICS = ("running_mean", "running_var")

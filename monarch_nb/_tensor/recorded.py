@@ -6,12 +6,13 @@ Values are compared by `==` between two recordings of one function: equal values
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from monarch_nb._rank.tensor.protocol import FetchFrom
 from monarch_nb._tensor.metadata import Grid, Meta, Placements
 from monarch_nb._tensor.plan import Plan
 from monarch_nb._tensor.slots import DroppedHandle, Handle
@@ -171,6 +172,33 @@ class Grad:
 
 
 @dataclass(slots=True)
+class Read:
+    """A value of the mesh that the call reads.
+
+    Attributes:
+        value: what is read.
+        how: from which ranks.
+        convert: makes Python's value of the plain tensor that comes, if the function does nothing but return
+            it; None if the value may decide what the function does.
+        place: the line of the user's that reads.
+        answer: what came, as something that can be compared; None if that's too much.
+        alive: values made by the call that something refers to when it reads.
+    """
+
+    value: Value
+    how: FetchFrom
+    convert: Callable[[torch.Tensor], Any] | None = None
+    place: PlaceOf = field(default=(None, 0, "", ""), compare=False)
+    answer: Any = field(default=None, compare=False)
+    alive: frozenset[Made] = field(default=frozenset(), compare=False)
+
+    @property
+    def decides(self) -> bool:
+        """Whether the value may decide what the function does."""
+        return self.convert is None
+
+
+@dataclass(slots=True)
 class Part:
     """A sequence of commands without Python between them.
 
@@ -179,12 +207,14 @@ class Part:
         gradients: gradients that have changed when the part ends.
         versions: tensors that were changed in place, each as often as it was changed.
         optimizer: the optimiser that takes its step in Python after the part.
+        read: the value that is read after the part.
     """
 
     commands: list[Recorded] = field(default_factory=list)
     gradients: list[Grad] = field(default_factory=list)
     versions: list[Leaf | Gradient] = field(default_factory=list)
     optimizer: weakref.ref[torch.optim.Optimizer] | None = None
+    read: Read | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import CodeType
 from typing import Any, NoReturn
 
 import torch
 
 from monarch_nb._rank.tensor.private import version_of
+from monarch_nb._rank.tensor.protocol import FetchFrom
 from monarch_nb._tensor.metadata import Meta
 from monarch_nb._tensor.place import Place, users_line
 from monarch_nb._tensor.plan import Plan
+from monarch_nb._tensor.reads import Convert, Given, answer_of, given_by
 from monarch_nb._tensor.recorded import (
     Argument,
     Captured,
@@ -22,6 +26,7 @@ from monarch_nb._tensor.recorded import (
     Leaf,
     Made,
     Part,
+    Read,
     Recorded,
     Sent,
     Value,
@@ -37,6 +42,7 @@ class Recorder:
         engine: engine whose commands are recorded.
         leaves: the flat arguments of the call.
         known: tensors that the call may use, found by `reach` and by earlier recordings.
+        caller: code that calls the function.
 
     Attributes:
         parts: what was recorded.
@@ -44,10 +50,17 @@ class Recorder:
         unknown: tensors that turned out to need an entry, too: the next recording has them.
         fixed: arguments that the function also reaches otherwise, by their number.
         is_paused: whether an optimiser takes a step that isn't recorded.
+        given: values that were read, and that the function can only return.
+        shown: where numbers of a tensor were made text; None if they weren't.
     """
 
-    def __init__(self, engine: Any, leaves: Sequence[Any], known: Iterable[Tensor]) -> None:
+    def __init__(
+        self, engine: Any, leaves: Sequence[Any], known: Iterable[Tensor], caller: CodeType | None = None
+    ) -> None:
         self._engine = engine
+        self._caller = caller
+        self.given: list[Given] = []
+        self.shown: Place | None = None
         self._leaves = leaves
         self.parts = [Part()]
         self.entries: list[Entry] = []
@@ -56,6 +69,8 @@ class Recorder:
         self.is_paused = False
         self.is_constant: Callable[[torch.Tensor], bool] = lambda _: False
         """Whether the call has made a plain tensor, of nothing but constants; set by `Watch`."""
+        self.take_for_constant: Callable[[torch.Tensor], None] = lambda _: None
+        """Is told of plain tensors that are the same in each replay; set by `Watch`."""
         self._num_made = 0
         self._values: dict[int, Value] = {}
         self._parcels: list[Any] = []
@@ -156,18 +171,82 @@ class Recorder:
         meta = made.mesh_meta
         self._values[slot] = Sent(of, is_adopted, meta.grid, meta.placements, maps)
 
-    def fetches(self) -> None:
-        """Hear that a value of the mesh is needed.
+    def needs(self) -> None:
+        """Hear that a value of the mesh is needed in a way that isn't recorded.
 
         Raises:
             MeshUsageError: always, but in the step of an optimiser.
         """
         if not self.is_paused:
             self.refuse(
-                "needs a value of the mesh here, and a replay doesn't run Python, so it couldn't depend on "
-                "that: return the tensor, and read it after the call; torch.where(condition, a, b) chooses "
-                "on the ranks"
+                "needs a value of the mesh here in a way that a replay can't repeat: return the tensor, and "
+                "use it after the call; torch.where(condition, a, b) chooses on the ranks"
             )
+
+    def reads(self, tensor: Tensor, how: FetchFrom, fetch: Callable[[], list[Any]]) -> list[Any]:
+        """Read a value of the mesh, and record that. A part ends there.
+
+        Args:
+            fetch: reads it.
+
+        Raises:
+            MeshUsageError: if what's asked for isn't a value, but a shape that depends on values.
+        """
+        if self.is_paused:
+            return fetch()
+        if how == "describe":
+            self.needs()
+        self.end_part()
+        place = (*users_line(), self._engine.module, "")
+        read = Read(self.value_of(tensor), how, place=place, alive=frozenset(self._living()))
+        self.parts[-1].read = read
+        self.parts.append(Part())
+        with self._looking_away():
+            found = fetch()
+        read.answer = answer_of(found)
+        for each in found:
+            if isinstance(each, torch.Tensor):
+                self.take_for_constant(each)
+        return found
+
+    def gave(self, value: Any, convert: Convert, frame: Any) -> None:
+        """Hear which value of Python's a method of the tensor has made of what was read last.
+
+        Args:
+            frame: of the method.
+        """
+        if self.is_paused:
+            return
+        found = given_by(len(self.read_parts) - 1, value, frame, self._caller)
+        if found is not None:
+            self.given.append(found)
+            read = self.read_parts[-1].read
+            assert read is not None
+            read.convert = convert
+
+    @contextmanager
+    def shows(self) -> Iterator[bool]:
+        """Hear that numbers of a tensor are made text in a block, which a replay wouldn't do. It gets whether
+        they can be had.
+        """
+        if not self.is_paused and self.shown is None:
+            self.shown = Place(*users_line(), self._engine.module)
+        with self._looking_away():
+            yield True
+
+    @contextmanager
+    def _looking_away(self) -> Iterator[None]:
+        """Record nothing within the block: it isn't the function's own."""
+        before, self.is_paused = self.is_paused, True
+        try:
+            yield
+        finally:
+            self.is_paused = before
+
+    @property
+    def read_parts(self) -> list[Part]:
+        """Parts after which a value is read."""
+        return [part for part in self.parts if part.read is not None]
 
     def refuse(self, reason: str) -> NoReturn:
         """Raise an error that names the user's line.
@@ -204,14 +283,18 @@ class Recorder:
         self._part_gradients(part)
 
     def _part_gradients(self, part: Part) -> None:
-        before = {g.leaf: g.value for p in self.parts[:-1] for g in p.gradients}
+        known = [g for p in self.parts[:-1] for g in p.gradients]
+        before = {g.leaf: g.value for g in known}
         for entry in self.entries:
             tensor = entry.leaf.find(self._leaves)
             gradient = None if tensor is None else tensor.grad
             value = None if gradient is None else self.value_of(gradient)
             start = None if entry.gradient is None else Gradient(entry.leaf)
-            if value != before.get(entry.leaf, start):
-                version = version_of(gradient) if isinstance(value, Made) else 0
+            version = 0
+            if isinstance(value, Made):  # an earlier part may have changed it before
+                of = [g.version for g in known if (g.leaf, g.value) == (entry.leaf, value)]
+                version = version_of(gradient) - sum(of)
+            if value != before.get(entry.leaf, start) or version:
                 part.gradients.append(Grad(entry.leaf, value, version))
 
     def value_of(self, tensor: Tensor) -> Value:
@@ -234,12 +317,13 @@ class Recorder:
         Args:
             kept: results, and new gradients.
         """
-        unused, expected = self._engine.slots.unused(), set(kept)
-        return [
-            value
-            for slot, value in self._values.items()
-            if isinstance(value, Made) and slot not in unused and value not in expected
-        ]
+        expected = set(kept)
+        return [value for value in self._living() if value not in expected]
+
+    def _living(self) -> list[Made]:
+        """Return values made by the call that something refers to."""
+        unused = self._engine.slots.unused()
+        return [v for slot, v in self._values.items() if isinstance(v, Made) and slot not in unused]
 
     def rebound(self) -> bool:
         """Return whether the call has given a tensor from outside another slot, as `squeeze_` does."""
@@ -278,9 +362,21 @@ class Foreign:
         """Raise an error, as `command`."""
         self.command()
 
-    def fetches(self) -> None:
+    def needs(self) -> None:
         """Raise an error, as `command`."""
         self.command()
+
+    def reads(self, *_: Any) -> NoReturn:
+        """Raise an error, as `command`."""
+        self.command()
+
+    def gave(self, *_: Any) -> None:
+        """Do nothing: reading has raised before."""
+
+    @contextmanager
+    def shows(self) -> Iterator[bool]:
+        """Say that numbers can't be had now."""
+        yield False
 
 
 def is_tensor(value: Any) -> bool:
@@ -305,12 +401,12 @@ def first_difference(one: Sequence[Part], other: Sequence[Part]) -> str:
         if found:
             return f"{found}\n  {Place(*(b or a).place)}"
     if [_rest(p) for p in one] != [_rest(p) for p in other]:
-        return "it left other gradients behind, or its optimisers stepped at another place"
+        return "it left other gradients behind, or its optimisers stepped or it read values at another place"
     return ""
 
 
 def _rest(part: Part) -> Any:
-    return part.gradients, len(part.commands), part.optimizer
+    return part.gradients, len(part.commands), part.optimizer, part.read
 
 
 def _difference(a: Recorded | None, b: Recorded | None) -> str:

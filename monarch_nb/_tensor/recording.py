@@ -43,6 +43,12 @@ def compile(fn: Callable[..., Any] | None = None, *, verify: bool = True) -> Any
     layouts of tensors, and values outside of the function that it refers to are compared at each call: for
     others it's recorded anew.
 
+    A value of the mesh may be read in it. If it's only returned, as in `return loss.item()`, the replay reads
+    it, too. Else it may decide what the function does: for each value that was read, such as the outcomes of
+    `if norm > 1:`, what comes next is recorded, and with another value the replay is given up, and the
+    function called. That is possible only as long as nothing was changed but gradients; and numbers that are
+    others in each call aren't worth it. Such functions are run as without `compile`, and a warning says why.
+
     Args:
         fn: takes and returns tensors, numbers and strings, also in lists, tuples and dicts.
         verify: whether the function is recorded twice before it's replayed, to compare both.
@@ -51,9 +57,9 @@ def compile(fn: Callable[..., Any] | None = None, *, verify: bool = True) -> Any
         a `Compiled`, to be called like the function.
 
     Raises:
-        MeshUsageError: from a call: if the function needs a value of the mesh (`item()`), or plain tensors
-            that it computes in this process; if its second recording differs from the first. The error names
-            the line.
+        MeshUsageError: from a call: if the function needs plain tensors that it computes in this process, or
+            shapes that depend on values, or sends tensors elsewhere; if its second recording differs from the
+            first. The error names the line.
 
     Example:
         >>> @monarch_nb.compile                              # doctest: +SKIP

@@ -5,13 +5,16 @@ are passed to its engine.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch.utils import _pytree as pytree
 
 from monarch_nb._rank.tensor.private import make_wrapper, no_torch_function, tensor_text
+from monarch_nb._tensor import reads
 from monarch_nb._tensor import reduction as reduction_of
 from monarch_nb._tensor.drawing import html_of
 from monarch_nb._tensor.metadata import Grid, Meta
@@ -164,25 +167,35 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
             RemoteException: if an operation that it depends on has failed.
             WrongTensor: if each rank has a value of its own.
         """
-        return self.engine.full(self)
+        found: torch.Tensor = self._read(reads.to_itself)
+        return found
+
+    def _read(self, convert: reads.Convert) -> Any:
+        """Return what is made of the whole tensor. A method calls it, whose value that is."""
+        engine = self.engine
+        value = convert(engine.full(self))
+        if engine.recorder is not None:
+            engine.recorder.gave(value, convert, sys._getframe(1))
+        return value
 
     def item(self) -> Any:
         """Return the value of a tensor with one element, after all operations on it."""
         if self.numel() != 1:
             return super().item()
-        return self.full().item()
+        return self._read(torch.Tensor.item)
 
     def tolist(self) -> Any:
         """Return the values as nested lists."""
-        return self.full().tolist()
+        return self._read(torch.Tensor.tolist)
 
     def cpu(self, *_: Any, **__: Any) -> torch.Tensor:
         """Return the whole tensor as a plain one, like `full`."""
-        return self.full()
+        found: torch.Tensor = self._read(reads.to_itself)
+        return found
 
     def numpy(self, *, force: bool = False) -> Any:
         """Return the whole tensor as a numpy array."""
-        return self.full().numpy(force=force)
+        return self.full().numpy(force=True) if force else self._read(torch.Tensor.numpy)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return self.full().__array__(dtype) if dtype is not None else self.full().__array__()
@@ -190,19 +203,23 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
     def __bool__(self) -> bool:
         if self.numel() != 1:
             return bool(super().__bool__())
-        return bool(self.full())
+        found: bool = self._read(bool)
+        return found
 
     def __float__(self) -> float:
-        return float(self.item())
+        found: float = self._read(reads.to_float)
+        return found
 
     def __int__(self) -> int:
-        return int(self.item())
+        found: int = self._read(reads.to_int)
+        return found
 
     def __index__(self) -> int:
         return int(self.full().__index__())
 
     def __format__(self, spec: str) -> str:
-        return format(self.item() if self.dim() == 0 else repr(self), spec)
+        with self._shown() as is_known:
+            return format(self.item() if self.dim() == 0 and is_known else repr(self), spec)
 
     # --- methods that must not reach torch
 
@@ -232,6 +249,8 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         return made  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.engine.recorder is not None:
+            self.engine.recorder.needs()
         return (
             self.full().detach().requires_grad_(self.requires_grad and self.is_leaf).__reduce_ex__(protocol)
         )
@@ -245,12 +264,19 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         """Return the HTML for a notebook: the values of a small tensor, and the location of its parts."""
         return html_of(self.mesh_meta, "dropped" if self.dropped else repr(self))
 
+    def _shown(self) -> AbstractContextManager[bool]:
+        """Return a context in which numbers are made text; it says whether they can be had."""
+        recorder = self.engine.recorder
+        return nullcontext(True) if recorder is None else recorder.shows()
+
     def _numbers(self) -> str:
-        is_recorded = self.engine.recorder is not None
-        if not self.is_global or self.numel() > SHOWN_NUMBERS or is_recorded:
+        if not self.is_global or self.numel() > SHOWN_NUMBERS:
             return ""
         try:
-            text = tensor_text(self.full(), 7)
+            with self._shown() as is_known:
+                if not is_known:
+                    return ""
+                text = tensor_text(self.full(), 7)
         except MeshError as error:
             return f"lost: {str(error).splitlines()[0]}; "
         return f"{text},\n       " if "\n" in text else f"{text}, "

@@ -42,7 +42,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         self._settings = {each: settings_of(each) for each in optimizers}
         self._changed = ""
         self._recorder = recorder
-        recorder.is_constant = self.is_constant
+        recorder.is_constant, recorder.take_for_constant = self.is_constant, self._take_for_constant
         self._live = live
         self.found_live = False
         self._optimizer: torch.optim.Optimizer | None = None
@@ -65,6 +65,10 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
                 "do again: compute it before the call and pass it, or distribute the others first"
             )
         return True
+
+    def _take_for_constant(self, plain: torch.Tensor) -> None:
+        self._made[id(plain)] = weakref.ref(plain)
+        self._derived.discard(id(plain))
 
     @contextmanager
     def steps(self) -> Iterator[None]:

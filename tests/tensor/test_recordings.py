@@ -603,21 +603,6 @@ def test_methods_decorators_and_nesting(mesh: Mesh) -> None:
 # --- what can't be replayed
 
 
-def test_a_value_that_is_needed_inside(mesh: Mesh) -> None:
-    def function(x: Any) -> Any:
-        if x.sum().item() > 0:
-            return x + 1
-        return x
-
-    x = monarch_nb.distribute(torch.ones(2), mesh)
-    with pytest.raises(MeshUsageError, match=r"(?s)needs a value of the mesh.*line \d+, in function:.*item"):
-        monarch_nb.compile(function)(x)
-    assert function(x).tolist() == [2.0, 2.0], "nothing is left over"
-    for inside in (lambda x: x.tolist(), lambda x: x.nonzero(), lambda x: mesh.execute(lambda y: y, x)):
-        with pytest.raises(MeshUsageError, match="needs a value of the mesh"):
-            monarch_nb.compile(inside)(x)
-
-
 COUNT = [0]
 
 

@@ -135,6 +135,8 @@ EXAMPLES = [
     "_journal.entries",
     "_journal.record",
     "_journal.secrets",
+    "_tensor.reads",
+    "_tensor.returned",
     "_protocol.claims",
     "_protocol.exits",
     "_protocol.journal",
