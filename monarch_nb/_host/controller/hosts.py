@@ -14,7 +14,15 @@ from monarch_nb._host.controller.link import HostLink
 from monarch_nb._host.controller.registry import Host
 from monarch_nb._host.request import RequestError
 from monarch_nb._protocol.base import Event, Request, encode
-from monarch_nb._protocol.events import Beat, HostJoined, HostLeaving, HostLeft, Leave, WatchResources
+from monarch_nb._protocol.events import (
+    Beat,
+    HostJoined,
+    HostLeaving,
+    HostLeft,
+    LastWord,
+    Leave,
+    WatchResources,
+)
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.programs import HostRow
 from monarch_nb._protocol.ranks import StopHosts, Ticket, Tickets
@@ -155,6 +163,11 @@ class HostService:
         self._controller.registry.hosts[
             address.host_of(sender.proc)
         ].last_beat = self._controller.loop.clock()
+
+    @handles(LastWord)
+    def on_last_word(self, event: LastWord, sender: Sender) -> None:
+        """Handle the last message of a host by the connection that it had before there were new keys."""
+        self.link.switching.last_word(address.host_of(sender.proc))
 
     @handles(SetElsewhere)
     def do_set_elsewhere(self, request: SetElsewhere, sender: Sender) -> None:
