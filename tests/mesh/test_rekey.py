@@ -4,9 +4,9 @@ old key stays out. Controller, hosts and ranks are real; hosts are frozen where 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
-import secrets
 import signal
 import socket
 import subprocess
@@ -51,10 +51,11 @@ from monarch_nb._wire import message as wire
 from monarch_nb._wire.invitation import Invitation
 from monarch_nb._wire.keys import KeyPair
 from monarch_nb.actor import Actor, endpoint
-from monarch_nb.exceptions import MeshStartError, RequestFailed
+from monarch_nb.exceptions import MeshStartError, RankTimeout, RequestFailed
 from monarch_nb.mesh import Mesh
 
 T = 60
+PIDFD_GETFD = 438
 NUM_LINES = 400
 NUM_REKEYS = 4
 NUM_FLOATS = 8 << 20
@@ -310,6 +311,41 @@ def test_a_host_that_sleeps_for_too_long_is_lost_and_ends_when_it_wakes_up(mesh:
     assert len(set(mesh.execute(os.getpid).get(T).values())) == 2
 
 
+def cut_connections(row: HostRow) -> None:
+    """End the connection of a host to the controller, as an interruption of the network does."""
+    port = int(row.endpoint.rpartition(":")[2])
+    process = os.pidfd_open(row.pid)
+    for each in psutil.Process(row.pid).net_connections("tcp"):
+        if each.raddr and each.raddr.port == port:
+            found = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, process, each.fd, 0)
+            assert found >= 0, os.strerror(ctypes.get_errno())
+            with socket.socket(fileno=found) as theirs:
+                theirs.shutdown(socket.SHUT_RDWR)
+    os.close(process)
+
+
+def test_afterwards_a_lost_connection_is_restored_and_a_lost_host_is_noticed(mesh: Mesh) -> None:
+    pids = list(mesh.execute(os.getpid).get(T).values())
+    rekey(mesh)
+    rows = rows_of(mesh)
+    cut_connections(rows["host0"])
+
+    def answers() -> list[int]:
+        try:
+            return list(mesh.execute(os.getpid).get(1.0).values())
+        except RankTimeout:
+            return []  # the call was lost with the connection
+
+    assert wait_until(answers, "an answer by another connection") == pids
+    os.kill(rows["host0"].pid, signal.SIGKILL)
+    assert "is gone: its connection has ended" in str(mesh.execute(signal.pause).exception(T))
+    with frozen(rows["host1"].pid):
+        wait_until(lambda: rows_of(mesh)["host1"].state == "lost", "it's lost")
+    assert wait_for_exit(rows["host1"].pid)
+    mesh.heal()
+    assert not set(mesh.execute(os.getpid).get(T).values()) & set(pids)
+
+
 def test_hosts_end_when_the_controller_is_killed_meanwhile() -> None:
     before = sessions._current
     mesh = meshes.start("doomed", {"gpus": 1}, num_hosts=2)
@@ -331,16 +367,29 @@ class Slow:
     def __init__(self, ticket: Ticket) -> None:
         self._ticket = ticket
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.old = self.dialled(ticket.controller, ticket.controller_key)
+        self.old = self.dialled(ticket.controller, ticket.controller_key, b"00")
         self.say(self.old, JOINED)
 
-    def dialled(self, port: str, key: str) -> zmq.Socket[bytes]:
+    def dialled(self, port: str, key: str, tag: bytes) -> zmq.Socket[bytes]:
         ticket, link = self._ticket, self._context.socket(zmq.DEALER)
-        mine = (ticket.host, ticket.generation, secrets.token_hex(4).encode())
-        link.setsockopt(zmq.IDENTITY, b"h%d.%d.%s" % mine)
+        link.setsockopt(zmq.LINGER, 0)
+        link.setsockopt(zmq.IDENTITY, b"h%d.%d.%s" % (ticket.host, ticket.generation, tag))
         link.curve_serverkey = key.encode()
         link.curve_publickey, link.curve_secretkey = ticket.public.encode(), ticket.secret.encode()
         link.connect(port)
+        return link
+
+    def lose_connection(self) -> None:
+        """Dial the old port again, as after an interruption; what was on its way here is lost."""
+        self.old.close()
+        self.old = self.dialled(self._ticket.controller, self._ticket.controller_key, b"00")
+        self.say(self.old, Beat())
+
+    def dial_anew(self) -> zmq.Socket[bytes]:
+        """Dial where the controller says, and say something there."""
+        dial = decode(DialAnew, self.hears(self.old, DialAnew).payload)
+        link = self.dialled(f"tcp://127.0.0.1:{dial.port}", dial.controller_key, b"01")
+        self.say(link, Beat())
         return link
 
     def say(self, link: zmq.Socket[bytes], event: Event) -> None:
@@ -364,13 +413,34 @@ class Slow:
 JOINED = HostJoined(hostname="slow", pid=1, machine="slow", num_cores=1, num_gpus=0)
 
 
-def test_a_host_that_does_not_reach_the_new_port_keeps_the_old_one_alone(mesh: Mesh) -> None:
+@contextmanager
+def slow_host(mesh: Mesh) -> Iterator[tuple[Slow, Ticket]]:
     ticket = mesh._session.request(Tickets(1, ["slow"]))[0]
     slow = Slow(ticket)
     try:
         slow.hears(slow.old, Beat)
+        yield slow, ticket
+    finally:
+        slow.close()
+
+
+def test_what_is_lost_with_a_broken_connection_is_told_again(mesh: Mesh) -> None:
+    with slow_host(mesh) as (slow, ticket):
         reply = asked(mesh)
-        dial = decode(DialAnew, slow.hears(slow.old, DialAnew).payload)
+        slow.lose_connection()
+        new = slow.dial_anew()
+        for _ in range(2):
+            slow.lose_connection()
+            slow.hears(slow.old, Switch)
+        slow.say(slow.old, LastWord())
+        slow.hears(new, Switched)
+        assert answer(reply).moved == ["host0", "host1", "slow"]
+        wait_until(lambda: not is_open(ticket.controller), "the old port is closed")
+
+
+def test_a_host_that_does_not_reach_the_new_port_keeps_the_old_one_alone(mesh: Mesh) -> None:
+    with slow_host(mesh) as (slow, ticket):
+        reply = asked(mesh)
 
         def is_answered() -> bool:
             slow.say(slow.old, Beat())
@@ -383,8 +453,7 @@ def test_a_host_that_does_not_reach_the_new_port_keeps_the_old_one_alone(mesh: M
             mesh._session.request(Rekey())
         assert is_open(ticket.controller) and rows_of(mesh)["slow"].state == "up"
 
-        new = slow.dialled(f"tcp://127.0.0.1:{dial.port}", dial.controller_key)
-        slow.say(new, Beat())
+        new = slow.dial_anew()
         slow.hears(slow.old, Switch)
         slow.say(new, structs.replace(JOINED, hostname="after"))
         slow.say(slow.old, structs.replace(JOINED, hostname="before"))
@@ -399,5 +468,3 @@ def test_a_host_that_does_not_reach_the_new_port_keeps_the_old_one_alone(mesh: M
         slow.say(new, HostLeft())
         wait_until(lambda: rows_of(mesh)["slow"].state == "stopped", "it has left")
         assert "host0, host1" in rekey(mesh)
-    finally:
-        slow.close()

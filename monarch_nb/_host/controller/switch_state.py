@@ -121,14 +121,14 @@ class SwitchState:
             return identity
         return host.new or host.old
 
-    def due(self) -> list[tuple[int, Due, bytes]]:
-        """Return what hosts have to be told now: index, message, and the identity of the connection by which
-        it goes.
+    def due(self, only: int | None = None) -> list[tuple[int, Due, bytes]]:
+        """Return what hosts, or only one, have to be told now: index, message, and the identity of the
+        connection by which it goes.
         """
         return [
             (index, Due.SWITCH if host.new else Due.DIAL, host.old)
             for index, host in self._hosts.items()
-            if host.old
+            if host.old and only in (None, index)
         ]
 
     def last_word(self, index: int) -> list[Sequence[Any]]:

@@ -158,7 +158,7 @@ class Switching:
         elif heard is not Heard.DROP:
             host.last_beat = self._controller.loop.clock()  # heartbeats are among what is kept
         if heard is Heard.DIALLED:
-            self._tell()
+            self._tell(host.index)
         return heard
 
     def route(self, host: Host, identity: bytes) -> bytes:
@@ -186,9 +186,10 @@ class Switching:
             self._tell()
             self._look()
 
-    def _tell(self) -> None:
+    def _tell(self, only: int | None = None) -> None:
+        """Tell hosts, or only one, what they have to be told now."""
         hosts = self._controller.registry.hosts
-        for index, due, identity in self._state.due():
+        for index, due, identity in self._state.due(only):
             if hosts[index].state not in (HostState.UP, HostState.LEAVING):
                 continue
             event: Event = Switch()
