@@ -44,7 +44,7 @@ from monarch_nb._protocol.events import (
 from monarch_nb._protocol.invitations import Invite
 from monarch_nb._protocol.programs import HostRow, Status
 from monarch_nb._protocol.ranks import Ticket, Tickets
-from monarch_nb._protocol.roles import Rekey, Rekeyed, Role, Share
+from monarch_nb._protocol.roles import ListKeys, Rekey, Rekeyed, Role, Share
 from monarch_nb._transport.pending import Reply
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -273,6 +273,24 @@ def test_old_invitations_are_void_and_new_ones_work(mesh: Mesh, tmp_path: Path) 
     COMMANDS["unshare"].ask_text(mesh, key="eve")
 
 
+def test_without_another_port_nothing_changes(mesh: Mesh) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    one_port = Invite("rekeyed", 1, T, network="127.0.0.0/8", ports=[port, port])
+    invitation = Invitation.from_json(mesh._session.request(one_port).invitation)
+    mesh._session.request(Share(Role.OBSERVER, "ada"))
+    before = rows_of(mesh)
+    with pytest.raises(RequestFailed, match=f"ports {port}-{port} of this machine are all taken; name more"):
+        rekey(mesh)
+    assert rows_of(mesh) == before and mesh._session.request(ListKeys())[0].key == "ada"
+    guest = KeyPair(invitation.guest_public, invitation.guest_secret)
+    for address_of_it in invitation.addresses:
+        admitted = refusal(address_of_it, invitation.controller_key, guest)
+        assert admitted == zmq.EVENT_HANDSHAKE_SUCCEEDED
+    assert len(set(mesh.execute(os.getpid).get(T).values())) == 2
+
+
 # --- in the middle of it
 
 
@@ -438,8 +456,23 @@ def test_what_is_lost_with_a_broken_connection_is_told_again(mesh: Mesh) -> None
         wait_until(lambda: not is_open(ticket.controller), "the old port is closed")
 
 
+def test_a_host_that_was_about_to_join_by_the_old_key_joins_and_comes_over(mesh: Mesh) -> None:
+    ticket = mesh._session.request(Tickets(1, ["slow"]))[0]
+    reply = asked(mesh)
+    slow = Slow(ticket)
+    try:
+        new = slow.dial_anew()
+        slow.hears(slow.old, Switch)
+        slow.say(slow.old, LastWord())
+        slow.hears(new, Switched)
+        assert answer(reply) == Rekeyed([], ["host0", "host1", "slow"], [], [])
+    finally:
+        slow.close()
+
+
 def test_a_host_that_does_not_reach_the_new_port_keeps_the_old_one_alone(mesh: Mesh) -> None:
     with slow_host(mesh) as (slow, ticket):
+        never = mesh._session.request(Tickets(1, ["never"]))[0]
         reply = asked(mesh)
 
         def is_answered() -> bool:
@@ -452,6 +485,9 @@ def test_a_host_that_does_not_reach_the_new_port_keeps_the_old_one_alone(mesh: M
         with pytest.raises(RequestFailed, match="still use the last ones: slow"):
             mesh._session.request(Rekey())
         assert is_open(ticket.controller) and rows_of(mesh)["slow"].state == "up"
+        assert rows_of(mesh)["never"].state == "stopped"
+        refused = refusal(ticket.controller, never.controller_key, KeyPair(never.public, never.secret))
+        assert refused == zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
         new = slow.dial_anew()
         slow.hears(slow.old, Switch)

@@ -6,23 +6,21 @@ The network between the two is invented: each connection is a queue in each dire
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from monarch_nb._host.controller.switch_state import Due, Heard, SwitchState
 
 HOST = 1
 
 
-class Network(RuleBasedStateMachine):
+class Network:
     """A controller and a host that talk while the mesh is given new keys, several times."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.state = SwitchState()
         self.up: defaultdict[bytes, deque[Any]] = defaultdict(deque)
         self.down: defaultdict[bytes, deque[Any]] = defaultdict(deque)
@@ -36,31 +34,27 @@ class Network(RuleBasedStateMachine):
 
     # --- what both sides do by themselves
 
-    @rule()
     def host_sends(self) -> None:
         self.sent_up.append(len(self.sent_up))
         self.up[self.now].append(self.sent_up[-1])
 
-    @rule()
     def controller_sends(self) -> None:
         self.sent_down.append(len(self.sent_down))
         self.down[self.route].append(self.sent_down[-1])
 
-    @precondition(lambda self: not self.state.left)
-    @rule()
     def new_keys(self) -> None:
+        if self.state.left:
+            return
         self.num_dialled += 1
         self.state.bring_over({HOST: (0, self.route)})
         self.tell()
 
-    @rule()
     def tell(self) -> None:
         for _, due, identity in self.state.due():
             self.down[identity].append((due, str(self.num_dialled).encode()))
 
     # --- what arrives
 
-    @rule(which=st.sampled_from(["first", "last"]))
     def controller_hears(self, which: str) -> None:
         waiting = [identity for identity, queue in self.up.items() if queue]
         if not waiting:
@@ -86,7 +80,6 @@ class Network(RuleBasedStateMachine):
         elif parts != ["hello"]:
             self.got_up += parts
 
-    @rule(which=st.sampled_from(["old", "now"]))
     def host_hears(self, which: str) -> None:
         queue = self.down[self.old if which == "old" else self.now]
         if not queue:
@@ -114,7 +107,8 @@ class Network(RuleBasedStateMachine):
 
     # --- at last
 
-    def teardown(self) -> None:
+    def settle(self) -> None:
+        """Have all arrive that is on its way, and compare."""
         while any([*self.up.values(), *self.down.values()]):
             for which in ("old", "now"):
                 self.host_hears(which)
@@ -127,8 +121,26 @@ class Network(RuleBasedStateMachine):
         assert not self.state.left and self.route == self.now
 
 
-TestNetwork = Network.TestCase
-TestNetwork.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+ACTIONS: dict[str, Callable[[Network], None]] = {
+    "host sends": Network.host_sends,
+    "controller sends": Network.controller_sends,
+    "new keys": Network.new_keys,
+    "tell again": Network.tell,
+    "controller hears what waits first": lambda network: network.controller_hears("first"),
+    "controller hears what waits last": lambda network: network.controller_hears("last"),
+    "host hears the old connection": lambda network: network.host_hears("old"),
+    "host hears the new connection": lambda network: network.host_hears("now"),
+}
+
+
+@settings(max_examples=400)
+@given(st.lists(st.sampled_from(sorted(ACTIONS)), min_size=40, max_size=120))
+def test_each_message_arrives_once_and_in_order(actions: list[str]) -> None:
+    network = Network()
+    network.new_keys()
+    for action in actions:
+        ACTIONS[action](network)
+    network.settle()
 
 
 def test_another_process_in_the_place_of_one_that_was_to_come_over_is_heard() -> None:
