@@ -60,11 +60,16 @@ def unshare(mesh: Mesh, arguments: Namespace) -> str:
 
 def rekey(mesh: Mesh, _arguments: Namespace) -> str:
     """Replace the keys of a mesh; disconnect everybody but its owner."""
-    gone = session_of(mesh).request(Rekey())
-    who = ", ".join(row.key for row in gone) or "nobody"
-    return (
-        f"mesh {mesh.name!r} has new keys; disconnected: {who}. Earlier invitations are invalid: %mesh share"
-    )
+    found = session_of(mesh).request(Rekey())
+    who = ", ".join(row.key for row in found.keys) or "nobody"
+    facts = [f"mesh {mesh.name!r} has new keys; disconnected: {who}"]
+    if found.moved:
+        facts.append(f"hosts that have come over: {', '.join(found.moved)}")
+    if found.lost:
+        facts.append(f"hosts that were lost meanwhile: {', '.join(found.lost)} (%mesh heal)")
+    if found.unjoined:
+        facts.append(f"hosts that hadn't joined and can't any more: {', '.join(found.unjoined)}")
+    return "; ".join(facts) + ". Earlier invitations are invalid: %mesh share"
 
 
 def list_text(mesh: Mesh) -> str:

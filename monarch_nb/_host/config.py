@@ -69,6 +69,11 @@ class HostConfig(NamedTuple):
         """Return the configuration as JSON."""
         return json.dumps(self._asdict()).encode()
 
+    def redirected(self, port: int, controller_key: str) -> Self:
+        """Return the configuration of a host whose controller has another port and another key."""
+        where = self.controller.rpartition(":")[0]
+        return self._replace(controller=f"{where}:{port}", controller_key=controller_key)
+
     def with_ticket(self, ticket: Ticket, directory: str) -> Self:
         """Return the configuration of a host process that takes the place of `ticket`."""
         return self._replace(

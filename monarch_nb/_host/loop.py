@@ -2,7 +2,7 @@
 thread.
 
 A ZeroMQ socket's descriptor is edge-triggered and may fall silent while messages wait, so each round looks at
-every ZeroMQ socket before it blocks. There are three at most; the hundreds of pipes and pidfds of ranks cost
+every ZeroMQ socket before it blocks. There are five at most; the hundreds of pipes and pidfds of ranks cost
 nothing in epoll.
 
 The loop itself may stand still: its process was stopped, the machine was suspended or overloaded, a callback
@@ -85,6 +85,11 @@ class Loop:
         """Call `callback` for each message; it must receive exactly one."""
         self._sockets[socket] = callback
         self._epoll.register(socket.FD, select.EPOLLIN)
+
+    def forget_socket(self, socket: zmq.Socket[bytes]) -> None:
+        """Stop watching a socket; call it before closing, by `call_soon`: this round may still look at it."""
+        if self._sockets.pop(socket, None) is not None:
+            self._epoll.unregister(socket.FD)
 
     def call_at(self, when: float, callback: Callback) -> None:
         """Call `callback` at monotonic time `when`."""

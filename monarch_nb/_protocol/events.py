@@ -105,6 +105,10 @@ class HostLeft(Event, frozen=True):
     """Tells the controller that a host process has finished its work: its last message."""
 
 
+class LastWord(Event, frozen=True):
+    """Tells the controller that a host has switched: its last message by the old connection."""
+
+
 class HostPreempted(Event, frozen=True):
     """Tells the controller that the sender's machine is about to be taken away by the engine that gave it.
 
@@ -168,6 +172,28 @@ class TakePlace(Event, frozen=True):
     """Tells a host to begin anew in the place of another one, which is lost."""
 
     ticket: Ticket
+
+
+class DialAnew(Event, frozen=True):
+    """Tells a host that the mesh is given new keys: it's to dial the controller once more, at another port.
+    All goes by its old connection until it's told to switch.
+
+    Attributes:
+        controller_key: the controller's public key there.
+    """
+
+    port: int
+    controller_key: str
+
+
+class Switch(Event, frozen=True):
+    """Tells a host that its next messages come by the connection that it has dialled anew; the last one by
+    the old connection.
+    """
+
+
+class Switched(Event, frozen=True):
+    """Tells a host that all it has sent by the old connection has arrived, and that it's over."""
 
 
 # --- of the mesh

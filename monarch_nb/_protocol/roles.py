@@ -91,10 +91,25 @@ class Unshare(Request[list[KeyRow]], frozen=True):
     key: str
 
 
-class Rekey(Request[list[KeyRow]], frozen=True):
-    """Replace all keys: every key handed out before is void, and all programs but the owner's are
-    disconnected. Answers with the keys of those who had access. Not for a mesh with hosts that have dialled
-    in.
+class Rekeyed(Record, frozen=True):
+    """The outcome of new keys.
+
+    Attributes:
+        keys: keys of those who had access.
+        moved: names of the hosts that have come over to the new keys.
+        lost: names of the hosts that were lost meanwhile.
+        unjoined: names of the places for hosts that were given up: their invitations are void.
+    """
+
+    keys: list[KeyRow]
+    moved: list[str]
+    lost: list[str]
+    unjoined: list[str]
+
+
+class Rekey(Request[Rekeyed], frozen=True):
+    """Replace all keys, and the port: every key handed out before is void, and all programs but the owner's
+    are disconnected. Hosts that have joined come over, and lose nothing. Answered when they all have.
     """
 
 

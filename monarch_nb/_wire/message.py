@@ -32,7 +32,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-VERSION: Final = 3
+VERSION: Final = 4
 PIECE_START: Final = b"\0"
 """The first byte of a part of a message that is sent in pieces."""
 

@@ -7,7 +7,6 @@ When the controller is gone it ends, with its ranks.
 from __future__ import annotations
 
 import os
-import secrets
 from typing import Any
 
 import zmq
@@ -16,16 +15,20 @@ from monarch_nb._host.agent.process import BEAT_S, LOST_AFTER_S, PREEMPT_S, Host
 from monarch_nb._host.agent.resource_monitor import Rows
 from monarch_nb._host.agent.stack_service import Found
 from monarch_nb._host.agent.supervisor import Rank
+from monarch_nb._host.agent.uplink import Uplink
 from monarch_nb._host.config import HostConfig
 from monarch_nb._host.warming import Zygote
+from monarch_nb._protocol.base import Event, encode
 from monarch_nb._protocol.environment import EnvironmentSwitched
 from monarch_nb._protocol.events import (
     Beat,
+    DialAnew,
     HostJoined,
     HostLeaving,
     HostLeft,
     HostLooked,
     HostPreempted,
+    LastWord,
     Leave,
     LookNow,
     RankEnded,
@@ -36,6 +39,8 @@ from monarch_nb._protocol.events import (
     RanksRevived,
     ResourcesSeen,
     StacksTaken,
+    Switch,
+    Switched,
     TakePlace,
     TakeStacks,
     WatchResources,
@@ -56,7 +61,6 @@ SILENT_S = 60.0
 """How long the controller may be silent on an open connection: its process was stopped, or its machine is out
 of reach.
 """
-_HANDSHAKE_MS = 5000
 
 
 class HostAgent(HostProcess):
@@ -64,21 +68,7 @@ class HostAgent(HostProcess):
 
     def __init__(self, config: HostConfig, zygote: Zygote | None = None) -> None:
         super().__init__(config, zygote)
-        link = self._link = self.context.socket(zmq.DEALER)
-        link.setsockopt(zmq.SNDHWM, 0)
-        link.setsockopt(zmq.RCVHWM, 0)
-        link.setsockopt(zmq.LINGER, 500)
-        link.setsockopt(
-            zmq.IDENTITY, b"h%d.%d.%s" % (self.index, config.generation, secrets.token_hex(8).encode())
-        )
-        link.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-        link.curve_serverkey = config.controller_key.encode()
-        link.curve_publickey, link.curve_secretkey = config.public.encode(), config.secret.encode()
-        self._controller_gone = link.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        link.setsockopt(zmq.IPV6, int("[" in config.controller))
-        link.connect(config.controller)
-        self.loop.watch_socket(link, self._take_link)
-        self.loop.watch_socket(self._controller_gone, self._on_disconnect)
+        self._uplink = Uplink(self.context, self.loop, config, self._take_link, self._on_disconnect)
         self._last_beat = self.loop.clock() + LOST_AFTER_S
         self._limit_s = LOST_AFTER_S
         joined = HostJoined(self.hostname, os.getpid(), machine_id(), granted_cores(), len(visible_gpus()))
@@ -106,8 +96,8 @@ class HostAgent(HostProcess):
 
         self.loop.watch_file(fd, gone)
 
-    def _take_link(self) -> None:
-        self.receive_remote(join([f.buffer for f in self._link.recv_multipart(copy=False)]))
+    def _take_link(self, frames: list[zmq.Frame]) -> None:
+        self.receive_remote(join([f.buffer for f in frames]))
 
     def before_accept(self, message: Message) -> None:
         """Assign output from now on to a cell that is about to begin. Earlier output of ranks belongs to the
@@ -124,13 +114,12 @@ class HostAgent(HostProcess):
             self.supervisor.drain()  # output of a cell is sent before the event of the cell's end
 
     def _on_disconnect(self) -> None:
-        self._controller_gone.recv_multipart()
         # A controller that only lost the connection is back within its beat; one that ended isn't.
         self._limit_s = LOST_AFTER_S
         self._last_beat = min(self._last_beat, self.loop.clock() - LOST_AFTER_S + 2 * BEAT_S)
 
     def send_remote(self, host: int, frames: list[Any]) -> None:
-        self._link.send_multipart(cut(frames), copy=sum(map(len, frames)) < 1 << 16)
+        self._uplink.send(cut(frames), copy=sum(map(len, frames)) < 1 << 16)
 
     # --- events of the controller and of ranks
 
@@ -191,6 +180,30 @@ class HostAgent(HostProcess):
         self.successor = self.config.with_ticket(event.ticket, directory)
         self.shut_down()
 
+    # --- new keys of the mesh
+
+    @handles(DialAnew)
+    def on_dial_anew(self, event: DialAnew, sender: Sender) -> None:
+        """Handle new keys of the mesh: dial the controller once more, and let it hear of that."""
+        if event.controller_key == self.config.controller_key:
+            return  # it's asked again, in case that a connection was lost with the message
+        self.config = self.config.redirected(event.port, event.controller_key)
+        self._uplink.dial_anew(self.config, self._frame(Beat()))
+
+    @handles(Switch)
+    def on_switch(self, event: Switch, sender: Sender) -> None:
+        """Handle the last message by the old connection: use the one that was dialled anew."""
+        self._uplink.switch(self._frame(LastWord()))
+
+    @handles(Switched)
+    def on_switched(self, event: Switched, sender: Sender) -> None:
+        """Handle the news that all by the old connection has arrived: close it."""
+        self._uplink.close_old()
+
+    def _frame(self, event: Event) -> bytes:
+        name = event.wire_name.encode()
+        return wire.pack(wire.EVENT, src=self.me, dst=address.CONTROLLER, name=name, payload=encode(event))
+
     # --- the end
 
     def preempted(self) -> None:
@@ -231,6 +244,4 @@ class HostAgent(HostProcess):
     def close_link(self) -> None:
         # the last message: the ends of all ranks here have been reported
         self.event(address.CONTROLLER, HostLeft())
-        self._link.disable_monitor()
-        self._link.close(500)
-        self._controller_gone.close(0)
+        self._uplink.close()

@@ -19,6 +19,7 @@ from monarch_nb._protocol.events import (
     HostJoined,
     HostLeaving,
     HostLeft,
+    LastWord,
     Leave,
     RanksEnded,
     WatchResources,
@@ -183,6 +184,11 @@ class HostService:
         self._controller.registry.hosts[
             address.host_of(sender.proc)
         ].last_beat = self._controller.loop.clock()
+
+    @handles(LastWord)
+    def on_last_word(self, event: LastWord, sender: Sender) -> None:
+        """Handle the last message of a host by the connection that it had before there were new keys."""
+        self.link.switching.last_word(address.host_of(sender.proc))
 
     @handles(SetElsewhere)
     def do_set_elsewhere(self, request: SetElsewhere, sender: Sender) -> None:

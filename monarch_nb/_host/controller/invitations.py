@@ -140,7 +140,7 @@ class Invitations:
     def _port(self, where: str, ports: Sequence[int]) -> int:
         for port in range(ports[0], ports[1] + 1) if ports else ("*",):
             try:
-                return int(self._controller.hosts.link.listen_on(f"{where}:{port}").rpartition(":")[2])
+                return int(self._controller.hosts.link.listen_on(f"{where}:{port}", ports).rpartition(":")[2])
             except zmq.ZMQError as error:
                 if error.errno != zmq.EADDRINUSE:
                     raise RequestError(f"this machine can't listen at {where}:{port}: {error}") from None

@@ -14,17 +14,20 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import zmq
 
 from monarch_nb._host.agent.process import BEAT_S, LOST_AFTER_S
 from monarch_nb._host.config import HostConfig
+from monarch_nb._host.controller.listening import Listening
 from monarch_nb._host.controller.registry import Host
 from monarch_nb._host.controller.sending import Sends
+from monarch_nb._host.controller.switch_state import Heard
+from monarch_nb._host.controller.switching import BOUND, Outcome, Switching
+from monarch_nb._host.request import RequestError
 from monarch_nb._host.starting import PROCESS_JOB, start_host_process
-from monarch_nb._protocol.base import encode
+from monarch_nb._protocol.base import Event, encode
 from monarch_nb._protocol.events import Beat, HostJoined, Leave, TakePlace
 from monarch_nb._protocol.ranks import Ticket
 from monarch_nb._protocol.states import HostState, ProcState
@@ -58,6 +61,7 @@ class Parts(Sends, Protocol):
     loop: Loop
     me: int
     members: Members
+    name: str
     registry: Registry
 
     def receive_remote(self, frames: Sequence[Any]) -> None:
@@ -98,8 +102,8 @@ class HostLink:
         self._socket: zmq.Socket[bytes] | None = None
         self._gatekeeper: Gatekeeper | None = None
         self._strangers: Strangers | None = None
-        self._keys: KeyPair | None = None
-        self._endpoints: dict[str, str] = {}
+        self._listening: Listening | None = None
+        self.switching = Switching(controller, self)
         self._identities: dict[int, bytes] = {}
         self._connections: dict[int, int] = {}
         """The host that spoke last on a connection, by descriptor."""
@@ -121,47 +125,64 @@ class HostLink:
         becomes void.
         """
         endpoint = self.listen_on(bind)
-        assert self._keys is not None and self._gatekeeper is not None
+        assert self._gatekeeper is not None
         keys = KeyPair.new()
         self._gatekeeper.allowed.discard(host.public_key)
         self._gatekeeper.allowed.add(keys.public)
         host.public_key, host.endpoint = keys.public, endpoint
         return Ticket(
-            host.index, host.generation, host.label, endpoint, self._keys.public, keys.public, keys.secret
+            host.index, host.generation, host.label, endpoint, self.public_key, keys.public, keys.secret
         )
 
-    def listen_on(self, bind: str) -> str:
-        """Listen for other hosts at `bind`, unless this process does already; return the address to dial."""
-        if self._socket is None:
+    def listen_on(self, bind: str, ports: Sequence[int] = ()) -> str:
+        """Listen for other hosts at `bind`, unless this process does already; return the address to dial.
+
+        Args:
+            ports: first and last port that may be used instead, when there are new keys; empty: any.
+        """
+        if self._listening is None:
             self._open()
-        assert self._socket is not None
-        if bind in self._endpoints.values():
-            return bind
-        if bind not in self._endpoints:
-            self._socket.setsockopt(zmq.IPV6, int("[" in bind))
-            self._socket.bind(bind)
-            self._endpoints[bind] = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        return self._endpoints[bind]
+        assert self._listening is not None
+        return self._listening.on(bind, ports)
 
-    def rekey(self) -> None:
-        """Replace the controller's key and ports; tickets given out before become void."""
-        if self._socket is None:
+    def rekey(self, done: Callable[[Outcome], None]) -> None:
+        """Replace the controller's key and ports: what was given out before is void. Hosts that have joined
+        come over; then `done` is called, and the old ports are closed.
+
+        Raises:
+            RequestError: if the last keys are in use still, or there's no port; nothing has changed then.
+        """
+        if self._listening is None:
+            done(Outcome())
             return
-        for endpoint in set(self._endpoints.values()):
-            with suppress(zmq.ZMQError):  # an address at which this process listens
-                self._socket.unbind(endpoint)
-        self._endpoints.clear()
-        self._take_keys(self._socket)
-
-    def _take_keys(self, link: zmq.Socket[bytes]) -> None:
-        self._keys = KeyPair.new()
-        link.curve_secretkey, link.curve_publickey = self._keys.secret.encode(), self._keys.public.encode()
+        if self.switching.is_busy:
+            left = ", ".join(self.switching.left()) or "none"
+            raise RequestError(
+                f"mesh {self._controller.name!r} is being given new keys already; hosts that still use the "
+                f"last ones: {left}. Again once they have come over, or have gone"
+            )
+        moved = self._listening.renew()
+        hosts = [host for host in self._controller.registry.hosts.values() if host.index]
+        for host in hosts:
+            host.endpoint = moved(host.endpoint)
+        bound = [host for host in hosts if host.state in BOUND]
+        self.switching.bring_over(
+            {h.index: b"" if h.state == HostState.EXPECTED else self._identities[h.index] for h in bound},
+            {h.index: int(h.endpoint.rpartition(":")[2] or 0) for h in bound},
+            [host for host in bound if not host.public_key],
+            done,
+        )
 
     @property
     def public_key(self) -> str:
         """The controller's public key; it exists once the controller listens."""
-        assert self._keys is not None
-        return self._keys.public
+        assert self._listening is not None
+        return self._listening.keys.public
+
+    def close_old(self) -> None:
+        """Listen no longer with the last key."""
+        if self._listening is not None:
+            self._listening.close_old()
 
     def let_in(self, key: str, taker: Taker | None = None) -> None:
         """Admit the holder of a key; `taker` receives its messages, if it isn't a host."""
@@ -178,8 +199,9 @@ class HostLink:
 
     def admit(self, host: Host, public_key: str, endpoint: str) -> None:
         """Give a place to the host process that has this key, and connects to `endpoint`."""
+        assert self._listening is not None
         self.keep_out(host.public_key)
-        host.public_key, host.endpoint = public_key, self._endpoints.setdefault(endpoint, endpoint)
+        host.public_key, host.endpoint = public_key, self._listening.comes_by(endpoint)
         self.let_in(public_key)
 
     def give_up(self, host: Host) -> None:
@@ -200,7 +222,7 @@ class HostLink:
         self._strangers = Strangers(controller.context, link, self._connection_ended)
         controller.loop.watch_socket(self._strangers.monitor, self._strangers.read_event)
         link.curve_server = True
-        self._take_keys(link)
+        self._listening = Listening(link)
         controller.loop.watch_socket(link, self._take_frames)
         controller.loop.call_later(BEAT_S, self._beats)
 
@@ -227,10 +249,19 @@ class HostLink:
         if key != host.public_key or not _speaks_for_itself(parts, index):
             self._refuse(frames[0], index)
             return
-        self._identities[index] = identity
-        self._connections[int(frames[0].get(zmq.SRCFD))] = index
+        fd = int(frames[0].get(zmq.SRCFD))
+        heard = self.switching.hears(host, identity, fd, parts)
+        if heard is Heard.DROP:
+            return
+        self._identities[index] = self.switching.route(host, identity)
+        self._connections[fd] = index
         self._heard[index] = self._controller.loop.clock()
-        self._controller.receive_remote(parts)
+        if heard is Heard.TAKE:
+            self._controller.receive_remote(parts)
+
+    def forget_connection(self, fd: int) -> None:
+        """Draw no conclusion from the end of a connection: its host has another one."""
+        self._connections.pop(fd, None)
 
     def _connection_ended(self, fd: int) -> None:
         """Find out whether a host whose connection has ended is lost. A host that only lost its connection is
@@ -305,11 +336,19 @@ class HostLink:
 
     def _send_away(self, identity: bytes, index: int) -> None:
         """Tell a host process that has lost its place to end: its ranks count as dead."""
+        self.send_by(identity, index, Leave())
+
+    def send_by(self, identity: bytes, index: int, event: Event) -> None:
+        """Send an event to a host process by one of its connections."""
         assert self._socket is not None
-        to = address.host_proc(index)
-        self._socket.send_multipart(
-            [identity, wire.pack(wire.EVENT, src=self._controller.me, dst=to, name=Leave.wire_name.encode())]
+        frame = wire.pack(
+            wire.EVENT,
+            src=self._controller.me,
+            dst=address.host_proc(index),
+            name=event.wire_name.encode(),
+            payload=encode(event),
         )
+        self._socket.send_multipart([identity, frame])
 
     def send(self, index: int, frames: list[Any]) -> None:
         """Send frames to a host; those to a host that is gone are dropped, those to an expected one are
@@ -371,6 +410,7 @@ class HostLink:
         )  # first: whatever fails below, the heartbeat continues
         now = self._controller.loop.clock()
         self._controller.members.cut_silent()
+        self.switching.beat()
         for host in self._controller.registry.hosts.values():
             if host.state == HostState.LEAVING and now - host.last_beat > LOST_AFTER_S:
                 host.state = HostState.STOPPED
@@ -402,15 +442,7 @@ class HostLink:
             self.start(ticket, host.env)
         else:
             spare.state = HostState.STOPPED
-            frame = wire.pack(
-                wire.EVENT,
-                src=self._controller.me,
-                dst=address.host_proc(spare.index),
-                name=TakePlace.wire_name.encode(),
-                payload=encode(TakePlace(ticket)),
-            )
-            assert self._socket is not None
-            self._socket.send_multipart([self._identities[spare.index], frame])
+            self.send_by(self._identities[spare.index], spare.index, TakePlace(ticket))
         return ""
 
     def _spare(self) -> Host | None:

@@ -27,6 +27,7 @@ import zmq
 
 from monarch_nb._host.controller.permissions import NOTED_OF_OWNER, UNNOTED, needed, refusal
 from monarch_nb._host.controller.sending import Sends
+from monarch_nb._host.controller.switching import LAST_WORD_S, SWITCH_S, Outcome
 from monarch_nb._host.request import RequestError
 from monarch_nb._journal.audit import Audit
 from monarch_nb._journal.secrets import logged_source, mask
@@ -42,12 +43,12 @@ from monarch_nb._protocol.roles import (
     KeyRow,
     ListKeys,
     Rekey,
+    Rekeyed,
     Role,
     Share,
     Shared,
     Unshare,
 )
-from monarch_nb._protocol.states import HostState
 from monarch_nb._units import duration
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
@@ -73,9 +74,6 @@ MAX_PROGRAMS = 64
 """Maximum number of programs of one member."""
 SILENT_S = 30.0
 """Time of silence after which a member's connection is ended: its machine sleeps, or is out of reach."""
-LAST_WORD_S = 0.3
-"""How long a member that is disconnected has to read the reason."""
-_BOUND = (HostState.EXPECTED, HostState.UP, HostState.LEAVING)
 _TO_RANKS = (wire.CALL, wire.REPLY, wire.RELEASE)
 _HELLO, _GOODBYE = Hello.wire_name, Goodbye.wire_name
 
@@ -207,28 +205,33 @@ class Members:
         return rows
 
     @handles(Rekey)
-    def do_rekey(self, request: Rekey, sender: Sender) -> list[KeyRow] | Later:
-        """Replace all keys; everybody but the owner is disconnected."""
-        hosts = [h for h in self._controller.registry.hosts.values() if h.index and h.state in _BOUND]
-        if hosts:
-            raise RequestError(
-                f"mesh {self._controller.name!r} has {len(hosts)} other hosts, which dial its key: they "
-                "would be lost. %mesh unshare --all puts everybody else out; new keys come with a new mesh"
-            )
+    def do_rekey(self, request: Rekey, sender: Sender) -> Later:
+        """Replace all keys; everybody but the owner is disconnected, and hosts come over."""
         rows = [self._row(member) for member in self._members.values()]
+
+        def done(outcome: Outcome) -> None:
+            trouble = self._not_come(outcome.left)
+            answer = Rekeyed(rows, outcome.moved, outcome.lost, outcome.unjoined)
+            self._controller.reply(sender.proc, sender.ref, trouble or answer, error=bool(trouble))
+
+        self._link.rekey(done)
         for member in list(self._members.values()):
             self._end_member(
                 member, f"the mesh was given new keys by {self._controller.clients.who(sender.proc)}"
             )
         self._controller.invitations.close_all()
-
-        # the connections end with the key, so their programs are told the reason before
-        def take_keys() -> None:
-            self._link.rekey()
-            self._controller.reply(sender.proc, sender.ref, rows)
-
-        self._controller.loop.call_later(LAST_WORD_S, take_keys)
         return LATER
+
+    def _not_come(self, left: Sequence[str]) -> str:
+        """Return the sentence about hosts that haven't come over to new keys; empty if all have."""
+        if not left:
+            return ""
+        return (
+            f"mesh {self._controller.name!r} has new keys, and nobody can come by earlier ones, but "
+            f"these hosts haven't reached its new port within {SWITCH_S:g} s: {', '.join(left)}. For them "
+            "alone the old one stays open, until they have come over or are gone. A firewall? Name several "
+            'ports that are open in the profile: ports = "29400-29500"'
+        )
 
     def _end_member(self, member: Member, why: str) -> None:
         """Stop handling a member's messages; tell the member why, and end its connection."""
