@@ -30,6 +30,8 @@ class Strangers:
 
     Args:
         on_gone: called with the descriptor of each connection that has ended.
+        expected: returns how many are about to dial: so many may be strangers twice over, if that's more than
+            `MAX_STRANGERS`. The hosts of a large mesh come at the same moment.
 
     Attributes:
         monitor: call `read_event` whenever it's readable.
@@ -40,8 +42,9 @@ class Strangers:
         context: zmq.Context[zmq.Socket[bytes]],
         socket: zmq.Socket[bytes],
         on_gone: Callable[[int], None] = lambda _fd: None,
+        expected: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._socket, self._on_gone = socket, on_gone
+        self._socket, self._on_gone, self._expected = socket, on_gone, expected
         self._waiting: dict[int, Peer] = {}
         """Connections by descriptor, in order of arrival."""
         socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES)
@@ -64,7 +67,7 @@ class Strangers:
         if peer is not None:
             self._waiting.pop(fd, None)
             self._waiting[fd] = peer
-        while len(self._waiting) > MAX_STRANGERS:
+        while len(self._waiting) > MAX_STRANGERS and len(self._waiting) > 2 * self._expected():
             self._cut(self._least_welcome())
 
     def knows(self, frame: zmq.Frame) -> None:

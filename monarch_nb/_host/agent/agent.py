@@ -71,11 +71,16 @@ class HostAgent(HostProcess):
         self._uplink = Uplink(self.context, self.loop, config, self._take_link, self._on_disconnect)
         self._last_beat = self.loop.clock() + LOST_AFTER_S
         self._limit_s = LOST_AFTER_S
-        joined = HostJoined(self.hostname, os.getpid(), machine_id(), granted_cores(), len(visible_gpus()))
-        self.event(address.CONTROLLER, joined)
+        self._has_heard = False
+        """Whether the controller has sent anything."""
+        self._join()
         self._is_notified = False
         self._watch_launcher(config.launcher_pid)
         self.loop.call_later(BEAT_S, self._beats)
+
+    def _join(self) -> None:
+        joined = HostJoined(self.hostname, os.getpid(), machine_id(), granted_cores(), len(visible_gpus()))
+        self.event(address.CONTROLLER, joined)
 
     def _watch_launcher(self, pid: int | None) -> None:
         """End with the process that an engine has started on this host: the engine kills that when it takes
@@ -97,6 +102,7 @@ class HostAgent(HostProcess):
         self.loop.watch_file(fd, gone)
 
     def _take_link(self, frames: list[zmq.Frame]) -> None:
+        self._has_heard = True
         self.receive_remote(join([f.buffer for f in frames]))
 
     def before_accept(self, message: Message) -> None:
@@ -117,6 +123,8 @@ class HostAgent(HostProcess):
         # A controller that only lost the connection is back within its beat; one that ended isn't.
         self._limit_s = LOST_AFTER_S
         self._last_beat = min(self._last_beat, self.loop.clock() - LOST_AFTER_S + 2 * BEAT_S)
+        if not self._has_heard:
+            self._join()  # the first message may have been lost with the connection
 
     def send_remote(self, host: int, frames: list[Any]) -> None:
         self._uplink.send(cut(frames), copy=sum(map(len, frames)) < 1 << 16)

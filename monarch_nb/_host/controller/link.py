@@ -219,12 +219,16 @@ class HostLink:
         link.setsockopt(zmq.RCVHWM, 0)
         link.setsockopt(zmq.LINGER, 500)
         link.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._strangers = Strangers(controller.context, link, self._connection_ended)
+        self._strangers = Strangers(controller.context, link, self._connection_ended, self._num_expected)
         controller.loop.watch_socket(self._strangers.monitor, self._strangers.read_event)
         link.curve_server = True
         self._listening = Listening(link)
         controller.loop.watch_socket(link, self._take_frames)
         controller.loop.call_later(BEAT_S, self._beats)
+
+    def _num_expected(self) -> int:
+        """Return how many hosts are about to dial."""
+        return sum(h.state == HostState.EXPECTED for h in self._controller.registry.hosts.values())
 
     # --- messages
 
