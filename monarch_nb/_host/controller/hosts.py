@@ -171,8 +171,8 @@ class HostService:
     def on_join(self, event: HostJoined, sender: Sender) -> None:
         """Handle the arrival of a host process: register it, and answer requests that wait for it."""
         controller, index = self._controller, address.host_of(sender.proc)
-        if controller.registry.hosts[index].state != HostState.EXPECTED:
-            return  # it says so once more if its connection breaks before it has heard of us
+        if controller.registry.hosts[index].state == HostState.LEAVING:
+            return  # what it says once more if its connection breaks before it has heard of us
         self.link.has_joined(index, event)
         controller.environments.joined(index)
         controller.waits.settled(controller.registry.host_is_up(index))
