@@ -23,7 +23,7 @@ from monarch_nb._tensor.recorded import Captured, Grad, Gradient, Made, Part, Re
 from monarch_nb._tensor.recorder import Recorder
 from monarch_nb._tensor.slots import Handle
 from monarch_nb._tensor.tensor import Tensor
-from monarch_nb.exceptions import MeshUsageError
+from monarch_nb.exceptions import MeshUsageError, SupervisionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,13 @@ class Recording:
         structure: of the results.
 
     Attributes:
+        stream: stream of the engine that it was recorded on; after a heal there's another one.
         path: values that were read and that may have decided what the call did.
         pieces: the parts between these.
     """
 
     def __init__(self, engine: Any, recorder: Recorder, results: Sequence[Result], structure: Any) -> None:
-        self.engine, self._stream = engine, engine.stream
+        self.engine, self.stream = engine, engine.stream
         engine.recordings.add(self)
         self.parts, self.entries = recorder.parts, tuple(recorder.entries)
         self.results, self.structure = tuple(results), structure
@@ -88,7 +89,7 @@ class Recording:
     def fits(self, leaves: Sequence[Any]) -> bool:
         """Return whether a call finds what the recorded one found."""
         return (
-            self.engine.stream is self._stream
+            self.engine.stream is self.stream
             and not self.engine.is_closed
             and all(each.is_same() for each in self._captured)
             and all(each.is_as_before(leaves) for each in self.entries)
@@ -112,7 +113,7 @@ class Recording:
     @property
     def is_dead(self) -> bool:
         """Whether it can't be replayed any more, because something that it captured is gone."""
-        return self.engine.stream is not self._stream or not all(each.is_same() for each in self._captured)
+        return self.engine.stream is not self.stream or not all(each.is_same() for each in self._captured)
 
     @property
     def deciding_parts(self) -> list[Part]:
@@ -161,6 +162,8 @@ class Replay:
         """
         with self._sent_together():
             self._find()
+            if self._is_over():
+                return None
             # A tensor that was dropped has raised here, before anything has changed.
             before = self._before()
             self._free_gradients()
@@ -174,6 +177,10 @@ class Replay:
                     before.restore()
                     return None
         raise AssertionError
+
+    def _is_over(self) -> bool:
+        """Say whether the ranks have begun anew after a heal: then they don't know the recording."""
+        return self._engine.stream is not self.recording.stream
 
     @contextmanager
     def _sent_together(self) -> Iterator[None]:
@@ -241,6 +248,10 @@ class Replay:
 
     def _send(self, laid: Laid) -> None:
         engine, stream, slots = self._engine, self._engine.stream, self._slots
+        if self._is_over():
+            raise SupervisionError(
+                "ranks were lost while a compiled function ran, and the mesh was healed since: call it again"
+            )
         seeds = [float(torch.randint(1 << 53, ())) for _ in range(laid.num_seeds)]
         with stream.lock:
             if engine.slots.has_many_dropped() and stream.drop():
