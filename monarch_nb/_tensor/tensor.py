@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch_nb._rank.tensor.private import make_wrapper, no_torch_function, tensor_text
+from monarch_nb._rank.tensor.private import default_to_lists, make_wrapper, no_torch_function, tensor_text
 from monarch_nb._tensor import reads
 from monarch_nb._tensor import reduction as reduction_of
 from monarch_nb._tensor.drawing import html_of
@@ -301,3 +301,17 @@ def engine_in(args: Any, kwargs: Any) -> Engine:
         if isinstance(each, Tensor):
             return each.engine
     raise AssertionError("no tensor of a mesh")
+
+
+def _are_of_one_mesh(params: Sequence[Any]) -> bool:
+    """Say whether an optimiser may step through all of its parameters at once: ten operations on lists
+    instead of ten on each cost this process and the ranks less.
+    """
+    first = params[0] if params else None
+    if not isinstance(first, Tensor) or not first.is_global:
+        return False
+    grid = first.mesh_meta.grid
+    return all(isinstance(each, Tensor) and each.mesh_meta.grid is grid for each in params)
+
+
+default_to_lists(_are_of_one_mesh)

@@ -122,17 +122,55 @@ def short_commands() -> list[str]:
     ]
 
 
+@pytest.mark.parametrize("foreach", [True, False])
 @pytest.mark.parametrize("spec", [["data_parallel"], [None, "model_parallel"], []])
-def test_an_optimizer_steps_on_parts(mesh: Mesh, spec: Any) -> None:
+def test_an_optimizer_steps_on_parts(mesh: Mesh, spec: Any, foreach: bool) -> None:
     start = torch.randn(8, 6, dtype=torch.float64)
     plain = torch.nn.Parameter(start.clone())
     ours = torch.nn.Parameter(monarch_nb.distribute(start, mesh, sharding_spec=spec))
     for parameter in (plain, ours):
-        optimizer = torch.optim.AdamW([parameter], lr=0.1)
+        optimizer = torch.optim.AdamW([parameter], lr=0.1, foreach=foreach)
         for _ in range(5):
             optimizer.zero_grad()
             (parameter * parameter).sum().backward()
             optimizer.step()
     assert torch.equal(ours.full(), plain)
     found = mesh.execute(short_commands)
-    assert {"aten.addcdiv_.default", "aten.lerp_.Scalar", "aten.sqrt.default"} <= set(found)
+    form = "aten._foreach_{}" if foreach else "aten.{}"
+    assert {form.format(name) for name in ("lerp_.Scalar", "sqrt.default")} <= set(found)
+
+
+def commands_of_a_step(mesh: Mesh, num: int, **options: Any) -> int:
+    """Count the commands of a step over so many parameters."""
+    start = [torch.randn(4, 3, dtype=torch.float64) for _ in range(num)]
+    ours = [torch.nn.Parameter(monarch_nb.distribute(each, mesh, ["data_parallel"])) for each in start]
+    plain = [torch.nn.Parameter(each.clone()) for each in start]
+    found = []
+    for parameters in (ours, plain):
+        optimizer = torch.optim.AdamW(parameters, lr=0.1, **options)
+        for _ in range(3):
+            for n, each in enumerate(parameters):
+                each.grad = (n + 1) * torch.ones_like(each)
+            before = ours[0].engine.stream.count
+            optimizer.step()
+            found.append(ours[0].engine.stream.count - before)
+        assert optimizer.param_groups[0]["foreach"] is options.get("foreach")
+    assert all(torch.equal(a.full(), b) for a, b in zip(ours, plain, strict=True))
+    return found[2]
+
+
+def test_an_optimizer_steps_through_all_parameters_at_once(mesh: Mesh) -> None:
+    assert commands_of_a_step(mesh, 2) == commands_of_a_step(mesh, 20) < 20
+
+
+def test_an_optimizer_does_as_it_is_told(mesh: Mesh) -> None:
+    assert commands_of_a_step(mesh, 20, foreach=False) > 100
+
+
+def test_parameters_of_two_meshes_are_stepped_one_by_one(mesh: Mesh, own_mesh: Mesh) -> None:
+    both = [torch.nn.Parameter(monarch_nb.distribute(torch.ones(4), each, [])) for each in (mesh, own_mesh)]
+    optimizer = torch.optim.SGD(both, lr=0.5)
+    for each in both:
+        each.grad = torch.ones_like(each)
+    optimizer.step()
+    assert [each.full().tolist() for each in both] == [[0.5] * 4] * 2

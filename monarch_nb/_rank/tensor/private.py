@@ -6,6 +6,7 @@ DTensor's rules, wrapper subclasses and process groups without a default one hav
 
 from __future__ import annotations
 
+import sys
 from operator import attrgetter, methodcaller
 from typing import Any
 
@@ -88,6 +89,24 @@ def replace_concatenate(function: Any) -> None:
     parallelism has split; it has no other way to give it the mesh.
     """
     setattr(DeviceMesh, "_concatenate", staticmethod(function))  # noqa: B010
+
+
+def default_to_lists(is_meant: Any) -> None:
+    """Have torch's optimisers treat parameters as lists, unless the user has said what to do, also where
+    `is_meant` says so of them. They decide by an exact type and device, and have no other way.
+    """
+    name = "_default_to_fused_or_foreach"
+    by_torch = attrgetter(name)(sys.modules["torch.optim.optimizer"])
+
+    def default(params: list[Any], differentiable: bool, use_fused: bool = False) -> tuple[bool, bool]:
+        if not use_fused and not differentiable and is_meant(params):
+            return False, True
+        found: tuple[bool, bool] = by_torch(params, differentiable, use_fused)
+        return found
+
+    for path, module in list(sys.modules.items()):  # torch.optim has no other names of its modules
+        if path.startswith("torch.optim.") and hasattr(module, name):
+            setattr(module, name, default)
 
 
 def is_replicated(value: DTensor) -> bool:
