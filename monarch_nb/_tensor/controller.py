@@ -56,6 +56,7 @@ from monarch_nb._tensor.plan import Plan, TemplateMaker, floats_travel, position
 from monarch_nb._tensor.propagation import Outcome, Propagation
 from monarch_nb._tensor.recorder import Foreign, Recorder
 from monarch_nb._tensor.recovery import recover
+from monarch_nb._tensor.scaling import UNSCALE, unscale
 from monarch_nb._tensor.slots import Handle, Slots
 from monarch_nb._tensor.stream import Stream
 from monarch_nb._tensor.tensor import Tensor, maker_of
@@ -290,6 +291,9 @@ class Engine:
                 key.append(float)
             elif kind is list or kind is tuple or kind in _PLAIN:
                 if self._gather(each, tensors, scalars, key, travels):
+                    if func is UNSCALE:
+                        unscale(*args)
+                        return None
                     return self.dispatch(func, *self._adopt_in(func, args, kwargs or {}))
             else:
                 key.append(each)
