@@ -76,7 +76,11 @@ def importable_path() -> list[str]:
 
 
 def controller_config(
-    *, owner_pid: int | None = None, warm_claim: str = "", requirements: Requirements | None = None
+    *,
+    owner_pid: int | None = None,
+    warm_claim: str = "",
+    requirements: Requirements | None = None,
+    warm: bool = True,
 ) -> HostConfig:
     """Return the configuration of a new controller; the arguments as `HostConfig` has them.
 
@@ -95,14 +99,21 @@ def controller_config(
         owner_pid=owner_pid,
         warm_claim=warm_claim,
         requirements=requirements.as_json().decode() if requirements is not None else "",
+        warm=warm,
     )
 
 
 def start_controller(
-    *, owner_pid: int | None = None, warm_claim: str = "", requirements: Requirements | None = None
+    *,
+    owner_pid: int | None = None,
+    warm_claim: str = "",
+    requirements: Requirements | None = None,
+    warm: bool = True,
 ) -> Connection:
     """Start a controller; the arguments as `HostConfig` has them."""
-    config = controller_config(owner_pid=owner_pid, warm_claim=warm_claim, requirements=requirements)
+    config = controller_config(
+        owner_pid=owner_pid, warm_claim=warm_claim, requirements=requirements, warm=warm
+    )
     process = start_host_process(config)
     return Connection("", process.pid, config.directory, start_time=start_time(process.pid))
 

@@ -44,17 +44,21 @@ def _start() -> None:
         _ready = None  # a later start tries again, and reports the error
 
 
-def _new() -> Connection:
+def _new(*, has_ranks: bool = True) -> Connection:
     """Return a controller that belongs to this program: one that was kept warm, or a new one."""
     wants = warm.wanted_s() is not None  # first: wrong settings are reported before anything is started
-    found = warm.take_warm() or launch.start_controller(owner_pid=os.getpid())
+    found = warm.take_warm() or launch.start_controller(owner_pid=os.getpid(), warm=has_ranks)
     if wants:
         warm.keep_if_wanted()
     return found
 
 
-def take_spare() -> Connection:
-    """Return a controller that belongs to this program: the spare, or a new one."""
+def take_spare(*, has_ranks: bool = True) -> Connection:
+    """Return a controller that belongs to this program: the spare, or a new one.
+
+    Args:
+        has_ranks: whether ranks are going to run beside it: then it makes ready for them at once.
+    """
     global _starting, _ready
     with _lock:
         if _starting is not None:
@@ -62,7 +66,7 @@ def take_spare() -> Connection:
         found, _ready, _starting = _ready, None, None
     if found is not None and is_running(found.pid, found.start_time):
         return found
-    return _new()
+    return _new(has_ranks=has_ranks)
 
 
 def put_back(connection: Connection) -> None:

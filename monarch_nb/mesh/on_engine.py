@@ -75,7 +75,7 @@ def start_on(
     profile = replace(profile, spec=engine.completed(profile.spec))
     check_ended(name)
     starting.check_free(name)
-    session = starting.claimed(name)
+    session = starting.claimed(name, has_ranks=False)
     asked = Allocation.new(name, profile.name, profile.spec, plan)
     try:
         asked = _ask(session, engine, asked, with_program)

@@ -179,15 +179,18 @@ def _check_room(dims: Mapping[str, int], num_hosts: int, num_spares: int, *, for
         raise MeshUsageError(str(error)) from None
 
 
-def claimed(name: str) -> Session:
+def claimed(name: str, *, has_ranks: bool = True) -> Session:
     """Return a session with a controller that holds the claim to a name exclusively.
+
+    Args:
+        has_ranks: whether ranks are going to run beside it.
 
     Raises:
         NameTaken: if another controller has it.
     """
     claim = launch.find_claim(name)
     if claim is None:
-        connection = spare.take_spare()
+        connection = spare.take_spare(has_ranks=has_ranks)
         session = Session.connect(connection)
         try:
             if session.request(ClaimName(launch.claim_path(name))):
