@@ -77,7 +77,16 @@ def served(context: zmq.Context[zmq.Socket[bytes]], keys: KeyPair, bind: str) ->
     link.setsockopt(zmq.LINGER, 0)
     link.curve_server = True
     link.curve_secretkey, link.curve_publickey = keys.secret.encode(), keys.public.encode()
-    link.bind(bind)
+
+    def is_bound() -> bool:
+        try:
+            link.bind(bind)
+        except zmq.ZMQError as error:  # ZeroMQ closes a socket in a thread of its own
+            assert error.errno == zmq.EADDRINUSE
+            return False
+        return True
+
+    wait_until(is_bound, "a port that is free")
     return link
 
 
