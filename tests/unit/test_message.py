@@ -19,7 +19,7 @@ def test_golden_call() -> None:
         name=b"noop", context=b"gpus=2", payload=b"xyz",
     )  # fmt: skip
     assert frame.hex() == (
-        "03010200" "04000000" "0200000001000000" "0300000000000000" "0500000000000000" "0600000000000000"
+        "04010200" "04000000" "0200000001000000" "0300000000000000" "0500000000000000" "0600000000000000"
         "07000000" "0400" "0600" "0000" "0000" "6e6f6f70" "677075733d32" "78797a"
     )  # fmt: skip
 
@@ -101,7 +101,7 @@ def test_combined_answers_round_trip() -> None:
     [
         (b"", "0 bytes is no message"),
         (b"\x01\x02", "2 bytes is no message"),
-        (b"\x09" + wire.pack(wire.CALL, src=1, dst=2)[1:], "wire version 9; this process speaks 3"),
+        (b"\x09" + wire.pack(wire.CALL, src=1, dst=2)[1:], "wire version 9; this process speaks 4"),
         (wire.pack(wire.CALL, src=1, dst=2, name=b"long name")[:-3], "is cut off"),
     ],
 )
@@ -122,7 +122,7 @@ def test_addresses() -> None:
 def test_golden_fanout_as_a_whole() -> None:
     frame = wire.pack_fanout(1, address.host_proc(2), [(10, 0), (11, 1)], b"\xaa\xbb")
     assert frame.hex() == (
-        "03030000"
+        "04030000"
         "00000000"
         "0100000000000000"
         "0000000002000000"
@@ -147,7 +147,7 @@ def test_golden_combined_as_a_whole() -> None:
         1, 2, 3, [Answer(wire.ERROR, (4, 5), b"\xaa\xbb\xcc"), Answer(wire.EMPTY, (6,), b"")]
     )
     assert frame.hex() == (
-        "03040000" "00000000" "0100000000000000" "0200000000000000" "0300000000000000" "0000000000000000"
+        "04040000" "00000000" "0100000000000000" "0200000000000000" "0300000000000000" "0000000000000000"
         "00000000" "0000" "0000" "0000" "0000" "02000000"
         "0100" "02000000" "03000000" "04000000" "05000000" "aabbcc"
         "0200" "01000000" "00000000" "06000000"
@@ -165,7 +165,7 @@ def test_the_numbers_are_the_wire_format() -> None:
     kinds = ("CALL", "REPLY", "FANOUT", "COMBINED", "RELEASE", "CONTROL", "EVENT", "OUTPUT", "WAKE")
     assert [getattr(wire, kind) for kind in kinds] == list(range(1, 10))
     assert (wire.ERROR, wire.EMPTY, wire.KEEP, wire.END, wire.BULK) == (1, 2, 4, 8, 16)
-    assert (wire.SHM, wire.FRAME, wire.VERSION) == (1, 2, 3)
+    assert (wire.SHM, wire.FRAME, wire.VERSION) == (1, 2, 4)
     assert (wire.HEADER.size, wire.ENTRY.size) == (52, 40)
 
 
