@@ -18,7 +18,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         folder = tempfile.TemporaryDirectory(prefix="mnb-", ignore_cleanup_errors=True)
         config.add_cleanup(folder.cleanup)
-        os.environ["XDG_RUNTIME_DIR"] = folder.name
+        os.environ["XDG_RUNTIME_DIR"] = os.environ["JUPYTER_RUNTIME_DIR"] = folder.name
 
 
 def pytest_report_header() -> list[str]:

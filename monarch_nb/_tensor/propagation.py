@@ -114,10 +114,10 @@ class Propagation:
         return any(uneven for _, uneven in parts)
 
     def _by_rules(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Grid) -> Outcome:
-        with self._fake:
-            like_args, like_kwargs = pytree.tree_map(self._as_dtensor, (tuple(args), dict(kwargs)))
-            info = dispatcher.unwrap_to_op_info(func, like_args, like_kwargs)
-            dispatcher.sharding_propagator.propagate(info)
+        # Not with fake tensors: of layouts in strides, DTensor computes sizes with tensors, and reads these.
+        like_args, like_kwargs = pytree.tree_map(self._as_dtensor, (tuple(args), dict(kwargs)))
+        info = dispatcher.unwrap_to_op_info(func, like_args, like_kwargs)
+        dispatcher.sharding_propagator.propagate(info)
         sharding = info.output_sharding
         specs, moves = _flat(sharding.output_spec), _moves(info, sharding)
         if any(spec is not None and spec.tensor_meta is None for spec in specs):
