@@ -4,7 +4,6 @@ finite is noted in the plain tensor that the scaler has here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ import torch
 UNSCALE = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 
 
-def unscale(gradients: Sequence[Any], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+def unscale(gradients: list[Any], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
     """Multiply gradients of a mesh by a number; set `found_inf` to 1 if one of them isn't finite.
 
     Waits for the ranks: the scaler decides by that whether the optimiser takes its step.
@@ -22,8 +21,6 @@ def unscale(gradients: Sequence[Any], found_inf: torch.Tensor, inv_scale: torch.
         found_inf, inv_scale: plain tensors of one element.
     """
     finite = torch.stack([torch.isfinite(each).all() for each in gradients]).all()
-    factor = float(inv_scale)
-    for each in gradients:
-        each.mul_(factor)
+    torch._foreach_mul_(gradients, float(inv_scale))
     if not finite.item():
         found_inf.fill_(1.0)

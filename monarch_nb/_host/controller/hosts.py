@@ -172,7 +172,7 @@ class HostService:
         """Handle the arrival of a host process: register it, and answer requests that wait for it."""
         controller, index = self._controller, address.host_of(sender.proc)
         if controller.registry.hosts[index].state == HostState.LEAVING:
-            return  # what it says once more if its connection breaks before it has heard of us
+            return  # said once more over a new connection, by a host that hadn't heard of us; it's ending
         self.link.has_joined(index, event)
         controller.environments.joined(index)
         controller.waits.settled(controller.registry.host_is_up(index))

@@ -24,11 +24,12 @@ _FILLS = frozenset({torch.ops.aten.ones_like.default, torch.ops.aten.full_like.d
 
 def on_whole(op: Operation, plan: Definition, mesh: DeviceMesh) -> Operation:
     """Return the function that does `op` on whole tensors."""
+    fills = op in _FILLS
 
     def do(*args: Any, **kwargs: Any) -> Any:
         inputs = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         written = {id(inputs[n]) for n in plan.writes}
-        wholes = {id(x): _whole(x, op in _FILLS or (plan.is_random and id(x) in written)) for x in inputs}
+        wholes = {id(x): _whole(x, fills or (plan.is_random and id(x) in written)) for x in inputs}
         local_args, local_kwargs = pytree.tree_map(lambda x: wholes.get(id(x), x), (args, kwargs))
         result = op(*local_args, **local_kwargs)
         for n in plan.writes:
