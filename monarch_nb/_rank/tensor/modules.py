@@ -150,7 +150,7 @@ class OnRank:
             return self.module  # type: ignore[no-any-return]
         if self._spec.tensor is not None:
             self._local = LocalParameters(self.module)
-            self._leaves = list(self.module.parameters())
+        self._leaves = list(self.module.parameters())
         from torch.nn.parallel import DistributedDataParallel
 
         with warnings.catch_warnings():  # of the name of an option
@@ -164,11 +164,12 @@ class OnRank:
         return made
 
     def _watch(self) -> None:
-        """Note which layer's backward was reached last: what the autograd engine raises doesn't say it."""
+        """Note which of the user's layers was reached last in backward: what the autograd engine raises doesn't
+        say it. torch's own layers are left alone, since their backward fails for want of memory only, and a
+        hook for each costs a hundredth of a small step.
+        """
         for path, layer in self.module.named_modules():
-            if not list(layer.children()) and (
-                layer._parameters or type(layer).__module__[:9] != "torch.nn."
-            ):
+            if not list(layer.children()) and type(layer).__module__[:9] != "torch.nn.":
                 layer.register_forward_hook(functools.partial(self._after, _name(path, layer)))
 
     def _after(self, name: str, _layer: nn.Module, _args: Any, output: Any) -> None:
@@ -281,6 +282,7 @@ class OnRank:
         self._reached = ""
         scale = float(self._data.size()) if self._divides() else 1.0
         local = [self._share(g, p, scale) for g, p in zip(gradients, layouts, strict=True)]
+        parameters: list[nn.Parameter] = []
         try:
             torch.autograd.backward([ran.outputs[n] for n in numbers], local, retain_graph=keeps)
             # fully_shard replaces parameters: only now they are the ones that have gradients
@@ -289,7 +291,7 @@ class OnRank:
         except Exception as error:
             raise self._located(error, "backward") from error
         finally:
-            for each in self._current():
+            for each in parameters or self._current():
                 each.grad = None
         return [*(self._of_input(*each) for each in ran.inputs), *found]
 
