@@ -1,8 +1,8 @@
 """A training step of `parallelize` beside FSDP2, DDP and TP by hand, on the same ranks and groups, and the
 first step: CPU seconds of a rank and wall seconds, interleaved.
 
-Run: `python -m tests.benchmarks.bench_parallelize [rounds [strategy ...]]`. A ratio that lies within those of hand against
-hand says nothing.
+Run: `python -m tests.benchmarks.bench_parallelize [rounds [strategy ...]]`. A ratio that lies within those of
+hand against hand says nothing.
 """
 
 from __future__ import annotations

@@ -6,11 +6,12 @@ Generated, because reading slots, calling and writing slots then costs hardly mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from monarch_nb._rank.tensor.private import local_of, wrapped
 from monarch_nb._rank.tensor.protocol import SINGLE, Definition, Hole, ScalarHole
+from monarch_nb._rank.tensor.sums import Axes, summed
 
 Command = Callable[[list[Any], Sequence[int], int], int]
 Layouts = tuple[Any, ...]
@@ -22,6 +23,8 @@ def compile_plan(
     op: Callable[..., Any],
     to_float: Callable[[Sequence[int], int], float],
     layouts: Layouts | None = None,
+    sums: Mapping[int, Axes] | None = None,
+    mesh: Any = None,
 ) -> Command:
     """Return the function of a plan.
 
@@ -29,11 +32,24 @@ def compile_plan(
         op: what is called.
         to_float: reads the scalar at a position of the words.
         layouts: of the outputs, if `op` is called on this rank's parts.
+        sums: which inputs are to be summed over ranks before, along which axes of the mesh.
     """
     names: dict[str, Any] = {"op": op, "to_float": to_float, "part": local_of, "wrapped": wrapped}
-    source = _Source(plan, names, takes_parts=layouts is not None)
-    arguments = [*map(source.of, plan.args), *(f"{name}={source.of(value)}" for name, value in plan.kwargs)]
-    lines = _body(plan, f"op({', '.join(arguments)})", layouts)
+    places = {number: n for n, number in enumerate(sums or ())}
+
+    def slot(number: int) -> str:
+        return f"t[b[i + {1 + number}]]"
+
+    def hole(number: int) -> str:
+        if number in places:
+            return f"sums[{places[number]}]"
+        return slot(number) if layouts is None else f"part({slot(number)})"
+
+    source = Source(names, hole, lambda n: f"to_float(b, i + {1 + plan.num_inputs + 2 * n})")
+    lines = _body(plan, f"op({source.arguments(plan)})", layouts)
+    if sums:
+        names.update(summed=summed, axes=tuple(sums.values()), mesh=mesh)
+        lines.insert(0, f"sums = summed(({''.join(f'part({slot(n)}), ' for n in sums)}), axes, mesh)")
     names.update((f"layout{n}", each) for n, each in enumerate(layouts or ()))
     text = "def command(t, b, i):\n" + "".join(
         f"    {line}\n" for line in [*lines, f"return i + {plan.num_words}"]
@@ -59,21 +75,32 @@ def _with_layout(number: int, part: str, layout: Any) -> str:
     return f"t[b[i + {1 + layout}]]" if isinstance(layout, int) else f"wrapped({part}, layout{number})"
 
 
-class _Source:
-    """The Python source of arguments under construction; constants go into the function's namespace."""
+class Source:
+    """The Python source of arguments under construction; constants go into the function's namespace.
 
-    def __init__(self, plan: Definition, names: dict[str, Any], *, takes_parts: bool) -> None:
-        self._plan = plan
+    Args:
+        names: the namespace.
+        hole, scalar: give the text of the n-th input, and of the n-th scalar.
+    """
+
+    def __init__(
+        self, names: dict[str, Any], hole: Callable[[int], str], scalar: Callable[[int], str]
+    ) -> None:
         self._names = names
-        self._takes_parts = takes_parts
+        self._hole, self._scalar = hole, scalar
+
+    def arguments(self, plan: Definition) -> str:
+        """Return the text of a plan's arguments."""
+        return ", ".join(
+            [*map(self.of, plan.args), *(f"{name}={self.of(value)}" for name, value in plan.kwargs)]
+        )
 
     def of(self, value: Any) -> str:
         """Return the text of one argument."""
         if isinstance(value, Hole):
-            slot = f"t[b[i + {1 + value.index}]]"
-            return f"part({slot})" if self._takes_parts else slot
+            return self._hole(value.index)
         if isinstance(value, ScalarHole):
-            return f"to_float(b, i + {1 + self._plan.num_inputs + 2 * value.index})"
+            return self._scalar(value.index)
         if isinstance(value, list):
             return f"[{', '.join(map(self.of, value))}]"
         if isinstance(value, tuple):

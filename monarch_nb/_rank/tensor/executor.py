@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
 
@@ -31,9 +31,10 @@ from monarch_nb._rank.tensor import checkpoints, modules
 from monarch_nb._rank.tensor import strategies as strategies  # rules that DTensor needs
 from monarch_nb._rank.tensor.collective import moved, reduced
 from monarch_nb._rank.tensor.compiler import Command, compile_plan
+from monarch_nb._rank.tensor.graphs import AFTER_REPLAYS, REDISTRIBUTE, Position, Short, make_graphs
 from monarch_nb._rank.tensor.laying import laid, lay_out
 from monarch_nb._rank.tensor.meshes import Meshes, device_type
-from monarch_nb._rank.tensor.parts import is_as_planned, layouts_of, works_on_parts
+from monarch_nb._rank.tensor.parts import is_as_planned, layouts_of, on_parts, sum_of
 from monarch_nb._rank.tensor.private import forget_layouts, local_of, schema_of
 from monarch_nb._rank.tensor.protocol import (
     DROP,
@@ -97,10 +98,13 @@ class Executor:
         self._messages: deque[Message] = deque(maxlen=KEPT_MESSAGES)
         self._parcels: Iterator[Any] = iter(())
         self._skips_until = self._cause = 0
-        self._epoch = self._begun_at = self._at = 0
+        self._epoch = self._begun_at = 0
+        self._position = Position()
         self._has_begun = False
         self._shortens = True
         """Whether commands may work on parts: as long as all results are laid out as planned."""
+        self._shorts: dict[int, Short] = {}
+        """The plans whose commands do."""
         self._stopped: int | None = None
         """The first command that wasn't done, on a rank that was stopped since another one was lost."""
         self._left_out: list[Message] = []
@@ -141,7 +145,7 @@ class Executor:
                 at = self._prepare(batch, message, words)
             except BaseException as error:
                 at = self._failed(message, words, 0, error)
-            self._interpret(message, words, at)
+            self._interpret(message, words, at, self._graphs(message) if batch.replays else {})
         message.free_parcels()  # their memory isn't needed again
 
     def _keep(self, message: Message) -> None:
@@ -150,7 +154,8 @@ class Executor:
             for number in self._messages[0].forgotten:
                 self._plans.pop(number, None)
                 self._commands.pop(number, None)
-        self._at = 0
+                self._shorts.pop(number, None)
+        self._position.at = self._position.now = 0
         self._messages.append(message)
         if message.forgotten:
             forget_layouts()
@@ -170,17 +175,31 @@ class Executor:
         self._plans[plan.plan] = plan
         self._commands[plan.plan] = self._compiled_later(plan)
 
-    def _interpret(self, message: Message, words: Sequence[int], at: int) -> None:
-        table, commands, end = self._table, self._commands, len(words)
+    def _interpret(
+        self, message: Message, words: Sequence[int], at: int, graphs: Mapping[int, Command]
+    ) -> None:
+        table, commands, end, position = self._table, self._commands, len(words), self._position
         is_halted = self._halts.is_set
         while at < end:
+            position.at = position.now = at
             try:
                 if is_halted():
                     raise Halted
-                self._at = at
-                at = commands[words[at]](table, words, at)
+                graph = graphs.get(at) if graphs else None
+                at = (graph or commands[words[at]])(table, words, at)
             except BaseException as error:
-                at = self._failed(message, words, at, error)
+                at = self._failed(message, words, position.at, error)
+
+    def _graphs(self, message: Message) -> dict[int, Command]:
+        """Return functions that do several commands of a message, by the position of the first one."""
+        found: dict[int, Command] = {}
+        for start, part in message.parts():
+            part.num_replays += 1
+            if part.graphs is None and part.num_replays > AFTER_REPLAYS:
+                part.graphs = make_graphs(part, self._plans, self._shorts, self._rank, self._position)
+            if self._shortens:
+                found.update((start + at, graph) for at, graph in (part.graphs or {}).items())
+        return found
 
     def _compiled_later(self, plan: Definition) -> Command:
         """Compile a plan when it's first used: what is wrong with it is that command's failure."""
@@ -213,17 +232,26 @@ class Executor:
 
         def second(table: Any, words: Sequence[int], at: int) -> int:
             inputs = [table[slot] for slot in words[at + 1 : at + 1 + plan.num_inputs]]
-            is_short = self._shortens and works_on_parts(plan, op, inputs)
+            is_sum = plan.op == REDISTRIBUTE
+            found = sum_of(plan, inputs) if is_sum else on_parts(plan, op, inputs)
             end = command(table, words, at)
             self._commands[plan.plan] = command
             outputs = [table[slot] for slot in words[end - len(plan.outputs) : end]]
-            layouts = layouts_of(inputs, outputs) if is_short else None
-            if layouts is not None:
-                short = compile_plan(plan, op, _scalar, layouts)
-                self._commands[plan.plan] = laid(short, len(outputs)) if is_laid else short
+            layouts = None if found is None or not self._shortens else layouts_of(inputs, outputs)
+            if found is not None and layouts is not None:
+                mesh = inputs[0].device_mesh
+                short = Short(found.plan, None if is_sum else op, layouts, found.sums, mesh, is_laid)
+                self._shorts[plan.plan] = short
+                if not is_sum:
+                    self._commands[plan.plan] = self._short(short)
             return end
 
         return second
+
+    @staticmethod
+    def _short(short: Short) -> Command:
+        made = compile_plan(short.plan, short.op, _scalar, short.layouts, short.sums, short.mesh)
+        return laid(made, len(short.plan.outputs)) if short.is_laid else made
 
     def _check_layouts(self, plan: Definition, outputs: Sequence[Any]) -> None:
         """Have all commands go through DTensor from now on, if a result isn't laid out as the controller has
@@ -233,8 +261,16 @@ class Executor:
             self._shortens = False
             layouts = [getattr(each, "placements", None) for each in outputs]
             _log.info("%s gave %s, not as planned: %s", plan.op, layouts, plan.placements)
-            for each in self._plans.values():
-                self._register(each)
+            self._start_over()
+
+    def _start_over(self) -> None:
+        """Have commands be done as if they were new. After a failure ranks differ in how often they've done
+        one; but all must begin at the same command to sum several tensors in one message.
+        """
+        self._shorts.clear()
+        for each in self._plans.values():
+            self._register(each)
+        self._replays.start_over()
 
     def _operation(self, plan: Definition) -> Callable[..., Any]:
         op = self._own.get(plan.op) or _resolve(plan.op, plan.module)
@@ -264,7 +300,9 @@ class Executor:
         if cause is not None:
             return self._skip(words, at, cause)
         seq = message.first + self._count(words, at)
-        decision = self._ask(self._described(seq, plan, error))
+        acts = self._plans.get(words[self._position.now], plan) if at < len(words) else plan
+        decision = self._ask(self._described(seq, acts, error))
+        self._start_over()
         if isinstance(decision, Resume):
             return self._resume(decision, message, words, at)
         if isinstance(decision, Reset):
@@ -309,7 +347,7 @@ class Executor:
         if not self._has_begun:
             return None
         try:
-            message, at = self._messages[-1], self._at
+            message, at = self._messages[-1], self._position.at
             return message.first + self._count(message.words(), at)
         except LookupError:  # nothing has come yet, or it goes on with the next message just now
             return self._begun_at
@@ -453,6 +491,7 @@ class Executor:
         self._take_decisions()
         self._plans = {plan.plan: plan for plan in recovery.definitions}
         self._commands = {DROP: self._drop}
+        self._shorts.clear()
         for plan in recovery.definitions:
             self._register(plan)
         for grid in recovery.grids:

@@ -41,10 +41,13 @@ def planned_strides(value: Any) -> tuple[int, ...] | None:
     """Return the strides that this rank's part is to have, if it has others."""
     if not isinstance(value, DTensor):
         return None
-    local = local_of(value)
+    return _planned(local_of(value), value.shape, value.stride())
+
+
+def _planned(local: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> tuple[int, ...] | None:
     if local.layout != torch.strided or not local.numel():
         return None
-    wanted = strides_of_part(value.shape, value.stride(), local.shape)
+    wanted = strides_of_part(size, stride, local.shape)
     pairs = zip(local.shape, local.stride(), wanted or local.stride(), strict=True)
     return wanted if any(size > 1 and has != wants for size, has, wants in pairs) else None
 
@@ -69,9 +72,19 @@ def lay_out(table: Any, slots: Sequence[int]) -> bool:
             is_any = True
             value = table[slot]
             local = local_of(value)
-            part = torch.empty_strided(local.shape, wanted, dtype=local.dtype, device=local.device)
             table[slot] = DTensor.from_local(
-                part.copy_(local), value.device_mesh, value.placements,
+                _copied(local, wanted), value.device_mesh, value.placements,
                 run_check=False, shape=value.shape, stride=value.stride(),
             )  # fmt: skip
     return is_any
+
+
+def laid_part(local: torch.Tensor, spec: Any) -> torch.Tensor:
+    """Return a part that lies in memory as the whole does, whose layout is given."""
+    wanted = _planned(local, spec.tensor_meta.shape, spec.tensor_meta.stride)
+    return local if wanted is None else _copied(local, wanted)
+
+
+def _copied(local: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    made = torch.empty_strided(local.shape, strides, dtype=local.dtype, device=local.device)
+    return made.copy_(local)

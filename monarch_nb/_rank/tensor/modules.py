@@ -164,9 +164,9 @@ class OnRank:
         return made
 
     def _watch(self) -> None:
-        """Note which of the user's layers was reached last in backward: what the autograd engine raises doesn't
-        say it. torch's own layers are left alone, since their backward fails for want of memory only, and a
-        hook for each costs a hundredth of a small step.
+        """Note which of the user's layers was reached last in backward: what the autograd engine raises
+        doesn't say it. torch's own layers are left alone, since their backward fails for want of memory only,
+        and a hook for each costs a hundredth of a small step.
         """
         for path, layer in self.module.named_modules():
             if not list(layer.children()) and type(layer).__module__[:9] != "torch.nn.":

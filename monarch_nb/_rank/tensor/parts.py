@@ -1,40 +1,106 @@
 """Commands that work on this rank's parts directly.
 
 DTensor finds out at each call which layout an operation's result has, and whether its inputs must be laid out
-anew. For a plan that is the same each time. If nothing has to be moved, the operation is called on the parts,
-and what it returns gets the layout that was found once. That costs a fraction of the way through DTensor,
+anew. For a plan that is the same each time. If nothing has to be moved, or inputs only have to be summed over
+ranks (`sums`), the operation is called on the parts, and what it returns gets the layout that was found once.
+That costs a fraction of the way through DTensor,
 which takes longer than small operations themselves.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils import _pytree as pytree
 
 from monarch_nb._rank.tensor.compiler import Layouts
 from monarch_nb._rank.tensor.private import dispatcher, handled_apart, is_operation, random_ops, spec_of
 from monarch_nb._rank.tensor.protocol import Definition, Hole, ScalarHole
+from monarch_nb._rank.tensor.sums import Axes, axes_to_sum
 
 _PLAIN = frozenset({Replicate, Shard, Partial})
 """Placements without state of their own."""
 
 
-def works_on_parts(plan: Definition, op: Any, inputs: Sequence[Any]) -> bool:
-    """Say whether DTensor would call an operation on the parts of these inputs as they are."""
+class OnParts(NamedTuple):
+    """How an operation is called on parts.
+
+    Attributes:
+        plan: the plan, with sizes of this rank's part among its arguments.
+        sums: which inputs have to be summed over ranks before.
+    """
+
+    plan: Definition
+    sums: dict[int, Axes]
+
+
+def on_parts(plan: Definition, op: Any, inputs: Sequence[Any]) -> OnParts | None:
+    """Return how DTensor would call an operation on the parts of these inputs; None if it would move them in
+    another way, or not call it.
+    """
     if plan.grid is None or plan.is_whole or plan.is_random or not inputs:
-        return False
+        return None
     if not is_operation(op) or op in handled_apart or op in random_ops:
-        return False
+        return None
     if not all(type(each) is DTensor and _is_plain(spec_of(each)) for each in inputs):
-        return False
+        return None
     if any(each.device_mesh is not inputs[0].device_mesh for each in inputs):
-        return False
+        return None
     info = dispatcher.unwrap_to_op_info(op, *_filled(plan, inputs))
     dispatcher.sharding_propagator.propagate(info)
-    return not info.output_sharding.needs_redistribute
+    sharding = info.output_sharding
+    if not sharding.needs_redistribute:
+        return OnParts(plan, {})
+    if _holes(plan.args) != list(range(len(inputs))):
+        return None
+    schema = sharding.redistribute_schema
+    sums = _sums(info.flat_args_schema, pytree.tree_leaves(schema.args_schema))
+    if sums is None:
+        return None
+    if sharding.use_val_from_redistribute_schema:  # sizes: those of the whole became those of a part
+        plan = replace(plan, args=_with_holes(schema.args_schema))
+    return OnParts(plan, sums)
+
+
+def _sums(given: Sequence[Any], suggested: Sequence[Any]) -> dict[int, Axes] | None:
+    """Return the sums that lead from layouts to others, by tensor."""
+    pairs = zip(_layouts(given), _layouts(suggested), strict=True)
+    found = {n: axes_to_sum(has.placements, wanted.placements) for n, (has, wanted) in enumerate(pairs)}
+    if any(axes is None for axes in found.values()):
+        return None
+    return {n: axes for n, axes in found.items() if axes}
+
+
+def _layouts(leaves: Sequence[Any]) -> list[Any]:
+    return [each for each in leaves if isinstance(each, DTensorSpec)]
+
+
+def _with_holes(args: Any) -> Any:
+    """Return arguments as a template: layouts stand for tensors."""
+    numbers = itertools.count()
+    return pytree.tree_map(
+        lambda each: Hole(next(numbers)) if isinstance(each, DTensorSpec) else each, tuple(args)
+    )
+
+
+def _holes(args: Any) -> list[int]:
+    """Return which inputs stand in a template, in order."""
+    leaves = pytree.tree_leaves(args, is_leaf=_is_hole)
+    return [each.index for each in leaves if isinstance(each, Hole)]
+
+
+def sum_of(plan: Definition, inputs: Sequence[Any]) -> OnParts | None:
+    """Return the sum that lays a tensor out as planned; None if it takes something else."""
+    (value,) = inputs
+    if type(value) is not DTensor or not _is_plain(spec_of(value)):
+        return None
+    axes = axes_to_sum(value.placements, plan.args[1])
+    return OnParts(plan, {0: axes}) if axes else None
 
 
 def is_as_planned(plan: Definition, outputs: Sequence[Any]) -> bool:

@@ -21,6 +21,8 @@ schema_of: Any = attrgetter("_schema")
 version_of: Any = attrgetter("_version")
 local_of: Any = attrgetter("_local_tensor")
 spec_of: Any = attrgetter("_spec")
+bare: Any = attrgetter("_op")
+"""What an operation calls, without the Python function around it."""
 dispatcher: Any = attrgetter("_op_dispatcher")(DTensor)
 random_ops: Any = attrgetter("_random_ops")(dispatcher)
 handled_apart: Any = attrgetter("_custom_op_handlers")(dispatcher)

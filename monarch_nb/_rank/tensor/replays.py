@@ -6,31 +6,42 @@ from __future__ import annotations
 
 import array
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from monarch_nb._rank.tensor.compiler import Command
 from monarch_nb._rank.tensor.protocol import Batch, RecordedPart
 
 WORDS = "I"
 
 
-class _Part:
-    """A recorded part, ready to be copied."""
+class Part:
+    """A recorded part, ready to be copied.
+
+    Attributes:
+        words: its commands.
+        given: words that are slots of a replay: which one, by position.
+        num_replays: how often it was replayed here.
+        graphs: functions that do several of its commands, by the position of the first one; None as long as
+            they haven't been made.
+    """
 
     def __init__(self, part: RecordedPart) -> None:
         self.words = array.array(WORDS, part.words)
         self.num_slots, self.parcels, self._seeds = part.num_slots, part.parcels, part.seeds
-        self._slots = list(
+        self.given = dict(
             zip(array.array(WORDS, part.positions), array.array(WORDS, part.which), strict=True)
         )
         self.num_words = 1 + part.num_slots + 2 * len(part.seeds)
+        self.num_replays = 0
+        self.graphs: Mapping[int, Command] | None = None
 
     def replayed(self, words: Sequence[int], at: int) -> array.array[int]:
         """Return the commands with the slots and seeds of the replay at a position of a message."""
         made = self.words[:]
         slots = words[at + 1 : at + 1 + self.num_slots]
-        for position, which in self._slots:
+        for position, which in self.given.items():
             made[position] = slots[which]
         seed = at + 1 + self.num_slots
         for position in self._seeds:
@@ -50,10 +61,10 @@ class Message:
 
     __slots__ = ("_batch", "_replays", "definitions", "first", "forgotten")
 
-    def __init__(self, batch: Batch, known: dict[int, _Part]) -> None:
+    def __init__(self, batch: Batch, known: dict[int, Part]) -> None:
         self.first, self.definitions, self.forgotten = batch.first, batch.definitions, batch.forgotten
         self._batch = batch
-        self._replays: list[tuple[int, int, _Part]] = []
+        self._replays: list[tuple[int, int, Part]] = []
         if batch.replays:
             words = array.array(WORDS, batch.words)
             self._replays = [(at, parcel, known[words[at]]) for at, parcel in batch.replays]
@@ -70,6 +81,13 @@ class Message:
             end = at + part.num_words
         made += words[end:]
         return made
+
+    def parts(self) -> Iterator[tuple[int, Part]]:
+        """Return the recorded parts, each with the position of its first command in `words`."""
+        grown = 0
+        for at, _, part in self._replays:
+            yield at + grown, part
+            grown += len(part.words) - part.num_words
 
     def parcels(self) -> Iterator[Any]:
         """Return the plain values that its commands take, in order."""
@@ -89,13 +107,18 @@ class Replays:
     """The recorded parts that a rank knows."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Part] = {}
+        self._known: dict[int, Part] = {}
         self.clear = self._known.clear
+
+    def start_over(self) -> None:
+        """Forget how often parts were replayed, and their functions."""
+        for part in self._known.values():
+            part.num_replays, part.graphs = 0, None
 
     def message(self, batch: Batch) -> Message:
         """Take what is new in a message; return it with the parts that it replays."""
         for each in batch.recorded:
-            self._known[each.number] = _Part(each)
+            self._known[each.number] = Part(each)
         made = Message(batch, self._known)
         for number in batch.forgotten_parts:
             self._known.pop(number, None)
