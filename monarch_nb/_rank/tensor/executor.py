@@ -105,6 +105,7 @@ class Executor:
         """Whether commands may work on parts: as long as all results are laid out as planned."""
         self._shorts: dict[int, Short] = {}
         """The plans whose commands do."""
+        self._counts_after = -1
         self._stopped: int | None = None
         """The first command that wasn't done, on a rank that was stopped since another one was lost."""
         self._left_out: list[Message] = []
@@ -188,13 +189,14 @@ class Executor:
                 graph = graphs.get(at) if graphs else None
                 at = (graph or commands[words[at]])(table, words, at)
             except BaseException as error:
+                graphs = {}  # the rest one by one
                 at = self._failed(message, words, position.at, error)
 
     def _graphs(self, message: Message) -> dict[int, Command]:
         """Return functions that do several commands of a message, by the position of the first one."""
         found: dict[int, Command] = {}
         for start, part in message.parts():
-            part.num_replays += 1
+            part.num_replays += message.first > self._counts_after
             if part.graphs is None and part.num_replays > AFTER_REPLAYS:
                 part.graphs = make_graphs(part, self._plans, self._shorts, self._rank, self._position)
             if self._shortens:
@@ -261,12 +263,16 @@ class Executor:
             self._shortens = False
             layouts = [getattr(each, "placements", None) for each in outputs]
             _log.info("%s gave %s, not as planned: %s", plan.op, layouts, plan.placements)
-            self._start_over()
+            self._start_over(self._counts_after)
 
-    def _start_over(self) -> None:
+    def _start_over(self, after: int) -> None:
         """Have commands be done as if they were new. After a failure ranks differ in how often they've done
         one; but all must begin at the same command to sum several tensors in one message.
+
+        Args:
+            after: only messages behind this command count.
         """
+        self._counts_after = after
         self._shorts.clear()
         for each in self._plans.values():
             self._register(each)
@@ -299,10 +305,13 @@ class Executor:
         cause = None if isinstance(error, Halted) or plan is None else self._poisoned_by(plan, words, at)
         if cause is not None:
             return self._skip(words, at, cause)
+        now = self._position.now if at < len(words) else at
+        acts = plan if now == at else self._plans[words[now]]
+        if acts is not None and now != at and self._poisoned_by(acts, words, now) is not None:
+            return at  # what came before it is done again, one by one
         seq = message.first + self._count(words, at)
-        acts = self._plans.get(words[self._position.now], plan) if at < len(words) else plan
         decision = self._ask(self._described(seq, acts, error))
-        self._start_over()
+        self._start_over(decision.until if isinstance(decision, Resume) else seq)
         if isinstance(decision, Resume):
             return self._resume(decision, message, words, at)
         if isinstance(decision, Reset):
@@ -492,6 +501,7 @@ class Executor:
         self._plans = {plan.plan: plan for plan in recovery.definitions}
         self._commands = {DROP: self._drop}
         self._shorts.clear()
+        self._counts_after = recovery.first
         for plan in recovery.definitions:
             self._register(plan)
         for grid in recovery.grids:
