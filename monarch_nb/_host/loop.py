@@ -44,6 +44,10 @@ class Loop:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._files: dict[int, Callback] = {}
+        self._new_files: set[int] = set()
+        """Descriptors watched since the last look at all: that look may have been at earlier files of these
+        numbers.
+        """
         self._sockets: dict[zmq.Socket[bytes], Callback] = {}
         self._timers: list[tuple[float, int, Callback]] = []
         self._count = 0
@@ -74,6 +78,7 @@ class Loop:
     def watch_file(self, fd: int, callback: Callback) -> None:
         """Call `callback` whenever `fd` is readable or hung up."""
         self._files[fd] = callback
+        self._new_files.add(fd)
         self._epoll.register(fd, select.EPOLLIN | select.EPOLLHUP)
 
     def forget_file(self, fd: int) -> None:
@@ -176,12 +181,15 @@ class Loop:
         if now - self._expected >= LATE_S:
             return  # the next round handles it, and reads before it runs timers
         self._expected = math.inf if wait_s is None else now + wait_s
+        self._new_files.clear()
         ready = self._epoll.poll(wait_s)
         # lateness from here on isn't caused by the wait
         self._expected = min(self._expected, time.monotonic())
         for fd, _ in ready:
             callback = self._files.get(fd)
-            if callback is not None:
+            # A callback before may have closed a file that was ready, too, and the kernel gives its number to
+            # the next file at once: that one's callback must not take, say, a living process for ended.
+            if callback is not None and fd not in self._new_files:
                 guarded(callback)
 
 

@@ -227,7 +227,7 @@ class SendQueues:
         self._noted: deque[LocalSender] = deque()
         self._full: dict[int, LocalSender] = {}
         self._absent: dict[LocalSender, None] = {}
-        """Senders without a receiver, each once; tried again at `_due`."""
+        """Senders without a receiver, or that can't be watched, each once; tried again at `_due`."""
         self._due = math.inf
         self._epoll = select.epoll()
         self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -260,13 +260,21 @@ class SendQueues:
         fd = sender.send_queued()
         if fd is None:
             return
-        if fd < 0:
+        if fd < 0 or not self._watch(fd):
             self._absent[sender] = None
             self._try_absent_in(sender.retry_s)
         else:
             self._full[fd] = sender
-            with suppress(FileExistsError):
-                self._epoll.register(fd, select.EPOLLOUT)
+
+    def _watch(self, fd: int) -> bool:
+        """Have `run` called when a connection has room again; False if that isn't possible."""
+        try:
+            self._epoll.register(fd, select.EPOLLOUT)
+        except FileExistsError:
+            return True
+        except OSError:
+            return False  # closed by another thread meanwhile, or the user watches too many
+        return True
 
     def _try_absent_in(self, delay_s: float) -> None:
         due = time.monotonic() + delay_s

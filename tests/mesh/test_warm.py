@@ -50,6 +50,49 @@ while True:
         break
 """
 
+SLOW_CONTROLLER = """
+import os, signal, socket, time
+from monarch_nb._client import session, warm
+from monarch_nb._host.controller.handover import THANKS
+from monarch_nb._protocol.programs import Status
+
+kept, = warm.keepers()
+controller = kept.controller.pid
+is_held = False
+
+def wait_until(condition):
+    while not condition():
+        time.sleep(0.005)
+
+def is_in(state):
+    return open(f"/proc/{controller}/stat").read().rpartition(")")[2].split()[0] == state
+
+class Socket(socket.socket):
+    def send(self, data, *flags):
+        global is_held
+        if data == THANKS:
+            wait_until(lambda: is_in("S"))  # it has told the keeper, too
+            os.kill(controller, signal.SIGSTOP)
+            wait_until(lambda: is_in("T"))
+            is_held = True
+        sent = super().send(data, *flags)
+        if is_held and data != THANKS:  # the greeting
+            is_held = False
+            os.kill(kept.pid, signal.SIGCONT)
+            wait_until(lambda: not any(k.controller for k in warm.keepers()))  # it has hung up
+            os.kill(controller, signal.SIGCONT)
+        return sent
+
+socket.socket = Socket
+os.kill(kept.pid, signal.SIGSTOP)
+for _ in range(100):  # the first few may be answered before it comes to the end of that round
+    status = session.current().request(Status())
+print([status.pid == controller, [client.pid == os.getpid() for client in status.clients]])
+"""
+"""A program that takes a warm controller and holds that up, until its thanks, its greeting and the end of the
+keeper's connection have come, in this order.
+"""
+
 
 class Report(dict[str, Any]):
     """What a program has said; whoever misses something in it is shown all."""
@@ -424,6 +467,22 @@ def test_controller_that_stands_still(folder: Path) -> None:
     os.kill(controller, signal.SIGCONT)
     assert wait_for_exit(controller)  # whom it would belong to has given up waiting
     program.end()
+
+
+def test_controller_that_is_slow_hears_of_all_at_once(folder: Path) -> None:
+    """The keeper's connection, which it closes when the thanks come, was ready, too. The kernel gives its
+    number to the file by which the program is watched: the program doesn't count as ended.
+    """
+    controller = controller_of(made_warm())
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", SLOW_CONTROLLER], capture_output=True, text=True, timeout=PATIENCE_S
+        )
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(controller, signal.SIGCONT)
+    assert done.stdout == "[True, [True]]\n", done.stderr
+    assert wait_for_exit(controller)
 
 
 def test_strange_messages_to_a_warm_controller(folder: Path) -> None:

@@ -236,6 +236,30 @@ def test_closing_sends_what_is_queued(path: str, mailbox: Mailbox, sending: Send
     assert mailbox.messages == frames
 
 
+class ClosedWhenFull(LocalSender):
+    """A sender that another thread closes just when the kernel has turned out to have no more room."""
+
+    def send_queued(self) -> int | None:
+        fd = super().send_queued()
+        if fd is not None:
+            self.close()
+        return fd
+
+
+def test_a_sender_that_is_closed_meanwhile_holds_up_no_other(path: str, mailbox: Mailbox) -> None:
+    queues = SendQueues(lambda _delay_s, _call: None)
+    closed, other = ClosedWhenFull(path, queues), LocalSender(path, queues)
+    for _ in range(2 * BUFFER_BYTES // 20_000):
+        closed.send(b"\3" + bytes(20_000))
+    frame = b"\3" + bytes(PIECE_BYTES)
+    other.send(frame)
+    queues.run()
+    while frame not in mailbox.messages:
+        assert mailbox.receive(T if not mailbox.messages else 0.0), "it never came"
+    other.close()
+    queues.close()
+
+
 def test_closing_waits_no_longer_than_it_should_for_who_is_not_there(path: str) -> None:
     queues = SendQueues(lambda _delay_s, _call: None)
     sender = LocalSender(path, queues)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
+
+from monarch_nb._host.loop import Loop
 
 STALLED_S = 2.5
 CODE = """
@@ -99,3 +102,30 @@ def test_the_clock_stands_still_while_a_callback_takes_long() -> None:
     assert (later - real) - (later_clock - clock) >= 1.4
     assert num_heard == 1, "a timer ran before what had arrived was read"
     program.close()
+
+
+def test_a_number_of_a_file_that_is_used_again_in_the_same_round() -> None:
+    """What the kernel has said of a file isn't taken for news of the next one of its number."""
+    loop = Loop()
+    (first, to_first), (second, to_second), (successor, to_successor) = os.pipe(), os.pipe(), os.pipe()
+    was_ready = []
+
+    def replace_second() -> None:
+        os.read(first, 1)
+        loop.forget_file(second)
+        os.dup2(successor, second)
+        loop.watch_file(second, hear)
+        loop.call_soon(lambda: os.write(to_successor, b"x"))
+
+    def hear() -> None:
+        was_ready.append(bool(select.select([second], [], [], 0)[0]))
+        loop.stop()
+
+    loop.watch_file(first, replace_second)
+    loop.watch_file(second, lambda: was_ready.append(False))
+    os.write(to_first, b"x")
+    os.write(to_second, b"x")
+    loop.run()
+    assert was_ready == [True]
+    for fd in (first, to_first, second, to_second, successor, to_successor):
+        os.close(fd)
