@@ -31,10 +31,10 @@ from monarch_nb._rank.tensor import checkpoints, modules
 from monarch_nb._rank.tensor import strategies as strategies  # rules that DTensor needs
 from monarch_nb._rank.tensor.collective import moved, reduced
 from monarch_nb._rank.tensor.compiler import Command, compile_plan
-from monarch_nb._rank.tensor.graphs import AFTER_REPLAYS, REDISTRIBUTE, Position, Short, make_graphs
+from monarch_nb._rank.tensor.graphs import AFTER_REPLAYS, Position, Short, make_graphs
 from monarch_nb._rank.tensor.laying import laid, lay_out
 from monarch_nb._rank.tensor.meshes import Meshes, device_type
-from monarch_nb._rank.tensor.parts import is_as_planned, layouts_of, on_parts, sum_of
+from monarch_nb._rank.tensor.parts import is_as_planned, layouts_of, on_parts
 from monarch_nb._rank.tensor.private import forget_layouts, local_of, schema_of
 from monarch_nb._rank.tensor.protocol import (
     DROP,
@@ -234,17 +234,15 @@ class Executor:
 
         def second(table: Any, words: Sequence[int], at: int) -> int:
             inputs = [table[slot] for slot in words[at + 1 : at + 1 + plan.num_inputs]]
-            is_sum = plan.op == REDISTRIBUTE
-            found = sum_of(plan, inputs) if is_sum else on_parts(plan, op, inputs)
+            found = on_parts(plan, op, inputs)
             end = command(table, words, at)
             self._commands[plan.plan] = command
             outputs = [table[slot] for slot in words[end - len(plan.outputs) : end]]
             layouts = None if found is None or not self._shortens else layouts_of(inputs, outputs)
             if found is not None and layouts is not None:
-                mesh = inputs[0].device_mesh
-                short = Short(found.plan, None if is_sum else op, layouts, found.sums, mesh, is_laid)
+                short = Short(*found, layouts, inputs[0].device_mesh, is_laid)
                 self._shorts[plan.plan] = short
-                if not is_sum:
+                if short.op is not None:
                     self._commands[plan.plan] = self._short(short)
             return end
 

@@ -35,7 +35,6 @@ to work on parts.
 """
 MIN_COMMANDS = 3
 """What fewer commands save isn't worth a function."""
-REDISTRIBUTE = "own.redistribute"
 _DETACH = "aten.detach.default"
 """Without histories, nothing: each gradient of a parameter goes through it."""
 
@@ -46,16 +45,16 @@ class Short(NamedTuple):
     Attributes:
         plan: with sizes of this rank's part among its arguments.
         op: the operation; None for one that returns its input summed.
-        layouts: of its outputs.
         sums: inputs that are to be summed over ranks before, with the axes.
+        layouts: of its outputs.
         mesh: the device mesh that these are of.
         is_laid: outputs are to be laid out in memory as the controller knows them.
     """
 
     plan: Definition
     op: Any
-    layouts: Layouts
     sums: Mapping[int, Axes]
+    layouts: Layouts
     mesh: Any
     is_laid: bool
 
@@ -129,26 +128,34 @@ def make_graphs(
         rank: of this process.
         position: says where a graph is, for failures.
     """
+    steps = _steps(part, plans)
+    joins = not any(step.plan is not None and step.plan.ranks for step in steps)
     return {
-        steps[0].at: _Graph(part, steps, shorts, rank, position).command
-        for steps in _runs(part, plans, shorts, rank)
+        run[0].at: _Graph(part, run, shorts, rank, position, joins).command
+        for run in _runs(steps, shorts, rank)
     }
 
 
-def _runs(
-    part: Part, plans: Mapping[int, Definition], shorts: Mapping[int, Short], rank: int
-) -> list[list[_Step]]:
-    """Return the commands that follow each other and work on parts."""
-    found: list[list[_Step]] = [[]]
+def _steps(part: Part, plans: Mapping[int, Definition]) -> list[_Step]:
+    """Return the commands of a part."""
+    found: list[_Step] = []
     at = 0
     while at < len(part.words):
         plan = plans.get(part.words[at])
         end = at + (2 + part.words[at + 1] if plan is None else plan.num_words)
-        if plan is None or plan.plan in shorts or _is_others(plan, rank):
-            found[-1].append(_Step(at, plan, end))
+        found.append(_Step(at, plan, end))
+        at = end
+    return found
+
+
+def _runs(steps: Sequence[_Step], shorts: Mapping[int, Short], rank: int) -> list[list[_Step]]:
+    """Return the commands that follow each other and work on parts."""
+    found: list[list[_Step]] = [[]]
+    for step in steps:
+        if step.plan is None or step.plan.plan in shorts or _is_others(step.plan, rank):
+            found[-1].append(step)
         elif found[-1]:
             found.append([])
-        at = end
     return [run for run in found if sum(each.plan is not None for each in run) >= MIN_COMMANDS]
 
 
@@ -160,20 +167,28 @@ def _is_others(plan: Definition, rank: int) -> bool:
 class _Graph:
     """The function of some commands, under construction.
 
+    Args:
+        joins: whether sums wait for each other: not in a part of which other ranks do other commands.
+
     Attributes:
         command: that function.
     """
 
     def __init__(
-        self, part: Part, steps: Sequence[_Step], shorts: Mapping[int, Short], rank: int, position: Position
+        self,
+        part: Part,
+        steps: Sequence[_Step],
+        shorts: Mapping[int, Short],
+        rank: int,
+        position: Position,
+        joins: bool,
     ) -> None:
         self._part, self._position, self._first = part, position, steps[0].at
         self._names: dict[str, Any] = {
             "p": position, "part": local_of, "wrapped": wrapped, "summed": summed, "laid_part": laid_part,
             "spill": self.spill,
         }  # fmt: skip
-        self._joins = not any(step.plan is not None and step.plan.ranks for step in steps)
-        """Whether sums wait for each other: not where other ranks do other commands."""
+        self._joins = joins
         self._lines: list[str] = []
         self._values: dict[tuple[str, int], _Value] = {}
         """What slots have, by key."""
@@ -239,7 +254,8 @@ class _Graph:
             self._alias(step, outputs[0], self._loaded(inputs[0]), short.layouts[0])
             return
         wanted = {value.name for slot in inputs if (value := self._values.get(slot.key)) is not None}
-        changes = bool(plan.writes) or any(isinstance(each, int) for each in short.layouts)
+        is_much = self._waiting_bytes > TOGETHER_BYTES
+        changes = is_much or bool(plan.writes) or any(isinstance(each, int) for each in short.layouts)
         if changes or not wanted.isdisjoint(each.made for each in self._waiting):
             self._sum()
         self._stand_at(step)

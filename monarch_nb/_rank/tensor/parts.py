@@ -22,7 +22,10 @@ from monarch_nb._rank.tensor.compiler import Layouts
 from monarch_nb._rank.tensor.private import dispatcher, handled_apart, is_operation, random_ops, spec_of
 from monarch_nb._rank.tensor.protocol import Definition, Hole, ScalarHole
 from monarch_nb._rank.tensor.sums import Axes, axes_to_sum
+from monarch_nb._rank.tensor.whole import LIKES
 
+REDISTRIBUTE = "own.redistribute"
+_LIKES = {str(op): op for op in LIKES}
 _PLAIN = frozenset({Replicate, Shard, Partial})
 """Placements without state of their own."""
 
@@ -32,30 +35,50 @@ class OnParts(NamedTuple):
 
     Attributes:
         plan: the plan, with sizes of this rank's part among its arguments.
+        op: the operation; None if the result is the input, summed.
         sums: which inputs have to be summed over ranks before.
     """
 
     plan: Definition
+    op: Any
     sums: dict[int, Axes]
 
 
 def on_parts(plan: Definition, op: Any, inputs: Sequence[Any]) -> OnParts | None:
-    """Return how DTensor would call an operation on the parts of these inputs; None if it would move them in
-    another way, or not call it.
+    """Return how an operation is called on the parts of these inputs; None if they have to be moved other
+    than by sums, or DTensor has its own way.
     """
-    if plan.grid is None or plan.is_whole or plan.is_random or not inputs:
-        return None
-    if not is_operation(op) or op in handled_apart or op in random_ops:
+    if plan.grid is None or plan.is_random or not inputs:
         return None
     if not all(type(each) is DTensor and _is_plain(spec_of(each)) for each in inputs):
         return None
     if any(each.device_mesh is not inputs[0].device_mesh for each in inputs):
         return None
+    if plan.op == REDISTRIBUTE:
+        axes = axes_to_sum(inputs[0].placements, plan.args[1])
+        return OnParts(plan, None, {0: axes}) if axes else None
+    if plan.is_whole:
+        return OnParts(plan, _LIKES[plan.op], {}) if _fills(plan, inputs) else None
+    return _as_dtensor(plan, op, inputs)
+
+
+def _fills(plan: Definition, inputs: Sequence[Any]) -> bool:
+    """Say whether a result is whole on each rank, and of its input only the size matters, which is the
+    part's.
+    """
+    is_whole = all(each.is_replicate() for placements in plan.placements for each in placements)
+    return plan.op in _LIKES and is_whole and not any(each.is_shard() for each in inputs[0].placements)
+
+
+def _as_dtensor(plan: Definition, op: Any, inputs: Sequence[Any]) -> OnParts | None:
+    """Return how DTensor would call an operation on parts."""
+    if not is_operation(op) or op in handled_apart or op in random_ops:
+        return None
     info = dispatcher.unwrap_to_op_info(op, *_filled(plan, inputs))
     dispatcher.sharding_propagator.propagate(info)
     sharding = info.output_sharding
     if not sharding.needs_redistribute:
-        return OnParts(plan, {})
+        return OnParts(plan, op, {})
     if _holes(plan.args) != list(range(len(inputs))):
         return None
     schema = sharding.redistribute_schema
@@ -64,7 +87,7 @@ def on_parts(plan: Definition, op: Any, inputs: Sequence[Any]) -> OnParts | None
         return None
     if sharding.use_val_from_redistribute_schema:  # sizes: those of the whole became those of a part
         plan = replace(plan, args=_with_holes(schema.args_schema))
-    return OnParts(plan, sums)
+    return OnParts(plan, schema.op, sums)  # squeeze becomes one of given dimensions
 
 
 def _sums(given: Sequence[Any], suggested: Sequence[Any]) -> dict[int, Axes] | None:
@@ -92,15 +115,6 @@ def _holes(args: Any) -> list[int]:
     """Return which inputs stand in a template, in order."""
     leaves = pytree.tree_leaves(args, is_leaf=_is_hole)
     return [each.index for each in leaves if isinstance(each, Hole)]
-
-
-def sum_of(plan: Definition, inputs: Sequence[Any]) -> OnParts | None:
-    """Return the sum that lays a tensor out as planned; None if it takes something else."""
-    (value,) = inputs
-    if type(value) is not DTensor or not _is_plain(spec_of(value)):
-        return None
-    axes = axes_to_sum(value.placements, plan.args[1])
-    return OnParts(plan, {0: axes}) if axes else None
 
 
 def is_as_planned(plan: Definition, outputs: Sequence[Any]) -> bool:

@@ -18,13 +18,13 @@ from monarch_nb._rank.tensor.private import is_replicated, local_of
 from monarch_nb._rank.tensor.protocol import Definition
 
 Operation = Callable[..., Any]
-_FILLS = frozenset({torch.ops.aten.ones_like.default, torch.ops.aten.full_like.default})
+LIKES = frozenset({torch.ops.aten.ones_like.default, torch.ops.aten.full_like.default})
 """Operations that look at the size of their input only."""
 
 
 def on_whole(op: Operation, plan: Definition, mesh: DeviceMesh) -> Operation:
     """Return the function that does `op` on whole tensors."""
-    fills = op in _FILLS
+    fills = op in LIKES
 
     def do(*args: Any, **kwargs: Any) -> Any:
         inputs = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
