@@ -58,6 +58,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
+def pytest_collection_finish() -> None:
+    """Let torch compute by one thread in this process, as it does on ranks of a small machine: what tests
+    compute is small, and threads that wait for each other keep processors from processes beside them.
+    """
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep together, in one process, what shares meshes, servers or a machine (`pytest -n 3`)."""
@@ -119,6 +127,8 @@ def own_directories(
         patch.setenv(
             "MONARCH_NB_PRELOAD", "torch"
         )  # what training uses besides takes as long again, for each mesh
+        # Threads of OpenMP that have nothing to do would wait in a loop: other tests lack that time.
+        patch.setenv("OMP_WAIT_POLICY", "passive")
         patch.setenv(*TAG)
         yield
         request.config.stash[LEFT] = _left()
