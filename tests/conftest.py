@@ -40,7 +40,7 @@ _FIRST = ("rxe", "lab", "engines", "notebook", "mesh")
 _ALONE = ("rxe", "lab", "engines")
 """One virtual machine, one browser and one Slurm at a time are what a small machine can carry."""
 _HOSTS = ("one_host", "two_hosts")
-_SPEAKS_OF_TORCH = re.compile(r'\btorch\b|"notebooks"|^\s+(?:with|\w+ =) this_host\(\)', re.MULTILINE)
+_SPEAKS_OF_TORCH = re.compile(r'\btorch\b|/ "notebooks"|^\s+(?:with|\w+ =) this_host\(\)', re.MULTILINE)
 """Tutorials do, too; and this program's own mesh goes on from one file to the next."""
 LEFT = pytest.StashKey[list[str]]()
 _begun: list[tuple[float, str]] = []
@@ -138,15 +138,19 @@ def own_directories(
 def own_preload(request: pytest.FixtureRequest) -> Iterator[None]:
     """Have zygotes import torch for those files only that speak of it, or whose helpers do: it is more than
     half of what the start of a mesh costs. Meshes that files share have it in any case.
+
+    A file that speaks of torch, but most of whose meshes don't need it, says `PRELOAD = "none"`: there, ranks
+    import it when they meet it.
     """
     file = request.path
+    said = getattr(getattr(request.node, "module", None), "PRELOAD", None)
     texts = [file.read_text()] if file.suffix == ".py" else []
     for name in re.findall(r"^from (\w+) import", "".join(texts), re.MULTILINE):
         helpers = (folder / f"{name}.py" for folder in (file.parent, Path(__file__).parent))
         texts += [helper.read_text() for helper in helpers if helper.exists()]
     with pytest.MonkeyPatch.context() as patch:
-        if not any(_SPEAKS_OF_TORCH.search(text) for text in texts):
-            patch.setenv("MONARCH_NB_PRELOAD", "none")
+        if said or not any(_SPEAKS_OF_TORCH.search(text) for text in texts):
+            patch.setenv("MONARCH_NB_PRELOAD", said or "none")
         yield
 
 
