@@ -25,7 +25,7 @@ with suppress(ImportError):
     # Before anything imports distutils: it takes that one's place, and refuses if it comes later.
     import setuptools  # noqa: F401
 from hypothesis import HealthCheck, settings
-from processes import PATIENCE_S, TAG, mesh_processes, wait_for_exit
+from processes import PATIENCE_S, PRELOAD_TO_TRAIN, TAG, mesh_processes, wait_for_exit
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Whatever a script starts in the background inherits that, and no test could interrupt anything.
@@ -42,6 +42,7 @@ _ALONE = ("rxe", "lab", "engines")
 _HOSTS = ("one_host", "two_hosts")
 _SPEAKS_OF_TORCH = re.compile(r'\btorch\b|/ "notebooks"|^\s+(?:with|\w+ =) this_host\(\)', re.MULTILINE)
 """Tutorials do, too; and this program's own mesh goes on from one file to the next."""
+_TRAINS = re.compile(r"\boptim\b|distributed\.tensor|monarch_nb\.distributed|device_mesh|fsdp|Trainer\b")
 LEFT = pytest.StashKey[list[str]]()
 _begun: list[tuple[float, str]] = []
 _LEFT_EXIT = 7
@@ -137,7 +138,8 @@ def own_directories(
 @pytest.fixture(scope="module", autouse=True)
 def own_preload(request: pytest.FixtureRequest) -> Iterator[None]:
     """Have zygotes import torch for those files only that speak of it, or whose helpers do: it is more than
-    half of what the start of a mesh costs. Meshes that files share have it in any case.
+    half of what the start of a mesh costs. For files that train, they import what that uses, too. Meshes that
+    files share have torch in any case.
 
     A file that speaks of torch, but most of whose meshes don't need it, says `PRELOAD = "none"`: there, ranks
     import it when they meet it.
@@ -151,6 +153,8 @@ def own_preload(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if said or not any(_SPEAKS_OF_TORCH.search(text) for text in texts):
             patch.setenv("MONARCH_NB_PRELOAD", said or "none")
+        elif any(_TRAINS.search(text) for text in texts):
+            patch.setenv("MONARCH_NB_PRELOAD", PRELOAD_TO_TRAIN)
         yield
 
 
