@@ -25,7 +25,7 @@ with suppress(ImportError):
     # Before anything imports distutils: it takes that one's place, and refuses if it comes later.
     import setuptools  # noqa: F401
 from hypothesis import HealthCheck, settings
-from processes import PATIENCE_S, TAG, mesh_processes, wait_for_exit
+from processes import PATIENCE_S, PRELOAD_TO_TRAIN, TAG, mesh_processes, wait_for_exit
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Whatever a script starts in the background inherits that, and no test could interrupt anything.
@@ -40,8 +40,9 @@ _FIRST = ("rxe", "lab", "engines", "notebook", "mesh")
 _ALONE = ("rxe", "lab", "engines")
 """One virtual machine, one browser and one Slurm at a time are what a small machine can carry."""
 _HOSTS = ("one_host", "two_hosts")
-_SPEAKS_OF_TORCH = re.compile(r'\btorch\b|"notebooks"|^\s+(?:with|\w+ =) this_host\(\)', re.MULTILINE)
+_SPEAKS_OF_TORCH = re.compile(r'\btorch\b|/ "notebooks"|^\s+(?:with|\w+ =) this_host\(\)', re.MULTILINE)
 """Tutorials do, too; and this program's own mesh goes on from one file to the next."""
+_TRAINS = re.compile(r"\boptim\b|distributed\.tensor|monarch_nb\.distributed|device_mesh|fsdp|Trainer\b")
 LEFT = pytest.StashKey[list[str]]()
 _begun: list[tuple[float, str]] = []
 _LEFT_EXIT = 7
@@ -56,6 +57,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """Let torch compute by one thread in this process, as it does on ranks of a small machine: what tests
+    compute is small, and threads that wait for each other keep processors from processes beside them.
+    """
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -119,6 +128,8 @@ def own_directories(
         patch.setenv(
             "MONARCH_NB_PRELOAD", "torch"
         )  # what training uses besides takes as long again, for each mesh
+        # Threads of OpenMP that have nothing to do would wait in a loop: other tests lack that time.
+        patch.setenv("OMP_WAIT_POLICY", "passive")
         patch.setenv(*TAG)
         yield
         request.config.stash[LEFT] = _left()
@@ -127,16 +138,23 @@ def own_directories(
 @pytest.fixture(scope="module", autouse=True)
 def own_preload(request: pytest.FixtureRequest) -> Iterator[None]:
     """Have zygotes import torch for those files only that speak of it, or whose helpers do: it is more than
-    half of what the start of a mesh costs. Meshes that files share have it in any case.
+    half of what the start of a mesh costs. For files that train, they import what that uses, too. Meshes that
+    files share have torch in any case.
+
+    A file that speaks of torch, but most of whose meshes don't need it, says `PRELOAD = "none"`: there, ranks
+    import it when they meet it.
     """
     file = request.path
+    said = getattr(getattr(request.node, "module", None), "PRELOAD", None)
     texts = [file.read_text()] if file.suffix == ".py" else []
     for name in re.findall(r"^from (\w+) import", "".join(texts), re.MULTILINE):
         helpers = (folder / f"{name}.py" for folder in (file.parent, Path(__file__).parent))
         texts += [helper.read_text() for helper in helpers if helper.exists()]
     with pytest.MonkeyPatch.context() as patch:
-        if not any(_SPEAKS_OF_TORCH.search(text) for text in texts):
-            patch.setenv("MONARCH_NB_PRELOAD", "none")
+        if said or not any(_SPEAKS_OF_TORCH.search(text) for text in texts):
+            patch.setenv("MONARCH_NB_PRELOAD", said or "none")
+        elif any(_TRAINS.search(text) for text in texts):
+            patch.setenv("MONARCH_NB_PRELOAD", PRELOAD_TO_TRAIN)
         yield
 
 

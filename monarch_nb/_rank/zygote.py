@@ -96,11 +96,13 @@ def what_to_load(how_much: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
     Args:
         how_much: "all"; "torch": that alone, not what training uses of it; "none": what ranks themselves
-            need. What isn't loaded here is imported by each rank that uses it.
+            need. What isn't loaded here is imported by each rank that uses it. Names of more modules to load
+            before the first fork may follow, after commas.
     """
+    how_much, *more = how_much.split(",")
     if how_much == "none":
-        return tuple(name for name in PRELOAD_FIRST if name != _TORCH), (SHELL,)
-    return PRELOAD_FIRST, (SHELL, _AGENT) if how_much == _TORCH else PRELOAD_IDLE
+        return (*(name for name in PRELOAD_FIRST if name != _TORCH), *more), (SHELL,)
+    return (*PRELOAD_FIRST, *more), (SHELL, _AGENT) if how_much == _TORCH else PRELOAD_IDLE
 
 
 def _preload(name: str) -> None:

@@ -30,6 +30,7 @@ from monarch_nb.actor import Channel
 from monarch_nb.exceptions import MeshEnded, MeshError, MeshNotFound
 from monarch_nb.mesh import Mesh
 
+PRELOAD = "none"
 T = 60
 PATIENCE_S = 30.0
 SENTENCE = (

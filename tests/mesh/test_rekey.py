@@ -54,6 +54,7 @@ from monarch_nb.actor import Actor, endpoint
 from monarch_nb.exceptions import MeshStartError, RankTimeout, RequestFailed
 from monarch_nb.mesh import Mesh
 
+PRELOAD = "none"
 T = 60
 PIDFD_GETFD = 438
 NUM_LINES = 400

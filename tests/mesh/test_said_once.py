@@ -32,6 +32,7 @@ from monarch_nb.exceptions import (
 )
 from monarch_nb.mesh import CellError
 
+PRELOAD = "none"
 T = 60
 
 

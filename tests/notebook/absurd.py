@@ -24,6 +24,10 @@ SAMPLES = {
     "variable": "K=V",
 }
 """What each type of argument takes, where the absurd one is another."""
+PLACES = ("--export",)
+"""Arguments for which any value is the name of a place, where a whole environment would be written: they get
+places that can't be.
+"""
 
 
 def lines(
@@ -39,7 +43,8 @@ def lines(
             words = []
             for action in actions:
                 if action is absurd:
-                    words += [*_flag(action), value]
+                    flag = _flag(action)
+                    words += [*flag, f"/dev/null/{value}" if flag and flag[0] in PLACES else value]
                 elif _is_needed(action):
                     words += [*_flag(action), _sample(action, mesh)]
             yield words

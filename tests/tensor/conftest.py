@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
+from processes import PRELOAD_TO_TRAIN
 
 from monarch_nb.distributed import Mesh
 from monarch_nb.exceptions import MeshError
@@ -13,7 +14,9 @@ from monarch_nb.exceptions import MeshError
 
 @pytest.fixture(scope="session")
 def mesh() -> Iterator[Mesh]:
-    found = Mesh(shape=(2, 2), mesh_dim_names=("data_parallel", "model_parallel"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONARCH_NB_PRELOAD", PRELOAD_TO_TRAIN)
+        found = Mesh(shape=(2, 2), mesh_dim_names=("data_parallel", "model_parallel"))
     yield found
     # Other tests may have closed this program's connections: the mesh has ended with them.
     with suppress(MeshError):

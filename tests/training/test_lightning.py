@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from monarch_nb.actor import Actor, endpoint
 from monarch_nb.mesh import Mesh
 from monarch_nb.spmd import setup_torch_elastic_env
 
-pytest.importorskip("lightning", reason="lightning isn't installed")
+# Ranks and scripts import it, for two seconds: each process that runs tests would, too.
+pytestmark = pytest.mark.skipif(find_spec("lightning") is None, reason="lightning isn't installed")
 
 TRAIN = """
 import sys, torch, lightning, warnings
