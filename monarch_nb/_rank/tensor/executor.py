@@ -34,7 +34,7 @@ from monarch_nb._rank.tensor.compiler import Command, compile_plan
 from monarch_nb._rank.tensor.graphs import AFTER_REPLAYS, Position, Short, make_graphs
 from monarch_nb._rank.tensor.laying import laid, lay_out
 from monarch_nb._rank.tensor.meshes import Meshes, device_type
-from monarch_nb._rank.tensor.parts import is_as_planned, layouts_of, on_parts
+from monarch_nb._rank.tensor.parts import OnParts, is_as_planned, layouts_of, on_parts
 from monarch_nb._rank.tensor.private import forget_layouts, local_of, schema_of
 from monarch_nb._rank.tensor.protocol import (
     DROP,
@@ -214,54 +214,60 @@ class Executor:
 
         def first(table: Any, words: Sequence[int], at: int) -> int:
             op = self._operation(plan)
-            command = compile_plan(plan, op, _scalar)
+            inputs = [table[slot] for slot in words[at + 1 : at + 1 + plan.num_inputs]]
+            found = on_parts(plan, op, inputs) if self._shortens else None
+            command = compile_plan(plan, op, _scalar) if found is None else self._command_of(plan, op, found)
             end = command(table, words, at)
-            self._check_layouts(plan, [table[slot] for slot in words[end - num : end]])
+            outputs = [table[slot] for slot in words[end - num : end]]
+            if not self._is_as_planned(plan, outputs):
+                return end
             is_laid = not plan.writes and not _returns_views(plan)
             if is_laid := is_laid and lay_out(table, words[end - num : end]):
                 command = laid(command, num)  # and so each time: a plan is of one layout
-            self._commands[plan.plan] = self._shortened_later(plan, op, command, is_laid=is_laid)
+            self._commands[plan.plan] = command
+            if found is not None:
+                self._shorten(plan, op, found, inputs, outputs, is_laid=is_laid)
             return end
 
         return first
 
-    def _shortened_later(
-        self, plan: Definition, op: Callable[..., Any], command: Command, *, is_laid: bool
-    ) -> Command:
-        """Have a command work on parts from its third use on, if it can: most are used once."""
-        if not self._shortens:
-            return command
-
-        def second(table: Any, words: Sequence[int], at: int) -> int:
-            inputs = [table[slot] for slot in words[at + 1 : at + 1 + plan.num_inputs]]
-            found = on_parts(plan, op, inputs)
-            end = command(table, words, at)
-            self._commands[plan.plan] = command
-            outputs = [table[slot] for slot in words[end - len(plan.outputs) : end]]
-            layouts = None if found is None or not self._shortens else layouts_of(inputs, outputs)
-            if found is not None and layouts is not None:
-                short = Short(*found, layouts, inputs[0].device_mesh, is_laid)
-                self._shorts[plan.plan] = short
-                if short.op is not None:
-                    self._commands[plan.plan] = self._short(short)
-            return end
-
-        return second
-
     @staticmethod
-    def _short(short: Short) -> Command:
-        made = compile_plan(short.plan, short.op, _scalar, short.layouts, short.sums, short.mesh)
-        return laid(made, len(short.plan.outputs)) if short.is_laid else made
+    def _command_of(plan: Definition, op: Callable[..., Any], found: OnParts) -> Command:
+        """Return the command of a plan, which works on parts if the layouts of its outputs are known."""
+        if found.layouts is None:
+            return compile_plan(plan, op, _scalar)
+        return compile_plan(found.plan, found.op, _scalar, found.layouts, found.sums, found.mesh)
 
-    def _check_layouts(self, plan: Definition, outputs: Sequence[Any]) -> None:
-        """Have all commands go through DTensor from now on, if a result isn't laid out as the controller has
-        predicted: then what a plan gets may differ from time to time.
+    def _shorten(
+        self,
+        plan: Definition,
+        op: Callable[..., Any],
+        found: OnParts,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        *,
+        is_laid: bool,
+    ) -> None:
+        """Note that a command works on parts; have it do so from now on, if its outputs had to be seen."""
+        layouts = layouts_of(inputs, outputs) if found.layouts is None else found.layouts
+        if layouts is not None:
+            known = found._replace(layouts=layouts)
+            self._shorts[plan.plan] = Short(known.plan, known.op, known.sums, layouts, known.mesh, is_laid)
+            if found.layouts is None and found.op is not None:
+                command = self._command_of(plan, op, known)
+                self._commands[plan.plan] = laid(command, len(plan.outputs)) if is_laid else command
+
+    def _is_as_planned(self, plan: Definition, outputs: Sequence[Any]) -> bool:
+        """Say whether results are laid out as the controller has predicted. If not, all commands go through
+        DTensor from now on: then what a plan gets may differ from time to time.
         """
-        if self._shortens and not is_as_planned(plan, outputs):
-            self._shortens = False
-            layouts = [getattr(each, "placements", None) for each in outputs]
-            _log.info("%s gave %s, not as planned: %s", plan.op, layouts, plan.placements)
-            self._start_over(self._counts_after)
+        if not self._shortens or is_as_planned(plan, outputs):
+            return True
+        self._shortens = False
+        layouts = [getattr(each, "placements", None) for each in outputs]
+        _log.info("%s gave %s, not as planned: %s", plan.op, layouts, plan.placements)
+        self._start_over(self._counts_after)
+        return False
 
     def _start_over(self, after: int) -> None:
         """Have commands be done as if they were new. After a failure ranks differ in how often they've done

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from monarch_nb._rank.tensor.compiler import Layouts
 from monarch_nb._rank.tensor.private import dispatcher, handled_apart, is_operation, random_ops, spec_of
-from monarch_nb._rank.tensor.protocol import Definition, Hole, ScalarHole
+from monarch_nb._rank.tensor.protocol import SINGLE, Definition, Hole, ScalarHole
 from monarch_nb._rank.tensor.sums import Axes, axes_to_sum
 from monarch_nb._rank.tensor.whole import LIKES
 
@@ -37,11 +37,15 @@ class OnParts(NamedTuple):
         plan: the plan, with sizes of this rank's part among its arguments.
         op: the operation; None if the result is the input, summed.
         sums: which inputs have to be summed over ranks before.
+        layouts: of the outputs; None if they have to be seen first.
+        mesh: the device mesh.
     """
 
     plan: Definition
     op: Any
     sums: dict[int, Axes]
+    layouts: Layouts | None
+    mesh: Any
 
 
 def on_parts(plan: Definition, op: Any, inputs: Sequence[Any]) -> OnParts | None:
@@ -56,10 +60,16 @@ def on_parts(plan: Definition, op: Any, inputs: Sequence[Any]) -> OnParts | None
         return None
     if plan.op == REDISTRIBUTE:
         axes = axes_to_sum(inputs[0].placements, plan.args[1])
-        return OnParts(plan, None, {0: axes}) if axes else None
+        return OnParts(plan, None, {0: axes}, None, inputs[0].device_mesh) if axes else None
     if plan.is_whole:
-        return OnParts(plan, _LIKES[plan.op], {}) if _fills(plan, inputs) else None
-    return _as_dtensor(plan, op, inputs)
+        op = _LIKES.get(plan.op)
+        return OnParts(plan, op, {}, None, inputs[0].device_mesh) if _fills(plan, inputs) else None
+    if not is_operation(op) or op in handled_apart or op in random_ops:
+        return None
+    try:
+        return _as_dtensor(plan, op, inputs)
+    except Exception:  # DTensor has other ways for operations without a rule, and the better error
+        return None
 
 
 def _fills(plan: Definition, inputs: Sequence[Any]) -> bool:
@@ -72,13 +82,15 @@ def _fills(plan: Definition, inputs: Sequence[Any]) -> bool:
 
 def _as_dtensor(plan: Definition, op: Any, inputs: Sequence[Any]) -> OnParts | None:
     """Return how DTensor would call an operation on parts."""
-    if not is_operation(op) or op in handled_apart or op in random_ops:
-        return None
+    mesh = inputs[0].device_mesh
     info = dispatcher.unwrap_to_op_info(op, *_filled(plan, inputs))
     dispatcher.sharding_propagator.propagate(info)
     sharding = info.output_sharding
+    layouts = _laid_out(plan, sharding.output_spec)
+    if layouts is None:
+        return None
     if not sharding.needs_redistribute:
-        return OnParts(plan, op, {})
+        return OnParts(plan, op, {}, layouts, mesh)
     if _holes(plan.args) != list(range(len(inputs))):
         return None
     schema = sharding.redistribute_schema
@@ -87,7 +99,13 @@ def _as_dtensor(plan: Definition, op: Any, inputs: Sequence[Any]) -> OnParts | N
         return None
     if sharding.use_val_from_redistribute_schema:  # sizes: those of the whole became those of a part
         plan = replace(plan, args=_with_holes(schema.args_schema))
-    return OnParts(plan, schema.op, sums)  # squeeze becomes one of given dimensions
+    return OnParts(plan, schema.op, sums, layouts, mesh)  # squeeze becomes one of given dimensions
+
+
+def _laid_out(plan: Definition, spec: Any) -> Layouts | None:
+    """Return the layouts of a plan's outputs; None if one has a state of its own."""
+    found = tuple(spec if n == SINGLE else spec[n] for n in plan.outputs)
+    return found if all(isinstance(each, DTensorSpec) and _is_plain(each) for each in found) else None
 
 
 def _sums(given: Sequence[Any], suggested: Sequence[Any]) -> dict[int, Axes] | None:
