@@ -434,6 +434,7 @@ class Engine:
             (SINGLE,) if slots and _is_single(func) else tuple(slots), writes,
             None if meta.placements is None else meta.grid.number, outcome.is_whole, is_random,
             () if meta.placements is None else tuple(p.placements for p in outputs if isinstance(p, Meta)),
+            outcome.sums, () if outcome.sums is None else _described(outputs),
             self._members(meta.grid), module_of_op(func),
         ))  # fmt: skip
         return plan
@@ -824,6 +825,11 @@ _FIX_MESH = "move one of them: monarch_nb.distribute(x.full(), mesh, ...)"
 def _is_single(func: Any) -> bool:
     returns = schema_of(func).returns
     return len(returns) == 1 and str(returns[0].type) in ("Tensor", "Optional[Tensor]")
+
+
+def _described(outputs: Sequence[Any]) -> tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]:
+    """Return size, strides and dtype of new tensors."""
+    return tuple((tuple(p.size), tuple(p.stride), p.dtype) for p in outputs if isinstance(p, Meta))
 
 
 def _shape_of_result(

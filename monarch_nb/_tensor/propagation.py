@@ -15,8 +15,10 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.utils import _pytree as pytree
 
+from monarch_nb._rank.tensor.parts import follows_rules, is_plain, sums_between
 from monarch_nb._rank.tensor.private import dispatcher, random_ops, schema_of
 from monarch_nb._rank.tensor.strategies import has_rule
+from monarch_nb._rank.tensor.sums import Axes
 from monarch_nb._tensor.metadata import Grid, Meta, Placements, intern
 from monarch_nb._tensor.plan import HIDDEN_WRITES
 from monarch_nb.exceptions import WrongTensor
@@ -47,6 +49,8 @@ class Outcome:
         reason: the reason for that.
         is_unknown: whether only the ranks can determine shapes.
         moves: inputs that must be laid out anew for it, in words; "" if none.
+        sums: if each rank does it on its parts: inputs that are summed over ranks before, with the axes; None
+            if ranks have to find that out.
     """
 
     parts: tuple[Meta | None, ...]
@@ -54,6 +58,7 @@ class Outcome:
     reason: str = ""
     is_unknown: bool = False
     moves: str = ""
+    sums: tuple[tuple[int, Axes], ...] | None = None
 
 
 class Propagation:
@@ -129,7 +134,24 @@ class Propagation:
             is_copy = bool(moves) and func.is_view
             parts = [_meta_of_spec(spec, grid, is_copy) for spec in specs]
         self._check_in_place(func, args, parts)
-        return Outcome(tuple(parts), moves=moves)
+        return Outcome(tuple(parts), moves=moves, sums=self._sums(func, args, kwargs, info, specs))
+
+    def _sums(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], info: Any, specs: Sequence[Any]
+    ) -> tuple[tuple[int, Axes], ...] | None:
+        """Return which inputs have to be summed, if nothing else has to be done to them."""
+        tensors = [each for each in pytree.tree_leaves((tuple(args), dict(kwargs))) if self._is_tensor(each)]
+        layouts = [*(each.mesh_meta.spec for each in tensors), *(each for each in specs if each is not None)]
+        if not follows_rules(func) or not all(map(is_plain, layouts)):
+            return None
+        sharding = info.output_sharding
+        if not sharding.needs_redistribute:
+            return ()
+        schema = sharding.redistribute_schema
+        if sharding.use_val_from_redistribute_schema or schema is None or schema.op != func:
+            return None  # sizes depend on the rank
+        found = sums_between(info, len(tensors))
+        return None if found is None else tuple(found.items())
 
     def _check_in_place(self, func: Any, args: Sequence[Any], parts: Sequence[Meta | None]) -> None:
         """Raise if a tensor that is changed in place would need another layout."""

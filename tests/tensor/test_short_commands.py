@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,8 +20,9 @@ SHARDED = ((Shard(0),),)
 ADD = Definition(
     1, "aten.add.Tensor", (Hole(0), Hole(1)), (), 2, 0, (SINGLE,), grid=0, placements=SHARDED
 )  # fmt: skip
+PLANNED_ADD = replace(ADD, sums=(), metas=(((2,), (1,), torch.float32),))
 MULTIPLY = Definition(
-    2, "aten.mul_.Tensor", (Hole(0), Hole(1)), (), 2, 0, (SINGLE,), (0,), grid=0, placements=SHARDED
+    2, "aten.mul_.Tensor", (Hole(0), Hole(1)), (), 2, 0, (), (0,), grid=0
 )  # fmt: skip
 
 
@@ -56,10 +58,12 @@ class Alone:
         return code is not None and "part" in code.co_names
 
 
-def test_the_third_use_works_on_parts_with_the_same_result() -> None:
+@pytest.mark.parametrize("planned", [ADD, PLANNED_ADD], ids=["by rules", "as planned"])
+def test_commands_work_on_parts(planned: Definition) -> None:
     alone = Alone()
     alone.executor._table = [alone.sharded(1.0, 2.0), alone.sharded(3.0, 4.0), None]
-    found = [alone.run(1, 0, 1, 2, plans=(ADD,) if n == 0 else ()) for n in range(4)]
+    found = [alone.run(1, 0, 1, 2, plans=(planned,) if n == 0 else ()) for n in range(4)]
+    assert all(each.shape == (2,) and each.stride() == (1,) for each in found)
     assert alone.is_short(ADD)
     assert all(type(each) is DTensor and each.placements == (Shard(0),) for each in found)
     assert [each.to_local().tolist() for each in found] == [[4.0, 6.0]] * 4
@@ -71,7 +75,8 @@ def test_what_is_changed_in_place_stays_the_tensor_that_it_is() -> None:
     value = alone.sharded(1.0, 2.0)
     alone.executor._table = [value, alone.sharded(2.0, 3.0), None]
     for n in range(4):
-        assert alone.run(2, 0, 1, 2, plans=(MULTIPLY,) if n == 0 else ()) is value
+        alone.run(2, 0, 1, plans=(MULTIPLY,) if n == 0 else ())
+        assert alone.executor._table[0] is value
     assert alone.is_short(MULTIPLY) and value.to_local().tolist() == [16.0, 162.0]
 
 

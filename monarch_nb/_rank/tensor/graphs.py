@@ -30,9 +30,7 @@ from monarch_nb._rank.tensor.replays import Part
 from monarch_nb._rank.tensor.sums import TOGETHER_BYTES, Axes, summed
 
 AFTER_REPLAYS = 2
-"""Graphs are made at the replay after so many: by then each command has been used often enough to be known
-to work on parts.
-"""
+"""Graphs are made at the replay after so many: they take tens of milliseconds to make."""
 MIN_COMMANDS = 3
 """What fewer commands save isn't worth a function."""
 _DETACH = "aten.detach.default"

@@ -73,6 +73,8 @@ class OnRank:
         self._layouts = self._laid_out()
         self._specs: dict[int, tuple[tuple[int, ...], Any]] = {}
         """Of each parameter, and its gradient: strides of this rank's part, and the layout over the mesh."""
+        self._of_outputs: dict[int, tuple[Any, Any]] = {}
+        """Of each part of the last result: what it was like, and the layout over the mesh."""
         self._local: LocalParameters | None = None
         self._leaves: list[nn.Parameter] = []
         self._wrap()
@@ -258,7 +260,14 @@ class OnRank:
 
     def output(self, ran: Ran, number: int, placements: Sequence[Any]) -> DTensor:
         """Return a part of a result as one tensor over the mesh."""
-        return DTensor.from_local(ran.outputs[number].detach(), self._mesh, placements, run_check=False)
+        local = ran.outputs[number].detach()
+        kind = (local.shape, local.stride(), local.dtype, tuple(placements))
+        known, spec = self._of_outputs.get(number, (None, None))
+        if known == kind:
+            return wrapped(local, spec)
+        made = DTensor.from_local(local, self._mesh, placements, run_check=False)
+        self._of_outputs[number] = kind, spec_of(made)
+        return made
 
     def backward(
         self,

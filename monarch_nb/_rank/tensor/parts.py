@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils import _pytree as pytree
 
 from monarch_nb._rank.tensor.compiler import Layouts
@@ -54,7 +55,7 @@ def on_parts(plan: Definition, op: Any, inputs: Sequence[Any]) -> OnParts | None
     """
     if plan.grid is None or plan.is_random or not inputs:
         return None
-    if not all(type(each) is DTensor and _is_plain(spec_of(each)) for each in inputs):
+    if not all(type(each) is DTensor and is_plain(spec_of(each)) for each in inputs):
         return None
     if any(each.device_mesh is not inputs[0].device_mesh for each in inputs):
         return None
@@ -64,7 +65,11 @@ def on_parts(plan: Definition, op: Any, inputs: Sequence[Any]) -> OnParts | None
     if plan.is_whole:
         op = _LIKES.get(plan.op)
         return OnParts(plan, op, {}, None, inputs[0].device_mesh) if _fills(plan, inputs) else None
-    if not is_operation(op) or op in handled_apart or op in random_ops:
+    if not is_operation(op):
+        return None
+    if plan.sums is not None:
+        return _as_planned(plan, op, inputs[0].device_mesh)
+    if not follows_rules(op):
         return None
     try:
         return _as_dtensor(plan, op, inputs)
@@ -80,6 +85,20 @@ def _fills(plan: Definition, inputs: Sequence[Any]) -> bool:
     return plan.op in _LIKES and is_whole and not any(each.is_shard() for each in inputs[0].placements)
 
 
+def follows_rules(op: Any) -> bool:
+    """Say whether DTensor computes an operation on parts, and does nothing else for it."""
+    return op not in handled_apart and op not in random_ops
+
+
+def _as_planned(plan: Definition, op: Any, mesh: Any) -> OnParts:
+    assert plan.sums is not None
+    layouts = tuple(
+        DTensorSpec(mesh, placements, TensorMeta(torch.Size(size), stride, dtype))
+        for placements, (size, stride, dtype) in zip(plan.placements, plan.metas, strict=True)
+    )
+    return OnParts(plan, op, dict(plan.sums), layouts, mesh)
+
+
 def _as_dtensor(plan: Definition, op: Any, inputs: Sequence[Any]) -> OnParts | None:
     """Return how DTensor would call an operation on parts."""
     mesh = inputs[0].device_mesh
@@ -91,10 +110,7 @@ def _as_dtensor(plan: Definition, op: Any, inputs: Sequence[Any]) -> OnParts | N
         return None
     if not sharding.needs_redistribute:
         return OnParts(plan, op, {}, layouts, mesh)
-    if _holes(plan.args) != list(range(len(inputs))):
-        return None
-    schema = sharding.redistribute_schema
-    sums = _sums(info.flat_args_schema, pytree.tree_leaves(schema.args_schema))
+    schema, sums = sharding.redistribute_schema, sums_between(info, len(inputs))
     if sums is None:
         return None
     if sharding.use_val_from_redistribute_schema:  # sizes: those of the whole became those of a part
@@ -105,13 +121,22 @@ def _as_dtensor(plan: Definition, op: Any, inputs: Sequence[Any]) -> OnParts | N
 def _laid_out(plan: Definition, spec: Any) -> Layouts | None:
     """Return the layouts of a plan's outputs; None if one has a state of its own."""
     found = tuple(spec if n == SINGLE else spec[n] for n in plan.outputs)
-    return found if all(isinstance(each, DTensorSpec) and _is_plain(each) for each in found) else None
+    return found if all(isinstance(each, DTensorSpec) and is_plain(each) for each in found) else None
 
 
-def _sums(given: Sequence[Any], suggested: Sequence[Any]) -> dict[int, Axes] | None:
-    """Return the sums that lead from layouts to others, by tensor."""
-    pairs = zip(_layouts(given), _layouts(suggested), strict=True)
-    found = {n: axes_to_sum(has.placements, wanted.placements) for n, (has, wanted) in enumerate(pairs)}
+def sums_between(info: Any, num_inputs: int) -> dict[int, Axes] | None:
+    """Return the sums that lead from an operation's inputs to those that DTensor's rule wants; None if it
+    takes something else.
+
+    Args:
+        info: DTensor's, of the operation.
+    """
+    given = _layouts(info.flat_args_schema)
+    wanted = _layouts(pytree.tree_leaves(info.output_sharding.redistribute_schema.args_schema))
+    if len(given) != num_inputs or len(wanted) != num_inputs:  # there are others among the named arguments
+        return None
+    pairs = enumerate(zip(given, wanted, strict=True))
+    found = {n: axes_to_sum(one.placements, other.placements) for n, (one, other) in pairs}
     if any(axes is None for axes in found.values()):
         return None
     return {n: axes for n, axes in found.items() if axes}
@@ -127,12 +152,6 @@ def _with_holes(args: Any) -> Any:
     return pytree.tree_map(
         lambda each: Hole(next(numbers)) if isinstance(each, DTensorSpec) else each, tuple(args)
     )
-
-
-def _holes(args: Any) -> list[int]:
-    """Return which inputs stand in a template, in order."""
-    leaves = pytree.tree_leaves(args, is_leaf=_is_hole)
-    return [each.index for each in leaves if isinstance(each, Hole)]
 
 
 def is_as_planned(plan: Definition, outputs: Sequence[Any]) -> bool:
@@ -156,14 +175,15 @@ def layouts_of(inputs: Sequence[Any], outputs: Sequence[Any]) -> Layouts | None:
     """Return the layouts of an operation's outputs; None if one has a state of its own."""
     found: list[Any] = []
     for each in outputs:
-        if type(each) is not DTensor or not _is_plain(spec_of(each)):
+        if type(each) is not DTensor or not is_plain(spec_of(each)):
             return None
         same = next((n for n, given in enumerate(inputs) if given is each), None)
         found.append(spec_of(each) if same is None else same)
     return tuple(found)
 
 
-def _is_plain(spec: Any) -> bool:
+def is_plain(spec: Any) -> bool:
+    """Say whether a layout is known, and no placement has a state of its own."""
     return spec.tensor_meta is not None and all(type(each) in _PLAIN for each in spec.placements)
 
 

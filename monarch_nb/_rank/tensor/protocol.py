@@ -81,6 +81,9 @@ class Definition:
         is_whole: the operation is done on whole tensors by every rank, and each keeps its part of the result.
         is_random: it draws random numbers; its last scalar is the seed.
         placements: of each output, for tensors over a device mesh.
+        sums: for an operation that each rank does on its parts: inputs that are summed over ranks before,
+            with the axes; None if ranks find that out.
+        metas: then, size, strides and dtype of each output.
         ranks: which ranks do it; () for all.
         module: Python module that registers the operation; empty for torch's own.
     """
@@ -97,6 +100,8 @@ class Definition:
     is_whole: bool = False
     is_random: bool = False
     placements: tuple[Any, ...] = ()
+    sums: tuple[tuple[int, tuple[int, ...]], ...] | None = None
+    metas: tuple[tuple[tuple[int, ...], tuple[int, ...], Any], ...] = ()
     ranks: tuple[int, ...] = ()
     module: str = ""
 
