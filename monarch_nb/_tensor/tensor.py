@@ -5,6 +5,7 @@ are passed to its engine.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -303,15 +304,30 @@ def engine_in(args: Any, kwargs: Any) -> Engine:
     raise AssertionError("no tensor of a mesh")
 
 
-def _are_of_one_mesh(params: Sequence[Any]) -> bool:
-    """Say whether an optimiser may step through all of its parameters at once: ten operations on lists
+LIST_BYTES = 1 << 18
+"""On a CPU, parameters whose parts are larger than this on average are stepped one by one: lists of temporary
+results are larger than caches then, and memory that is new each time takes longer than operations.
+"""
+
+
+def _should_be_lists(params: Sequence[Any]) -> bool:
+    """Say whether an optimiser had best step through all of its parameters at once: ten operations on lists
     instead of ten on each cost this process and the ranks less.
     """
     first = params[0] if params else None
     if not isinstance(first, Tensor) or not first.is_global:
         return False
     grid = first.mesh_meta.grid
-    return all(isinstance(each, Tensor) and each.mesh_meta.grid is grid for each in params)
+    if not all(isinstance(each, Tensor) and each.mesh_meta.grid is grid for each in params):
+        return False
+    sizes = (_part_bytes(each.mesh_meta) for each in params)
+    return grid.device_mesh.device_type != "cpu" or sum(sizes) <= LIST_BYTES * len(params)
 
 
-default_to_lists(_are_of_one_mesh)
+def _part_bytes(meta: Meta) -> int:
+    """Return the size of a rank's part, where parts are equally large."""
+    shards = (n for n, each in zip(meta.grid.shape, meta.placements or (), strict=True) if each.is_shard())
+    return meta.num_bytes // math.prod(shards)
+
+
+default_to_lists(_should_be_lists)

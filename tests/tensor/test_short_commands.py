@@ -145,9 +145,9 @@ def test_an_optimizer_steps_on_parts(mesh: Mesh, spec: Any, foreach: bool) -> No
     assert {form.format(name) for name in ("lerp_.Scalar", "sqrt.default")} <= set(found)
 
 
-def commands_of_a_step(mesh: Mesh, num: int, **options: Any) -> int:
+def commands_of_a_step(mesh: Mesh, num: int, columns: int = 3, **options: Any) -> int:
     """Count the commands of a step over so many parameters."""
-    start = [torch.randn(4, 3, dtype=torch.float64) for _ in range(num)]
+    start = [torch.randn(8, columns, dtype=torch.float64) for _ in range(num)]
     ours = [torch.nn.Parameter(monarch_nb.distribute(each, mesh, ["data_parallel"])) for each in start]
     plain = [torch.nn.Parameter(each.clone()) for each in start]
     found = []
@@ -166,6 +166,10 @@ def commands_of_a_step(mesh: Mesh, num: int, **options: Any) -> int:
 
 def test_an_optimizer_steps_through_all_parameters_at_once(mesh: Mesh) -> None:
     assert commands_of_a_step(mesh, 2) == commands_of_a_step(mesh, 20) < 20
+
+
+def test_an_optimizer_steps_through_large_parameters_one_by_one(mesh: Mesh) -> None:
+    assert commands_of_a_step(mesh, 5, columns=1 << 14) >= 5 * commands_of_a_step(mesh, 1, foreach=False)
 
 
 def test_an_optimizer_does_as_it_is_told(mesh: Mesh) -> None:
