@@ -32,7 +32,7 @@ _PLAIN = frozenset({Replicate, Shard, Partial})
 
 
 class OnParts(NamedTuple):
-    """How an operation is called on parts.
+    """The way in which an operation is called on parts.
 
     Attributes:
         plan: the plan, with sizes of this rank's part among its arguments.
