@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +32,8 @@ from monarch_nb._rank.tensor.sums import TOGETHER_BYTES, Axes, summed
 
 AFTER_REPLAYS = 2
 """Graphs are made at the replay after so many: they take tens of milliseconds to make."""
+MAX_COMMANDS = 2000
+"""Of one function: a longer one takes long to compile at a time."""
 MIN_COMMANDS = 3
 """What fewer commands save isn't worth a function."""
 _DETACH = "aten.detach.default"
@@ -149,7 +152,9 @@ def _steps(part: Part, plans: Mapping[int, Definition]) -> list[_Step]:
 def _runs(steps: Sequence[_Step], shorts: Mapping[int, Short], rank: int) -> list[list[_Step]]:
     """Return the commands that follow each other and work on parts."""
     found: list[list[_Step]] = [[]]
-    for step in steps:
+    for number, step in enumerate(steps):
+        if number % MAX_COMMANDS == 0:
+            found.append([])
         if step.plan is None or step.plan.plan in shorts or _is_others(step.plan, rank):
             found[-1].append(step)
         elif found[-1]:
@@ -190,6 +195,8 @@ class _Graph:
         self._lines: list[str] = []
         self._values: dict[tuple[str, int], _Value] = {}
         """What slots have, by key."""
+        self._num_slots: Counter[str] = Counter()
+        """How many of them have a variable's value."""
         self._changes: list[tuple[int, _Slot, _Value | None]] = []
         """Changes of that, with the position of the command."""
         self._num_values = 0
@@ -271,7 +278,8 @@ class _Graph:
         """Return the value of a slot, which is in a variable then."""
         found = self._values.get(slot.key)
         if found is None:
-            found = self._values[slot.key] = _Value(self._variable(), "", 0)
+            found = _Value(self._variable(), "", 0)
+            self._take(slot, found)
             self._add(f"{found.name} = part(t[{slot.text}])")
         return found
 
@@ -339,7 +347,7 @@ class _Graph:
         if value.layout:
             self._hold(step, slot, value)
         else:
-            self._values[slot.key] = value
+            self._take(slot, value)
             self._add(f"t[{slot.text}] = t[{given.text}]")
 
     # --- sums
@@ -366,8 +374,12 @@ class _Graph:
 
     # --- what slots have
 
-    def _hold(self, step: _Step, slot: _Slot, value: _Value) -> None:
+    def _take(self, slot: _Slot, value: _Value) -> None:
         self._values[slot.key] = value
+        self._num_slots[value.name] += 1
+
+    def _hold(self, step: _Step, slot: _Slot, value: _Value) -> None:
+        self._take(slot, value)
         self._changes.append((step.at, slot, value))
 
     def _release(self, step: _Step, slot: _Slot) -> None:
@@ -377,7 +389,8 @@ class _Graph:
             return
         if value.layout:
             self._changes.append((step.at, slot, None))
-        if value.name not in {each.name for each in self._values.values()}:
+        self._num_slots[value.name] -= 1
+        if not self._num_slots[value.name]:
             self._waiting_bytes += value.size
             self._give_up(f"{value.name} = None")
 

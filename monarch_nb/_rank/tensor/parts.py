@@ -2,9 +2,9 @@
 
 DTensor finds out at each call which layout an operation's result has, and whether its inputs must be laid out
 anew. For a plan that is the same each time. If nothing has to be moved, or inputs only have to be summed over
-ranks (`sums`), the operation is called on the parts, and what it returns gets the layout that was found once.
-That costs a fraction of the way through DTensor,
-which takes longer than small operations themselves.
+ranks (`sums`), the operation is called on the parts, and what it returns gets the layout that the controller
+has planned. Where arguments depend on the rank, as sizes of views do, DTensor's rule is asked here, once.
+That costs a fraction of the way through DTensor, which takes longer than small operations themselves.
 """
 
 from __future__ import annotations
