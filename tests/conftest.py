@@ -138,8 +138,9 @@ def own_directories(
 @pytest.fixture(scope="module", autouse=True)
 def own_preload(request: pytest.FixtureRequest) -> Iterator[None]:
     """Have zygotes import torch for those files only that speak of it, or whose helpers do: it is more than
-    half of what the start of a mesh costs. For files that train, they import what that uses, too. Meshes that
-    files share have torch in any case.
+    half of what the start of a mesh costs. Where ranks train, zygotes import what that uses, too: elsewhere
+    most meshes of a file that mentions it would wait for nothing. Meshes that files share have torch in any
+    case.
 
     A file that speaks of torch, but most of whose meshes don't need it, says `PRELOAD = "none"`: there, ranks
     import it when they meet it.
@@ -153,7 +154,7 @@ def own_preload(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if said or not any(_SPEAKS_OF_TORCH.search(text) for text in texts):
             patch.setenv("MONARCH_NB_PRELOAD", said or "none")
-        elif any(_TRAINS.search(text) for text in texts):
+        elif file.parent.name == "training" and any(_TRAINS.search(text) for text in texts):
             patch.setenv("MONARCH_NB_PRELOAD", PRELOAD_TO_TRAIN)
         yield
 
