@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from processes import PATIENCE_S, mesh_processes, wait_for_exit
+from processes import PATIENCE_S, PRELOAD_TO_TRAIN, mesh_processes, wait_for_exit
 from waiting import wait_until
 
 import monarch_nb
@@ -25,6 +25,7 @@ from monarch_nb.actor import current_rank
 from monarch_nb.distributed import Mesh
 from monarch_nb.exceptions import DeviceMeshError, SupervisionError
 
+PRELOAD = PRELOAD_TO_TRAIN
 IN_TIME_S = 20.0
 """Far below every time-out that somebody could wait for, and far above what a slow machine needs."""
 
