@@ -279,7 +279,7 @@ class _Graph:
         found = self._values.get(slot.key)
         if found is None:
             found = _Value(self._variable(), "", 0)
-            self._take(slot, found)
+            self._put_into(slot, found)
             self._add(f"{found.name} = part(t[{slot.text}])")
         return found
 
@@ -347,7 +347,7 @@ class _Graph:
         if value.layout:
             self._hold(step, slot, value)
         else:
-            self._take(slot, value)
+            self._put_into(slot, value)
             self._add(f"t[{slot.text}] = t[{given.text}]")
 
     # --- sums
@@ -374,12 +374,12 @@ class _Graph:
 
     # --- what slots have
 
-    def _take(self, slot: _Slot, value: _Value) -> None:
+    def _put_into(self, slot: _Slot, value: _Value) -> None:
         self._values[slot.key] = value
         self._num_slots[value.name] += 1
 
     def _hold(self, step: _Step, slot: _Slot, value: _Value) -> None:
-        self._take(slot, value)
+        self._put_into(slot, value)
         self._changes.append((step.at, slot, value))
 
     def _release(self, step: _Step, slot: _Slot) -> None:
