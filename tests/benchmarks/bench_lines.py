@@ -48,15 +48,15 @@ class Printing:
             for role in roles
         ]
         os.close(theirs)
-        self._read_until(lambda data: data.count(b"ready") == len(roles))
-
-    def _read_until(self, is_complete: Callable[[bytes], bool]) -> None:
         data = b""
-        while not is_complete(data):
-            read = os.read(self._output, _AT_ONCE)
-            if not read:
-                raise SystemExit("a process has ended before all its lines came")
-            data += read
+        while data.count(b"ready") < len(roles):
+            data += self._read()
+
+    def _read(self) -> bytes:
+        data = os.read(self._output, _AT_ONCE)
+        if not data:
+            raise SystemExit("all processes have ended before their lines came")
+        return data
 
     def seconds(self) -> float:
         """Return the seconds until all lines of one round have been read."""
@@ -67,7 +67,7 @@ class Printing:
             process.stdin.flush()
         missing, rest = RANKS * LINES, b""
         while missing:
-            data = rest + os.read(self._output, _AT_ONCE)
+            data = rest + self._read()
             end = data.rfind(b"\n") + 1
             missing -= len(_LINE.findall(data[:end]))
             rest = data[end:]

@@ -219,6 +219,14 @@ def run(alone: Alone, program: Program, replays: int = REPLAYS) -> Alone:
     return alone
 
 
+def replay_without_sines(program: Program, *executors: Alone) -> None:
+    """Replay a program once more, whose sine fails."""
+    for each in executors:
+        each.give(program.kinds)
+        with Raises():
+            each.replay(program.part())
+
+
 SHARDED = ["sharded"] * 2 + ["whole"] * 2
 WITH_SUMS = ["sharded", "whole", "partial", "partial"]
 
@@ -237,10 +245,7 @@ def test_a_failure_leaves_what_single_commands_would_have_left(single: Callable[
     for seed in range(40):
         program = Program(seed, SHARDED, sine_at=5 + seed % 20)
         one, graph = run(single(), program), run(Alone(), program)
-        for each in (one, graph):
-            each.give(program.kinds)
-            with Raises():
-                each.replay(program.part())
+        replay_without_sines(program, one, graph)
         assert [(x.seq, x.op, x.kind) for x in graph.reports] == [(x.seq, x.op, x.kind) for x in one.reports]
         assert len(graph.reports) == 1 and graph.reports[0].op == "aten.sin.default"
         assert graph.table() == one.table(), seed
@@ -251,10 +256,7 @@ def test_a_failure_while_sums_wait_goes_back_to_the_first_of_them(single: Callab
     for seed in range(40):
         program = Program(seed, WITH_SUMS, sine_at=5 + seed % 20)
         one, graph = run(single(), program), run(Alone(), program)
-        for each in (one, graph):
-            each.give(program.kinds)
-            with Raises():
-                each.replay(program.part())
+        replay_without_sines(program, one, graph)
         (wanted,), reports = one.reports, graph.reports
         assert {x.op for x in reports} == {"aten.sin.default"} and {x.kind for x in reports} == {wanted.kind}
         assert reports[-1].seq == wanted.seq
@@ -284,6 +286,27 @@ def test_values_that_were_lost_lose_what_depends_on_them(single: Callable[[], Al
         assert lost[0] == lost[1], seed
         found = [[None if isinstance(x, Poison) else x for x in each.table()] for each in (one, graph)]
         assert found[0] == found[1], seed
+
+
+def test_a_lost_value_that_is_first_read_by_detach_fails_nothing(single: Callable[[], Alone]) -> None:
+    program = Program(0, SHARDED)
+    whole = PLANS["whole"]
+    program._words, program._positions, program._which = [], [], []
+    program._call(whole["aten.neg.default"], [2], 10)
+    program._call(whole["aten.detach.default"], [3], 11)
+    program._call(whole["aten.neg.default"], [10], 12)
+    one, graph = run(single(), program), run(Alone(), program)
+    for each in (one, graph):
+        each.give(program.kinds)
+        each.executor._table[OWN.stop + 3] = Poison(5)
+        each.replay(program.part())
+        assert not each.reports
+        found = each.executor._table
+        assert (
+            isinstance(found[11], Poison)
+            and isinstance(found[10], DTensor)
+            and isinstance(found[12], DTensor)
+        )
 
 
 def test_a_sum_of_several_tensors_is_that_of_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,6 +256,7 @@ class _Graph:
         inputs = [self._slot(step.at + 1 + n) for n in range(plan.num_inputs)]
         outputs = [self._slot(step.end - len(plan.outputs) + n) for n in range(len(plan.outputs))]
         if plan.op == _DETACH:
+            self._stand_at(step)  # before its input is read, which may be lost
             self._alias(step, outputs[0], self._loaded(inputs[0]), short.layouts[0])
             return
         wanted = {value.name for slot in inputs if (value := self._values.get(slot.key)) is not None}
@@ -335,7 +336,6 @@ class _Graph:
 
     def _alias(self, step: _Step, slot: _Slot, value: _Value, layout: Any) -> None:
         """Give a slot another tensor in the memory of a value: the same variable."""
-        self._stand_at(step)
         self._new(step, slot, _Value(value.name, self._constant(layout), value.size))
 
     def _same(self, step: _Step, slot: _Slot, given: _Slot) -> None:
