@@ -5,7 +5,6 @@ are passed to its engine.
 from __future__ import annotations
 
 import functools
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch.utils import _pytree as pytree
 
+from monarch_nb._rank.tensor.laying import part_bytes
 from monarch_nb._rank.tensor.private import default_to_lists, make_wrapper, no_torch_function, tensor_text
 from monarch_nb._tensor import reads
 from monarch_nb._tensor import reduction as reduction_of
@@ -320,14 +320,11 @@ def _should_be_lists(params: Sequence[Any]) -> bool:
     grid = first.mesh_meta.grid
     if not all(isinstance(each, Tensor) and each.mesh_meta.grid is grid for each in params):
         return False
-    sizes = (_part_bytes(each.mesh_meta) for each in params)
-    return grid.device_mesh.device_type != "cpu" or sum(sizes) <= LIST_BYTES * len(params)
-
-
-def _part_bytes(meta: Meta) -> int:
-    """Return the size of a rank's part, where parts are equally large."""
-    shards = (n for n, each in zip(meta.grid.shape, meta.placements or (), strict=True) if each.is_shard())
-    return meta.num_bytes // math.prod(shards)
+    if grid.device_mesh.device_type != "cpu":
+        return True
+    metas = [each.mesh_meta for each in params]
+    sizes = (part_bytes(each.num_bytes, grid.shape, each.placements or ()) for each in metas)
+    return sum(sizes) <= LIST_BYTES * len(params)
 
 
 default_to_lists(_should_be_lists)

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from monarch_nb._rank.tensor.compiler import Command, Layouts, Source
-from monarch_nb._rank.tensor.laying import laid_part
+from monarch_nb._rank.tensor.laying import laid_part, part_bytes
 from monarch_nb._rank.tensor.private import bare, local_of, wrapped
 from monarch_nb._rank.tensor.protocol import SINGLE, Definition
 from monarch_nb._rank.tensor.replays import Part
@@ -434,7 +434,4 @@ class _Graph:
 def _size(layout: Any) -> int:
     """Return the bytes of a rank's part of a tensor, rounded."""
     meta = layout.tensor_meta
-    parts: int = math.prod(
-        size for size, each in zip(layout.mesh.shape, layout.placements, strict=True) if each.is_shard()
-    )
-    return int(math.prod(meta.shape) * meta.dtype.itemsize // max(parts, 1))
+    return part_bytes(math.prod(meta.shape) * meta.dtype.itemsize, layout.mesh.shape, layout.placements)

@@ -6,6 +6,7 @@ result of one process would. Then a later view, which the controller has found p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,15 @@ def strides_of_part(
         dense *= size[dim]
         here *= part[dim]
     return tuple(found)
+
+
+def part_bytes(num_bytes: int, sizes: Sequence[int], placements: Sequence[Any]) -> int:
+    """Return the size of a rank's part of a tensor, where parts are equally large.
+
+    Args:
+        sizes: of the device mesh's axes.
+    """
+    return num_bytes // math.prod(n for n, each in zip(sizes, placements, strict=True) if each.is_shard())
 
 
 def planned_strides(value: Any) -> tuple[int, ...] | None:
