@@ -88,7 +88,7 @@ def calls(table: Table) -> None:
     beside_unix_sockets(table, one, actor)
     fan_out(table, actor, ranks, floor)
     table.ratio("20,000 pipelined no-op calls", "s", [
-        (pipelined(one), floor.pipelined(20_000)) for _ in range(ROUNDS)
+        (pipelined(one), floor.pipelined(20_000)) for _ in range(CALL_ROUNDS)
     ], "3x")  # fmt: skip
     table.ratio(
         "   CPU of both processes for one of them",
