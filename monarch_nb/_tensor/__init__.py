@@ -6,6 +6,7 @@ DTensor on the ranks) or *per-rank* (each rank has its own).
 
     metadata      shapes and layouts, interned; sharding specs by names of axes
     tensor        the subclass
+    operators     `x + y` without torch's dispatch
     slots         places in the ranks' tables
     plan          keys and templates: what an operation is without its tensors
     propagation   shapes and placements of results

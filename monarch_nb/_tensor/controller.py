@@ -57,7 +57,7 @@ from monarch_nb._tensor.propagation import Outcome, Propagation
 from monarch_nb._tensor.recorder import Foreign, Recorder
 from monarch_nb._tensor.recovery import recover
 from monarch_nb._tensor.scaling import UNSCALE, unscale
-from monarch_nb._tensor.slots import Handle, Slots
+from monarch_nb._tensor.slots import MANY, MANY_BYTES, Handle, Slots
 from monarch_nb._tensor.stream import Stream
 from monarch_nb._tensor.tensor import Tensor, maker_of
 from monarch_nb._units import size_text
@@ -273,9 +273,13 @@ class Engine:
 
     def dispatch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
         """Execute an operation on tensors of this mesh."""
+        number = id(func)  # an operator's own hash is computed in Python
+        if len(args) == 2 and not kwargs and type(args[0]) is type(args[1]) is Tensor:
+            plan = self._plans.get((number, args[0].mesh_meta, args[1].mesh_meta))
+            if plan is not None:
+                return self.command(plan, args, ())
         tensors: list[Any] = []
         scalars: list[float] = []
-        number = id(func)  # an operator's own hash is computed in Python
         key: list[Any] = [number]
         travels = _travels.get(number)
         if travels is None:
@@ -306,7 +310,7 @@ class Engine:
         plan = self._plans.get(tuple(key))
         if plan is None:
             return self._new(Operation(func, args, kwargs or {}, tensors, scalars), tuple(key))
-        return self._command(plan, tensors, scalars)
+        return self.command(plan, tensors, scalars)
 
     def _gather(
         self, value: Any, tensors: list[Any], scalars: list[float], key: list[Any], travels: bool
@@ -329,7 +333,15 @@ class Engine:
             key += (value, kind)
         return False
 
-    def _command(self, plan: Plan, tensors: Sequence[Any], scalars: Sequence[float]) -> Any:
+    def known(self, key: tuple[Any, ...]) -> Plan | None:
+        """Return the plan of an operation, if there is one.
+
+        Args:
+            key: the operator's id, then its arguments as `dispatch` gathers them.
+        """
+        return self._plans.get(key)
+
+    def command(self, plan: Plan, tensors: Sequence[Any], scalars: Sequence[float]) -> Any:
         """Add a command to the stream; return its result."""
         if self._lost is not None:
             self._check_alive()
@@ -338,7 +350,7 @@ class Engine:
         stream, slots = self.stream, self.slots
         inputs = [t.mesh_handle.slot for t in tensors]
         with stream.lock:
-            if slots.has_many_dropped() and stream.drop():
+            if (len(slots.dropped) >= MANY or slots.num_bytes > MANY_BYTES) and stream.drop():
                 self.places.add(_NOWHERE)
             seq = plan.last = stream.count
             self.places.add((*users_line(), self.module, plan.op))
@@ -390,7 +402,7 @@ class Engine:
             return self._ask(op)
         plan = self._plan(op, outcome)
         self._plans[key] = plan
-        return self._command(plan, op.tensors, op.scalars)
+        return self.command(plan, op.tensors, op.scalars)
 
     def _reshape_in_place(self, op: Operation) -> Tensor:
         """Replace the tensor of an in-place view operation (such as squeeze_) by the view that the functional
@@ -485,7 +497,7 @@ class Engine:
                     module=module_of_op(func),
                 )
             )
-        made: Tensor = self._command(plan, (), ())
+        made: Tensor = self.command(plan, (), ())
         return made
 
     def _ask(self, op: Operation) -> Any:
@@ -496,7 +508,7 @@ class Engine:
         num = 1 if _is_single(op.func) else len(schema_of(op.func).returns)
         unknown = intern((), (), torch.float32, grid, grid.replicated)
         asked = Outcome((unknown,) * num, is_whole=True)
-        made = self._command(self._plan(op, asked), op.tensors, op.scalars)
+        made = self.command(self._plan(op, asked), op.tensors, op.scalars)
         known = [self._known(each) for each in ([made] if num == 1 else made)]
         return known[0] if num == 1 else tuple(known)
 
@@ -648,7 +660,7 @@ class Engine:
                     ranks=() if op in _OF_ALL_RANKS else self._members(meta.grid),
                 )
             )
-        return self._command(plan, tensors, ())
+        return self.command(plan, tensors, ())
 
     def full(self, tensor: Tensor) -> torch.Tensor:
         """Return the whole of a global tensor as a plain one."""

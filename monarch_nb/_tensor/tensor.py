@@ -4,7 +4,6 @@ are passed to its engine.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,11 +13,18 @@ import torch
 from torch.utils import _pytree as pytree
 
 from monarch_nb._rank.tensor.laying import part_bytes
-from monarch_nb._rank.tensor.private import default_to_lists, make_wrapper, no_torch_function, tensor_text
+from monarch_nb._rank.tensor.private import (
+    default_to_lists,
+    make_wrapper,
+    no_torch_function,
+    tensor_text,
+    wrapper_maker,
+)
 from monarch_nb._tensor import reads
 from monarch_nb._tensor import reduction as reduction_of
 from monarch_nb._tensor.drawing import html_of
 from monarch_nb._tensor.metadata import Grid, Meta
+from monarch_nb._tensor.operators import binary
 from monarch_nb._tensor.slots import DroppedHandle
 from monarch_nb.exceptions import MeshError, WrongTensor
 
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
 SHOWN_NUMBERS = 1000
 """Maximum number of elements of a tensor whose values are displayed."""
 _DATA = torch.Tensor.data
+_aten = torch.ops.aten
 
 
 class Tensor(torch.Tensor):  # type: ignore[misc]
@@ -63,6 +70,11 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
 
     __torch_function__ = no_torch_function
     __hash__ = torch.Tensor.__hash__
+    __add__ = __radd__ = binary("__add__", _aten.add.Tensor)
+    __sub__ = binary("__sub__", _aten.sub.Tensor)
+    __mul__ = __rmul__ = binary("__mul__", _aten.mul.Tensor)
+    __truediv__ = binary("__truediv__", _aten.div.Tensor)
+    __matmul__ = binary("__matmul__", _aten.mm.default)
 
     @classmethod
     def __torch_dispatch__(
@@ -287,10 +299,9 @@ def maker_of(meta: Meta) -> Callable[[], Any]:
     """Return a factory of tensors with this metadata, like the class `Tensor`, but without recording their
     places in the source.
     """
-    return functools.partial(
-        make_wrapper, Tensor, meta.size, strides=meta.stride, storage_offset=meta.offset, dtype=meta.dtype,
-        device=meta.grid.device_mesh.device_type,
-    )  # fmt: skip
+    return wrapper_maker(
+        Tensor, meta.size, meta.stride, meta.offset, meta.dtype, meta.grid.device_mesh.device_type
+    )
 
 
 def engine_in(args: Any, kwargs: Any) -> Engine:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from gpt_by_hand import GPT, by_hand, cpu_of_rank, losses_of, trained_by_hand
 from torch import nn, optim
+from torch.nn import functional
 
 import monarch_nb
 from monarch_nb.distributed import Mesh
@@ -63,6 +64,12 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "x + x": lambda x: x + x,
     "x.mul_(0.5)": lambda x: x.mul_(0.5),
     "x @ x": lambda x: x @ x,
+    "x * 0.5": lambda x: x * 0.5,
+    "x.add(x)": lambda x: x.add(x),
+    "torch.relu(x)": torch.relu,
+    "x.sum(0, keepdim=True)": lambda x: x.sum(0, keepdim=True),
+    "softmax(x, 1)": lambda x: functional.softmax(x, 1),
+    "x.t()": lambda x: x.t(),
 }
 
 

@@ -6,7 +6,9 @@ DTensor's rules, wrapper subclasses and process groups without a default one hav
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable, Sequence
 from operator import attrgetter, methodcaller
 from typing import Any
 
@@ -43,6 +45,10 @@ resolve_group: Any = attrgetter("_resolve_process_group")(_c10d)
 no_dispatch: Any = attrgetter("_C._DisableTorchDispatch")(torch)
 is_meta_included: Any = attrgetter("_C._meta_in_tls_dispatch_include")(torch)
 include_meta: Any = attrgetter("_C._set_meta_in_tls_dispatch_include")(torch)
+_num_dispatch_modes: Any = attrgetter("_C._len_torch_dispatch_stack")(torch)
+_num_function_modes: Any = attrgetter("_C._len_torch_function_stack")(torch)
+_transforms_active: Any = attrgetter("_C._functorch.peek_interpreter_stack")(torch)
+is_autocast: Any = attrgetter("_C._is_any_autocast_enabled")(torch)
 dispatch_mode: Any = attrgetter("_C._get_dispatch_mode")(torch)
 FAKE_MODE: Any = attrgetter("_C._TorchDispatchModeKey.FAKE")(torch)
 keeps_graph: Any = attrgetter("_C._autograd._get_current_graph_task_keep_graph")(torch)
@@ -54,6 +60,24 @@ _propagator: Any = attrgetter("sharding_propagator")(dispatcher)
 torch_concatenate: Any = attrgetter("_concatenate")(DeviceMesh)
 AsyncCollectiveTensor: Any = attrgetter("_functional_collectives.AsyncCollectiveTensor")(torch.distributed)
 _custom_ops: Any = attrgetter("_library.custom_ops.OPDEFS")(torch)
+
+
+def wrapper_maker(
+    cls: type, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype, device: str
+) -> Callable[[], Any]:
+    """Return a factory of tensors without data that have this form. Torch takes half as long again to read
+    the same arguments by name.
+    """
+    return functools.partial(
+        make_wrapper, cls, size, stride, offset, None, dtype, torch.strided, torch.device(device)
+    )
+
+
+def has_modes() -> bool:
+    """Return whether a mode or a transform of torch's is active: it may see or change operations before the
+    tensors' own code does.
+    """
+    return _num_dispatch_modes() or _num_function_modes() or _transforms_active() is not None
 
 
 def wrapped(local: torch.Tensor, spec: Any) -> DTensor:

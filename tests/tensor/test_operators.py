@@ -1,0 +1,148 @@
+"""Arithmetic operators that don't go through torch: the same numbers, and torch sees them where it must."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import monarch_nb
+from monarch_nb._tensor.tensor import Tensor
+from monarch_nb.distributed import Mesh
+from monarch_nb.exceptions import WrongTensor
+
+OPERATORS = (operator.add, operator.sub, operator.mul, operator.truediv, operator.matmul)
+TIMES = 3
+"""The first time makes the plan, the second and third use it."""
+
+
+@contextmanager
+def nothing_dispatched() -> Iterator[None]:
+    """Fail if an operation on a tensor of a mesh goes through torch."""
+
+    def refuse(cls: type, func: Any, *_: Any) -> Any:
+        raise AssertionError(f"{func} went through torch")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tensor, "__torch_dispatch__", classmethod(refuse))
+        yield
+
+
+def laid_out(mesh: Mesh, *values: torch.Tensor) -> list[Any]:
+    return [monarch_nb.distribute(each, mesh, ["data_parallel", None]) for each in values]
+
+
+@pytest.mark.parametrize(
+    ("operate", "other"),
+    [
+        *[(each, torch.rand(4, 4) + 1) for each in OPERATORS],
+        *[(each, torch.rand(4, 4, dtype=torch.float64) + 1) for each in OPERATORS[:4]],
+        *[(each, number) for each in OPERATORS[:4] for number in (2.5, 3)],
+        (operator.add, True),
+    ],
+)
+def test_numbers_are_torchs(mesh: Mesh, operate: Callable[[Any, Any], Any], other: Any) -> None:
+    plain = torch.rand(4, 4) + 1
+    wanted = operate(plain, other)
+    (x,) = laid_out(mesh, plain)
+    (y,) = laid_out(mesh, other) if isinstance(other, torch.Tensor) else (other,)
+    for _ in range(TIMES):
+        found = operate(x, y)
+        assert found.dtype == wanted.dtype
+        torch.testing.assert_close(found.full(), wanted)
+
+
+@pytest.mark.parametrize("operate", OPERATORS)
+def test_a_known_operation_does_not_go_through_torch(mesh: Mesh, operate: Callable[[Any, Any], Any]) -> None:
+    x, y = laid_out(mesh, torch.rand(4, 4) + 1, torch.rand(4, 4) + 1)
+    operate(x, y)
+    with nothing_dispatched():
+        found = operate(x, y)
+    torch.testing.assert_close(found.full(), operate(x.full(), y.full()))
+
+
+def test_numbers_on_the_left(mesh: Mesh) -> None:
+    (x,) = laid_out(mesh, torch.arange(16.0).view(4, 4))
+    for _ in range(TIMES):
+        assert torch.equal((2.5 * x).full(), 2.5 * x.full())
+        assert torch.equal((7 + x).full(), 7 + x.full())
+        assert torch.equal((1 - x).full(), 1 - x.full())
+
+
+def test_each_float_and_each_integer_is_its_own(mesh: Mesh) -> None:
+    (x,) = laid_out(mesh, torch.arange(16).view(4, 4))
+    for number in (1.5, 2.5, 1, 2, 1.5, 1, True):
+        assert torch.equal((x * number).full(), x.full() * number), number
+        assert (x * number).dtype == (x.full() * number).dtype, number
+
+
+def test_gradients_are_kept(mesh: Mesh) -> None:
+    x, y = laid_out(mesh, torch.rand(4, 4), torch.rand(4, 4))
+    weight = torch.nn.Parameter(y)
+    for _ in range(TIMES):
+        assert not (x * y).requires_grad
+        with torch.no_grad():
+            assert not (x * weight).requires_grad
+        weight.grad = None
+        product = x * weight
+        assert product.requires_grad
+        product.sum().backward()
+        torch.testing.assert_close(weight.grad.full(), x.full())
+
+
+def test_modes_of_torch_see_them(mesh: Mesh) -> None:
+    class OfFunctions(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append("function")
+            return func(*args, **(kwargs or {}))
+
+    class OfDispatch(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append("dispatch")
+            return func(*args, **(kwargs or {}))
+
+    x, y = laid_out(mesh, torch.rand(4, 4), torch.rand(4, 4))
+    _ = x + y
+    seen: list[str] = []
+    with OfDispatch():
+        _ = x + y
+    assert seen == ["dispatch"]
+    with OfFunctions():
+        _ = x + y
+    assert seen == ["dispatch", "function"]
+
+
+def test_autocast_is_obeyed(mesh: Mesh) -> None:
+    x, y = laid_out(mesh, torch.rand(4, 4), torch.rand(4, 4))
+    for cast in (nullcontext(), torch.autocast("cpu", torch.bfloat16), nullcontext()):
+        with cast:
+            wanted = (x.full() @ y.full()).dtype
+            assert (x @ y).dtype == wanted
+
+
+def test_what_cannot_be_is_refused_as_ever(mesh: Mesh) -> None:
+    x, y = laid_out(mesh, torch.rand(4, 4), torch.rand(4, 4))
+    for _ in range(TIMES):
+        _ = x + y
+        with pytest.raises(RuntimeError, match="broadcast"):
+            _ = x + laid_out(mesh, torch.rand(4, 3))[0]
+        with pytest.raises(TypeError):
+            _ = x + "y"
+    y.drop()
+    with pytest.raises(WrongTensor, match="DROPPED"):
+        _ = x + y
+
+
+def test_the_line_is_known_for_errors(mesh: Mesh) -> None:
+    (x,) = laid_out(mesh, torch.ones(4, 4))
+    for _ in range(TIMES):
+        total = x + x
+        line = sys._getframe().f_lineno - 1
+        assert total.engine.places.last[:2] == (sys._getframe().f_code, line)
