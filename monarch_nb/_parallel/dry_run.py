@@ -36,7 +36,7 @@ from monarch_nb._parallel.rules import (
 )
 from monarch_nb._rank.tensor.private import make_wrapper, no_torch_function
 from monarch_nb._tensor.metadata import Grid, Meta, intern
-from monarch_nb._tensor.place import Place, users_line
+from monarch_nb._tensor.place import Place, users_frame
 from monarch_nb._tensor.propagation import Propagation
 
 
@@ -512,13 +512,13 @@ class LocalRun(_Mode):
 
     def _mismatch(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Exception:
         if type(error).__name__.startswith(("DataDependent", "DynamicOutput")):
-            place = Place(*users_line(), "")
+            place = Place(*users_frame(), "")
             return CantFollow(f"{func} needs numbers that only ranks have ({place})")
         inputs = [
             (self.name_of(x), Shape(tuple(x.shape), tuple(x.stride()), x.dtype))
             for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)
         ]  # fmt: skip
-        return LocalMismatch(self.path, str(func), Place(*users_line(), ""), inputs, error)
+        return LocalMismatch(self.path, str(func), Place(*users_frame(), ""), inputs, error)
 
 
 @contextmanager
@@ -626,7 +626,7 @@ class WholeRun(_Mode):
         """Check an operation further; the base class does nothing."""
 
     def _found(self, func: Any, reason: str) -> None:
-        raise Found(self.path, str(func), reason, Place(*users_line(), ""))
+        raise Found(self.path, str(func), reason, Place(*users_frame(), ""))
 
     def _plain(self, func: Any, args: Any, kwargs: Any, step: Step | None) -> Any:
         """Execute an operation that creates a tensor without tensors as input. What it makes is without
@@ -688,7 +688,7 @@ class WholeRun(_Mode):
             return [p and p.with_layout(layout) for p in shapes], ""
         outcome = self._runner.propagation.over_grid(func, args, kwargs, first)
         if outcome.is_unknown:
-            raise CantFollow(f"{func} gives a shape that depends on numbers ({Place(*users_line(), '')})")
+            raise CantFollow(f"{func} gives a shape that depends on numbers ({Place(*users_frame(), '')})")
         if outcome.moves:
             return list(outcome.parts), outcome.moves
         inputs = [x.mesh_meta for x in pytree.tree_leaves((args, kwargs)) if is_dry(x)]

@@ -51,7 +51,7 @@ from monarch_nb._tensor.metadata import (
     forget,
     intern,
 )  # fmt: skip
-from monarch_nb._tensor.place import Places, users_line
+from monarch_nb._tensor.place import Places, users_frame
 from monarch_nb._tensor.plan import Plan, TemplateMaker, floats_travel, positions, written_names
 from monarch_nb._tensor.propagation import Outcome, Propagation
 from monarch_nb._tensor.recorder import Foreign, Recorder
@@ -274,8 +274,12 @@ class Engine:
     def dispatch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
         """Execute an operation on tensors of this mesh."""
         number = id(func)  # an operator's own hash is computed in Python
-        if len(args) == 2 and not kwargs and type(args[0]) is type(args[1]) is Tensor:
-            plan = self._plans.get((number, args[0].mesh_meta, args[1].mesh_meta))
+        plan = None
+        if not kwargs:
+            if len(args) == 1 and type(args[0]) is Tensor:
+                plan = self._plans.get((number, args[0].mesh_meta))
+            elif len(args) == 2 and type(args[0]) is type(args[1]) is Tensor:
+                plan = self._plans.get((number, args[0].mesh_meta, args[1].mesh_meta))
             if plan is not None:
                 return self.command(plan, args, ())
         tensors: list[Any] = []
@@ -353,7 +357,7 @@ class Engine:
             if (len(slots.dropped) >= MANY or slots.num_bytes > MANY_BYTES) and stream.drop():
                 self.places.add(_NOWHERE)
             seq = plan.last = stream.count
-            self.places.add((*users_line(), self.module, plan.op))
+            self.places.add((*users_frame(3), self.module, plan.op))
             if plan.rebuild is None:  # one new tensor: nearly all of them
                 meta: Any = plan.outputs[0]
                 handle = Handle(slots, seq, meta)

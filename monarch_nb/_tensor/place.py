@@ -24,15 +24,21 @@ class Place:
     """A line of the user's, and the layer whose forward made the command.
 
     Attributes:
-        code, line: place of the innermost frame of the user's; code is None if there is none.
+        code, at: innermost frame of the user's, and its instruction (`frame.f_lasti`); None if there is none.
         module: path of the layer, as in `model.blocks.3`, or "".
         op: name of the operation.
     """
 
     code: CodeType | None
-    line: int
+    at: int
     module: str
     op: str = ""
+
+    @property
+    def line(self) -> int:
+        """Its line number. It's looked up here: for a long function that takes longer than a command."""
+        lines = self.code.co_lines() if self.code is not None else ()
+        return next((line or 0 for begin, end, line in lines if begin <= self.at < end), 0)
 
     def __str__(self) -> str:
         """Return up to two lines of text for an error."""
@@ -47,16 +53,20 @@ class Place:
         return f"{shown}, line {self.line}, in {self.code.co_name}" + (f":  {text}" if text else "")
 
 
-def users_line() -> tuple[CodeType | None, int]:
-    """Return the innermost frame of user code: its code object and line number."""
-    frame = sys._getframe(2)
+def users_frame(depth: int = 2) -> tuple[CodeType | None, int]:
+    """Return the innermost frame of user code: its code object and the number of its instruction.
+
+    Args:
+        depth: number of frames that aren't the user's in any case, with this function's.
+    """
+    frame = sys._getframe(depth)
     while frame is not None:
         code = frame.f_code
         found = _is_users.get(id(code))
         if found is None:
             found = _is_users[id(code)] = owner_of_file(code.co_filename) is Owner.USER, code
         if found[0]:
-            return code, frame.f_lineno
+            return code, frame.f_lasti
         frame = frame.f_back  # type: ignore[assignment]
     return None, 0
 

@@ -14,7 +14,7 @@ import torch
 from monarch_nb._rank.tensor.private import version_of
 from monarch_nb._rank.tensor.protocol import FetchFrom
 from monarch_nb._tensor.metadata import Meta
-from monarch_nb._tensor.place import Place, users_line
+from monarch_nb._tensor.place import Place, users_frame
 from monarch_nb._tensor.plan import Plan
 from monarch_nb._tensor.reads import Convert, Given, answer_of, given_by
 from monarch_nb._tensor.recorded import (
@@ -197,7 +197,7 @@ class Recorder:
         if how == "describe":
             self.needs()
         self.end_part()
-        place = (*users_line(), self._engine.module, "")
+        place = (*users_frame(), self._engine.module, "")
         read = Read(self.value_of(tensor), how, place=place, alive=frozenset(self._living()))
         self.parts[-1].read = read
         self.parts.append(Part())
@@ -230,7 +230,7 @@ class Recorder:
         they can be had.
         """
         if not self.is_paused and self.shown is None:
-            self.shown = Place(*users_line(), self._engine.module)
+            self.shown = Place(*users_frame(), self._engine.module)
         with self._looking_away():
             yield True
 
@@ -254,7 +254,7 @@ class Recorder:
         Raises:
             MeshUsageError: always.
         """
-        place = Place(*users_line(), self._engine.module)
+        place = Place(*users_frame(), self._engine.module)
         raise MeshUsageError(
             f"a compiled function {reason}\n  {place}" if str(place) else f"a compiled function {reason}"
         )

@@ -43,7 +43,7 @@ class Stream:
         self._lose = lose
         self._slots = slots
         self.lock = threading.RLock()
-        self.words: array.array[int] = array.array("I")
+        self.words: list[int] = []
         self.count = count
         """Number of commands so far."""
         self._first = count
@@ -81,11 +81,8 @@ class Stream:
         if not words:
             self._clock.ring()
         if scalars:
-            words.extend((plan, *inputs))
-            words.frombytes(struct.pack(f"<{len(scalars)}d", *scalars))
-            words.extend(outputs)
-        else:
-            words.extend((plan, *inputs, *outputs))
+            inputs = (*inputs, *_words_of(scalars))
+        words.extend((plan, *inputs, *outputs))  # at once: a Ctrl-C in between would leave half a command
         self.count += 1
         if len(words) > MAX_WORDS and not self.num_held:
             self.flush()
@@ -96,8 +93,7 @@ class Stream:
         if not self.words:
             self._clock.ring()
         self._replays.append((len(self.words), len(self._parcels)))
-        self.words.extend((number, *slots))
-        self.words.frombytes(struct.pack(f"<{len(seeds)}d", *seeds))
+        self.words.extend((number, *slots, *_words_of(seeds)))
         self.count += num_commands
         return self.count - num_commands
 
@@ -149,7 +145,7 @@ class Stream:
         batch = Batch(
             self._first,
             self._slots.top,
-            self.words.tobytes(),
+            array.array("I", self.words).tobytes(),
             tuple(self._grids),
             tuple(self._definitions),
             tuple(self._parcels),
@@ -158,7 +154,7 @@ class Stream:
             tuple(self._forgotten),
             tuple(self._forgotten_parts[:num]),
         )
-        self.words = array.array("I")
+        self.words = []
         self._first = self.count
         self._grids, self._definitions, self._parcels, self._forgotten = [], [], [], []
         self._recorded, self._replays = [], []
@@ -199,6 +195,11 @@ class Stream:
         self._clock.close()
         for ack in self._acks:
             ack.drop()
+
+
+def _words_of(numbers: Sequence[float]) -> tuple[int, ...]:
+    num = len(numbers)
+    return struct.unpack(f"<{2 * num}I", struct.pack(f"<{num}d", *numbers))
 
 
 class _Clock:

@@ -188,10 +188,10 @@ def test_who_has_the_same_part(grid: Grid) -> None:
 
 def test_places_of_commands() -> None:
     places = Places()
-    for line in range(5):
-        places.add((None, line, "", ""))
+    for at in range(5):
+        places.add((None, at, "", ""))
     found = places.of(3, 5)
-    assert found is not None and found.line == 3
+    assert found is not None and found.at == 3
     assert places.of(9, 5) is None and places.of(5, 5) is None
 
 

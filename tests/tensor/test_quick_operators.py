@@ -145,4 +145,6 @@ def test_the_line_is_known_for_errors(mesh: Mesh) -> None:
     for _ in range(TIMES):
         total = x + x
         line = sys._getframe().f_lineno - 1
-        assert total.engine.places.last[:2] == (sys._getframe().f_code, line)
+        place = total.engine.places.of(total.mesh_handle.seq, total.engine.stream.count)
+        assert place is not None
+        assert (place.code, place.line) == (sys._getframe().f_code, line)
