@@ -16,6 +16,7 @@ from monarch_nb._shape.rank_set import name_ranks
 from monarch_nb._tensor.metadata import Grid, Meta, Placements
 from monarch_nb._tensor.slots import Handle, live_handles
 from monarch_nb._tensor.stream import Stream
+from monarch_nb.actor.handle import placement_of
 from monarch_nb.exceptions import RankTimeout, SupervisionError
 
 if TYPE_CHECKING:
@@ -176,5 +177,9 @@ def _stop(engine: Engine, stream: Stream) -> Sequence[Stopped | None]:
             return list(answers.get(AGAIN_S).values())
         except RankTimeout:
             if time.monotonic() > deadline:
-                raise SupervisionError("ranks don't stop what they do, though another one was lost") from None
+                late = placement_of(engine.procs).ranks_among(answers.at_work())
+                raise SupervisionError(
+                    f"{name_ranks(late)} can't be stopped in what they do, though another one was lost: "
+                    "interrupt the mesh, or kill them and heal again"
+                ) from None
             engine.control.halt.call().get(STOP_S)  # one may have entered another collective meanwhile

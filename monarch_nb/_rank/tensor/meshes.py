@@ -25,6 +25,7 @@ from monarch_nb._rank.tensor.private import (
     register_group,
     replace_concatenate,
     resolve_group,
+    set_timeout,
     set_up_group,
     torch_concatenate,
     unregister_group,
@@ -34,6 +35,8 @@ from monarch_nb._rank.tensor.protocol import GridDefinition
 PURPOSE = "tensors of the mesh"
 TIMEOUT_S = 1800.0
 MEET_S = 30.0
+CONNECT_S = 20.0
+"""How long a new group's ranks try to connect. One that dies meanwhile isn't noticed by the others."""
 POLL_S = 0.002
 
 
@@ -149,6 +152,8 @@ class Meshes:
         self.rank = rank
         self.epoch = -1
         self.store: Any = None
+        self._abortable: Abortable | None = None
+        """The store as groups see it: they keep its part in C only."""
         self._definitions: dict[int, GridDefinition] = {}
         self._groups: dict[str, Any] = {}
         self.by_number: dict[int, OwnMesh] = {}
@@ -163,6 +168,7 @@ class Meshes:
         self._forget()
         self.epoch = epoch
         self.store = rendezvous.join(PURPOSE, *address, MEET_S)
+        self._abortable = Abortable(self.store, self.check)
         for grid in self._definitions.values():
             self._make_groups(grid)
 
@@ -192,7 +198,7 @@ class Meshes:
         """Make a process group of two ranks for the time of a block."""
         full = f"{self._name}.{self.epoch}.{name}"
         self._meet(full, (first, second))
-        group = _new_group(self.store, full, (first, second), self.rank)
+        group = self._new_group(full, (first, second))
         try:
             yield group
         finally:
@@ -225,13 +231,28 @@ class Meshes:
         for axis in range(len(grid.shape)):
             members = _line_through(grid, self.rank, axis)
             name = f"{self._name}.{self.epoch}.{grid.number}.{axis}.{members[0]}"
-            groups[name] = _new_group(self.store, name, members, self.rank)
+            groups[name] = self._new_group(name, members)
         mesh.use(groups)
         self._groups.update(groups)
         collectives.set_own_groups(self._name, list(self._groups.values()), len(grid.ranks))
 
+    def _new_group(self, name: str, members: Sequence[int]) -> Any:
+        """Make a process group of some ranks that meet at the store, and register it by its name."""
+        place, size = members.index(self.rank), len(members)
+        if device_type() == "cuda":
+            kind, make, store = dist.ProcessGroup.BackendType.NCCL, _nccl, self.store
+        else:
+            kind, make, store = dist.ProcessGroup.BackendType.GLOO, _gloo, self._abortable
+        prefixed = dist.PrefixStore(f"{name}/", store)
+        backend = make(dist.PrefixStore(f"{device_type()}/", prefixed), place, size)
+        group = dist.ProcessGroup(prefixed, place, size)
+        set_up_group(group, name, PURPOSE, torch.device(device_type()), kind, backend)
+        ranks_of_groups[group] = {r: i for i, r in enumerate(members)}
+        register_group(name, group)
+        return group
+
     def _meet(self, where: str, ranks: Sequence[int]) -> None:
-        """Wait for the others, since gloo, which connects all, wouldn't notice that one has died before."""
+        """Wait for the others as long as there's hope: they may come much later."""
         self.store.set(f"{where}/{self.rank}", "here")
         keys = [f"{where}/{rank}" for rank in ranks]
         while not self.store.check(keys):
@@ -247,24 +268,54 @@ def _line_through(grid: GridDefinition, rank: int, axis: int) -> list[int]:
     return [r for r, p in zip(grid.ranks, points, strict=True) if p[:axis] + p[axis + 1 :] == rest]
 
 
-def _new_group(store: Any, name: str, members: Sequence[int], rank: int) -> Any:
-    """Make a process group of some ranks that meet at a store, and register it by its name."""
-    prefixed = dist.PrefixStore(f"{name}/", store)
-    place, size = members.index(rank), len(members)
-    group = dist.ProcessGroup(prefixed, place, size)
-    kind, backend = _backend(prefixed, place, size)
-    set_up_group(group, name, PURPOSE, torch.device(device_type()), kind, backend)
-    ranks_of_groups[group] = {r: i for i, r in enumerate(members)}
-    register_group(name, group)
-    return group
+class Abortable(dist.Store):  # type: ignore[misc]
+    """A store in which waiting ends as soon as it's futile. Torch's waits in C, which only time ends.
+
+    Args:
+        store: the store.
+        check: called during waits; raises if they are futile.
+    """
+
+    def __init__(self, store: Any, check: Callable[[], None]) -> None:
+        super().__init__()
+        self._store = store
+        self._check = check
+
+    def set(self, key: str, value: Any) -> None:
+        """Set a value."""
+        self._store.set(key, value)
+
+    def get(self, key: str) -> Any:
+        """Return a value, once there is one."""
+        self.wait([key])
+        return self._store.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        """Say whether all these values are there."""
+        return bool(self._store.check(keys))
+
+    def add(self, key: str, number: int) -> int:
+        """Add to a number; return it."""
+        return int(self._store.add(key, number))
+
+    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=CONNECT_S)) -> None:
+        """Wait until all these values are there."""
+        deadline = time.monotonic() + timeout.total_seconds()
+        while not self._store.check(keys):
+            self._check()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no rank has set {keys} within {timeout.total_seconds():g} s")
+            time.sleep(POLL_S)
 
 
-def _backend(store: Any, place: int, size: int) -> tuple[Any, Any]:
-    timeout = timedelta(seconds=TIMEOUT_S)
-    if device_type() == "cuda":
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        backend = dist.ProcessGroupNCCL(dist.PrefixStore("cuda/", store), place, size, options)
-        return dist.ProcessGroup.BackendType.NCCL, backend
-    backend = dist.ProcessGroupGloo(dist.PrefixStore("cpu/", store), place, size, timeout=timeout)
-    return dist.ProcessGroup.BackendType.GLOO, backend
+def _gloo(store: Any, place: int, size: int) -> Any:
+    """Make gloo's group. It connects all ranks here, for which half an hour would be too much."""
+    made = dist.ProcessGroupGloo(store, place, size, timeout=timedelta(seconds=CONNECT_S))
+    set_timeout(made, timedelta(seconds=TIMEOUT_S))
+    return made
+
+
+def _nccl(store: Any, place: int, size: int) -> Any:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=TIMEOUT_S)
+    return dist.ProcessGroupNCCL(store, place, size, options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from operator import attrgetter, methodcaller
 from typing import Any
 
@@ -141,6 +142,11 @@ def default_to_lists(is_meant: Any) -> None:
 def is_replicated(value: DTensor) -> bool:
     """Say whether each rank has the whole of a tensor."""
     return all(each.is_replicate() for each in value.placements)
+
+
+def set_timeout(backend: Any, timeout: timedelta) -> None:
+    """Set the time-out of a gloo backend's operations to come."""
+    methodcaller("_set_default_timeout", timeout)(backend)
 
 
 def set_up_group(
