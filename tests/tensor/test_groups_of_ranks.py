@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -75,6 +77,38 @@ def test_a_rank_does_not_wait_for_long_either(
     monkeypatch.setattr(meshes, "CONNECT_S", 0.5)
     with ThreadPoolExecutor(1) as pool, pytest.raises(TimeoutError, match="no rank has set"):
         begin(of_rank(0), pool).result(PATIENCE_S)
+
+
+DIES = """
+import os, sys
+from datetime import timedelta
+from torch import distributed as dist
+from monarch_nb._rank.tensor.meshes import Abortable
+
+class Dies(Abortable):
+    def set(self, key, value):
+        super().set(key, value)
+        os._exit(0)
+
+host, port, prefix, rank = sys.argv[1:]
+store = dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False)
+store.set(f"{prefix}/{rank}", "here")
+dies = Dies(store, lambda: None)
+groups = dist.PrefixStore(f"{prefix}.0.0/", dies)
+dist.ProcessGroupGloo(dist.PrefixStore("cpu/", groups), int(rank), 2, timeout=timedelta(seconds=60))
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_that_dies_when_its_address_is_known_holds_up_nobody_for_long(
+    of_rank: Callable[[int], Meshes], rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meshes, "CONNECT_S", 2.0)
+    own, prefix = of_rank(rank), f"rank{rank}.0.{GRID.number}"
+    other = [sys.executable, "-c", DIES, own.store.host, str(own.store.port), prefix, str(1 - rank)]
+    subprocess.run(other, check=True, timeout=PATIENCE_S)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError):
+        pool.submit(own.define, GRID).result(PATIENCE_S)
 
 
 def test_operations_have_more_time_than_the_start(of_rank: Callable[[int], Meshes]) -> None:

@@ -37,6 +37,8 @@ TIMEOUT_S = 1800.0
 MEET_S = 30.0
 CONNECT_S = 20.0
 """How long a new group's ranks try to connect. One that dies meanwhile isn't noticed by the others."""
+GLOO_TIMES = 5
+"""Gloo waits so many times its time-out for a first connection (its `Pair::waitUntilConnected`)."""
 POLL_S = 0.002
 
 
@@ -298,19 +300,19 @@ class Abortable(dist.Store):  # type: ignore[misc]
         """Add to a number; return it."""
         return int(self._store.add(key, number))
 
-    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=CONNECT_S)) -> None:
-        """Wait until all these values are there."""
-        deadline = time.monotonic() + timeout.total_seconds()
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait until all these values are there, for `CONNECT_S` at most."""
+        deadline = time.monotonic() + CONNECT_S
         while not self._store.check(keys):
             self._check()
             if time.monotonic() > deadline:
-                raise TimeoutError(f"no rank has set {keys} within {timeout.total_seconds():g} s")
+                raise TimeoutError(f"no rank has set {keys} within {CONNECT_S:g} s")
             time.sleep(POLL_S)
 
 
 def _gloo(store: Any, place: int, size: int) -> Any:
     """Make gloo's group. It connects all ranks here, for which half an hour would be too much."""
-    made = dist.ProcessGroupGloo(store, place, size, timeout=timedelta(seconds=CONNECT_S))
+    made = dist.ProcessGroupGloo(store, place, size, timeout=timedelta(seconds=CONNECT_S / GLOO_TIMES))
     set_timeout(made, timedelta(seconds=TIMEOUT_S))
     return made
 
