@@ -25,7 +25,8 @@ with suppress(ImportError):
     # Before anything imports distutils: it takes that one's place, and refuses if it comes later.
     import setuptools  # noqa: F401
 from hypothesis import HealthCheck, settings
-from processes import PATIENCE_S, PRELOAD_TO_TRAIN, TAG, mesh_processes, wait_for_exit
+from preloads import PRELOAD_TO_TRAIN
+from processes import PATIENCE_S, TAG, mesh_processes, wait_for_exit
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Whatever a script starts in the background inherits that, and no test could interrupt anything.
