@@ -86,10 +86,13 @@ $(VENV)/.frameworks: $(VENV)/.ready
 	$(PY) tests/install_extras.py frameworks titan kubernetes
 	touch $@
 
+# jsonschema compiles a grammar of addresses that are never checked here, for 1.5 s, in each process of Jupyter's and each that runs
+# tests; it goes on without. Only the tests' environment lacks it, until something is installed that wants it.
 # First all is installed, for what checks the sources may import it; then lint, front end and site are checked at the same time.
 # Tests that failed beside others get one more try alone, and the report names them: what a busy machine makes slow isn't broken,
 # what fails alone is. Processes that are left behind (exit status 7), and all else that isn't a test that failed, get none.
 test: $(VENV)/.node $(VENV)/.docs $(VENV)/.frameworks
+	@$(PY) -m pip uninstall --yes -qq rfc3987-syntax
 	$(MAKE) -j3 --output-sync=target lint labcheck docs
 	$(PY) -m pytest tests -n $(WORKERS) --dist loadscope --durations 30 || { [ $$? = 1 ] && echo "=== once more, alone: what failed" && \
 	  $(PY) -m pytest tests --last-failed --last-failed-no-failures none -v; }

@@ -8,8 +8,6 @@ from pathlib import Path
 from monarch_nb._wire.process import wait_until_gone
 
 PATIENCE_S = 45.0
-PRELOAD_TO_TRAIN = "torch,torch.distributed.tensor,torch._dynamo"
-"""What zygotes import where ranks train: each rank would import it, for more than a second."""
 TAG = "MONARCH_NB_TEST_RUN", str(os.getpid())
 """What the environment of all that a run of the tests starts has."""
 

@@ -20,12 +20,12 @@ from types import FrameType
 from typing import NamedTuple
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from monarch_nb._host.config import HostConfig
 from monarch_nb._host.starting import failure_to_start, start_host_process
 from monarch_nb._version import __version__
 from monarch_nb._wire import message as wire
+from monarch_nb._wire.connection_events import read_event
 from monarch_nb._wire.directory import new_directory
 from monarch_nb._wire.invitation import MAX_BYTES, Admission, Invitation, InvitationError, Knock
 from monarch_nb._wire.keys import KeyPair
@@ -276,7 +276,7 @@ def _ask(invitation: Invitation, address: str, knock: bytes) -> Admission | str:
 
 
 def _handshake_text(monitor: zmq.Socket[bytes]) -> str:
-    if parse_monitor_message(monitor.recv_multipart())["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+    if read_event(monitor)[0] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
         return (
             "this invitation isn't good any more: all its places are taken, its time is up, or it was "
             "withdrawn"

@@ -23,7 +23,6 @@ def main() -> None:
     zygote = start_zygote(config.sys_path, config.directory) if config.warm else None
     # this and the imports below take half a second, during which the zygote imports, too
     from monarch_nb import _sources
-    from monarch_nb._host.agent.agent import HostAgent
     from monarch_nb._wire.dump import DumpFile
 
     _sources.guard()
@@ -41,6 +40,8 @@ def main() -> None:
     try:
         process.run()
         while process.successor is not None:
+            from monarch_nb._host.agent.agent import HostAgent
+
             process = HostAgent(process.successor)
             process.run()
         status = 0
@@ -50,11 +51,15 @@ def main() -> None:
 
 
 def _made(config: HostConfig, zygote: Zygote | None) -> HostProcess | Relay:
-    """Create the controller, the host agent or the relay, as configured."""
-    from monarch_nb._host.agent.agent import HostAgent
-    from monarch_nb._host.controller.controller import ControllerProcess
-    from monarch_nb._host.relay import Relay
-
+    """Create the controller, the host agent or the relay, as configured; import no other than that."""
     if config.host >= FIRST_MEMBER:
+        from monarch_nb._host.relay import Relay
+
         return Relay(config)
-    return ControllerProcess(config, zygote) if config.host == 0 else HostAgent(config, zygote)
+    if config.host == 0:
+        from monarch_nb._host.controller.controller import ControllerProcess
+
+        return ControllerProcess(config, zygote)
+    from monarch_nb._host.agent.agent import HostAgent
+
+    return HostAgent(config, zygote)

@@ -20,7 +20,6 @@ from contextlib import suppress
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from monarch_nb._host.agent.process import BEAT_S
 from monarch_nb._host.agent.router import Router
@@ -38,6 +37,7 @@ from monarch_nb._units import duration
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.claim import Claim
+from monarch_nb._wire.connection_events import read_event
 from monarch_nb._wire.directory import private_directory
 from monarch_nb._wire.message import Message
 from monarch_nb._wire.pieces import cut, join
@@ -248,7 +248,7 @@ class Relay:
             self._beat()
 
     def _on_connection(self) -> None:
-        event = parse_monitor_message(self._monitor.recv_multipart())["event"]
+        event, _ = read_event(self._monitor)
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._give_up("lets this program in no more: its key is void")
         elif self._resumable is not None:

@@ -15,6 +15,8 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 
+from monarch_nb._protocol.readers import reader_of
+
 __all__ = ["NO_FIELDS", "Event", "Malformed", "Plain", "Record", "Request", "decode", "encode"]
 
 T = TypeVar("T")
@@ -95,23 +97,14 @@ def decode(kind: type[T], data: bytes | memoryview) -> T:
         Malformed: naming the field that isn't as the type says.
     """
     try:
+        reader = reader_of(kind)
         if data[:1] == _HAS_WRAPPED:
             return msgspec.convert(_unwrapped(msgspec.msgpack.decode(data[1:])), kind)
-        reader = _readers.get(kind) or _new_reader(kind)
         found: T = reader.decode(data)
         return found
     except (msgspec.MsgspecError, ValueError) as error:
         name = getattr(kind, "wire_name", getattr(kind, "__name__", str(kind)))
         raise Malformed(f"not a {name!r} as this version knows it: {error}") from None
-
-
-def _new_reader(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    found = _readers[kind] = msgspec.msgpack.Decoder(kind)
-    return found
-
-
-_readers: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
-"""Decoders by type: making one takes 25 us for a union."""
 
 
 def _plain_number(value: object) -> object:

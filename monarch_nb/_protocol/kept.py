@@ -9,6 +9,8 @@ from typing import Any, Self
 import msgspec
 from msgspec import convert, to_builtins
 
+from monarch_nb._protocol.readers import reader_of
+
 __all__ = ["Kept"]
 
 
@@ -31,6 +33,7 @@ class Kept(msgspec.Struct, frozen=True):
         Raises:
             ValueError: if it's something else.
         """
+        reader_of(cls)
         return convert(found, cls, str_keys=True)
 
     def as_json(self) -> bytes:

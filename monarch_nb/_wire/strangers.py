@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
+from monarch_nb._wire.connection_events import read_event
 from monarch_nb._wire.pieces import FRAME_BYTES
 
 HANDSHAKE_S = 5.0
@@ -57,9 +57,8 @@ class Strangers:
 
     def read_event(self) -> None:
         """Handle an event of the monitored socket."""
-        event = parse_monitor_message(self.monitor.recv_multipart())
-        fd = int(event["value"])
-        if event["event"] == zmq.EVENT_DISCONNECTED:
+        event, fd = read_event(self.monitor)
+        if event == zmq.EVENT_DISCONNECTED:
             self._waiting.pop(fd, None)
             self._on_gone(fd)
             return

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from monarch_nb._protocol.base import Record
+from monarch_nb._protocol.readers import reader_of
 from monarch_nb._protocol.resources import NO_HISTORY, Collective, GpuStatus, History, Transfers
 from monarch_nb._protocol.states import HostState, OnFailure, RankState
 from monarch_nb._shape import format_ranks
@@ -129,6 +130,7 @@ class MeshStatus(MeshHead, frozen=True, kw_only=True):
         Raises:
             msgspec.ValidationError: naming the field that isn't as it should be.
         """
+        reader_of(cls)
         return msgspec.convert(data, cls)
 
     def as_dict(self) -> dict[str, Any]:

@@ -8,6 +8,14 @@ from conda_environment import make_conda, missing_for_conda
 from environments import Made, make_venv
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let uv's cache be empty: hosts look for content in it, and this user's may have any number of files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UV_CACHE_DIR", str(tmp_path_factory.mktemp("uv")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     """A venv with two wheels that pip has installed."""

@@ -19,6 +19,7 @@ from monarch_nb._client import launch
 from monarch_nb._server.bodies import BadBody, read_resize, read_start
 from monarch_nb.mesh import Mesh
 
+PRELOAD = "none"
 Api = Callable[..., Awaitable[Any]]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-from processes import PRELOAD_TO_TRAIN
+from preloads import PRELOAD_TO_TRAIN
 
 from monarch_nb.distributed import Mesh
 from monarch_nb.exceptions import MeshError

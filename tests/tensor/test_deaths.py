@@ -17,7 +17,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from processes import PATIENCE_S, PRELOAD_TO_TRAIN, mesh_processes, wait_for_exit
+from preloads import PRELOAD_TO_TRAIN
+from processes import PATIENCE_S, mesh_processes, wait_for_exit
 from waiting import wait_until
 
 import monarch_nb
