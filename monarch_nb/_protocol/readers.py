@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may read messages, too
 _readers: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 """To make one takes 25 us for a union."""
 
