@@ -6,6 +6,8 @@ A rank that no longer waits for input (it's dead, or was interrupted) has its qu
 from __future__ import annotations
 
 import getpass
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from monarch_nb._debug import Question, TakenBack
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from monarch_nb.mesh import Mesh
 
 NO_KEYBOARD = "no input can be typed where this notebook runs (papermill, nbclient)"
+WITHDRAWN_S = 2.0
+POLL_S = 0.02
 INPUT_OVER_MIME = "application/vnd.monarch-nb.input-over+json"
 
 
@@ -34,13 +38,25 @@ def answer_questions(mesh: Mesh) -> None:
                 raise
             session.request(RefuseUser(NO_KEYBOARD))
         except KeyboardInterrupt:
-            mesh.interrupt(sorted({row.rank for row in rows}))
+            _interrupt(mesh, rows)
             return
         except TakenBack:
             pass
         else:
             if not session.request(AnswerUser(rows[0].id, text)):
                 print(f"rank {rows[0].rank} no longer waits for input")
+
+
+def _interrupt(mesh: Mesh, rows: Sequence[QuestionRow]) -> None:
+    """Interrupt the ranks that ask, and wait until they have withdrawn their questions: otherwise the user
+    would be asked once more. One that asks in a thread doesn't withdraw it.
+    """
+    mesh.interrupt(sorted({row.rank for row in rows}))
+    asked, deadline = {row.id for row in rows}, time.monotonic() + WITHDRAWN_S
+    while time.monotonic() < deadline:
+        if asked.isdisjoint(row.id for row in session_of(mesh).request(UserQuestions())):
+            return
+        time.sleep(POLL_S)
 
 
 def _asked(mesh: Mesh, row: QuestionRow, seen: int) -> str:

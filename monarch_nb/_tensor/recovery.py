@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from monarch_nb._rank.tensor.protocol import Gift, GridDefinition, Recovery, Stopped
-from monarch_nb._shape.rank_set import name_ranks
+from monarch_nb._shape.rank_set import format_ranks, name_ranks
 from monarch_nb._tensor.metadata import Grid, Meta, Placements
 from monarch_nb._tensor.slots import Handle, live_handles
 from monarch_nb._tensor.stream import Stream
@@ -179,7 +179,7 @@ def _stop(engine: Engine, stream: Stream) -> Sequence[Stopped | None]:
             if time.monotonic() > deadline:
                 late = placement_of(engine.procs).ranks_among(answers.at_work())
                 raise SupervisionError(
-                    f"{name_ranks(late)} can't be stopped in what they do, though another one was lost: "
-                    "interrupt the mesh, or kill them and heal again"
+                    f"what {name_ranks(late)} did when another one was lost can't be stopped: "
+                    f"%mesh restart --ranks {format_ranks(late)} starts anew there"
                 ) from None
             engine.control.halt.call().get(STOP_S)  # one may have entered another collective meanwhile

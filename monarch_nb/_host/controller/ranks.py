@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from monarch_nb._host import capacity
 from monarch_nb._host.controller import exits
 from monarch_nb._host.controller.exits import Exited
-from monarch_nb._host.controller.registry import Group, Proc
+from monarch_nb._host.controller.registry import Group
 from monarch_nb._host.controller.sending import SendsFrames
 from monarch_nb._host.starting import PROCESS_JOB
 from monarch_nb._protocol.events import RankEnded, RankHeartbeat, RankIsUp, RanksEnded, RanksRevived
@@ -142,21 +142,13 @@ class RankService:
             skip=debug["skip"],
             on_error=debug["on_error"],
         )
+        all_entries = [controller.registry.procs[proc] for proc in procs]
+        places = dict(zip(procs, group.places(all_entries), strict=True))
         for index, theirs in controller.hosts.of(procs).items():
             entries = [controller.registry.procs[proc] for proc in theirs]
-            own = [RankPlace(proc=e.proc, **self.place(group, e), own_env=e.own_env) for e in entries]
+            own = [RankPlace(proc=e.proc, **places[e.proc], own_env=e.own_env) for e in entries]
             there = replace(place, elsewhere=controller.hosts.get(index).elsewhere)
             controller.hosts.ask(index, StartRanks(own, spec, there, group.method))
-
-    def place(self, group: Group, entry: Proc) -> dict[str, int]:
-        """Return a rank's place: its number on its host and in the mesh, and how many ranks there are."""
-        host = address.host_of(entry.proc)
-        return {
-            "rank": entry.rank,
-            "local_rank": entry.local_rank,
-            "local_world_size": sum(address.host_of(p) == host for p in group.procs),
-            "world_size": len(group.procs),
-        }
 
     @handles(RankIsUp)
     def on_up(self, event: RankIsUp, sender: Sender) -> None:

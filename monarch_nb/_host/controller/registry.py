@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -125,6 +126,19 @@ class Group:
     def hosts(self) -> tuple[int, ...]:
         """Indices of its hosts, in the order of its ranks."""
         return tuple(dict.fromkeys(address.host_of(p) for p in self.procs))
+
+    def places(self, entries: Iterable[Proc]) -> list[dict[str, int]]:
+        """Return the places of ranks: their numbers on hosts and in the group, and how many there are."""
+        num_on = Counter(map(address.host_of, self.procs))
+        return [
+            {
+                "rank": each.rank,
+                "local_rank": each.local_rank,
+                "local_world_size": num_on[address.host_of(each.proc)],
+                "world_size": len(self.procs),
+            }
+            for each in entries
+        ]
 
 
 @dataclass

@@ -260,10 +260,9 @@ class Reshaping:
             entry, host = controller.registry.procs[proc], address.host_of(proc)
             entry.rank, entry.local_rank = rank, local.get(host, 0)
             local[host] = entry.local_rank + 1
-        model = next((e for p in group.procs if (e := controller.registry.procs[p].own_env)), {})
-        for proc in group.procs:
-            entry = controller.registry.procs[proc]
-            place = controller.ranks.place(group, entry)
+        entries = [controller.registry.procs[proc] for proc in group.procs]
+        model = next((each.own_env for each in entries if each.own_env), {})
+        for proc, entry, place in zip(group.procs, entries, group.places(entries), strict=True):
             if "RANK" in model or "RANK" in entry.own_env:
                 entry.own_env = {**model, **entry.own_env, **elastic_numbers(place)}
             if entry.state == ProcState.RUNNING:
