@@ -69,7 +69,6 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "torch.relu(x)": torch.relu,
     "x.sum(0, keepdim=True)": lambda x: x.sum(0, keepdim=True),
     "softmax(x, 1)": lambda x: functional.softmax(x, 1),
-    "x.t()": lambda x: x.t(),
 }
 
 
