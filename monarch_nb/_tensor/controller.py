@@ -57,7 +57,7 @@ from monarch_nb._tensor.propagation import Outcome, Propagation
 from monarch_nb._tensor.recorder import Foreign, Recorder
 from monarch_nb._tensor.recovery import recover
 from monarch_nb._tensor.scaling import UNSCALE, unscale
-from monarch_nb._tensor.slots import MANY, MANY_BYTES, Handle, Slots
+from monarch_nb._tensor.slots import Handle, Slots
 from monarch_nb._tensor.stream import Stream
 from monarch_nb._tensor.tensor import Tensor, maker_of
 from monarch_nb._units import size_text
@@ -275,7 +275,7 @@ class Engine:
         """Execute an operation on tensors of this mesh."""
         number = id(func)  # an operator's own hash is computed in Python
         plan = None
-        if not kwargs:
+        if not kwargs:  # most have one or two tensors: the same key, without gathering
             if len(args) == 1 and type(args[0]) is Tensor:
                 plan = self._plans.get((number, args[0].mesh_meta))
             elif len(args) == 2 and type(args[0]) is type(args[1]) is Tensor:
@@ -354,7 +354,7 @@ class Engine:
         stream, slots = self.stream, self.slots
         inputs = [t.mesh_handle.slot for t in tensors]
         with stream.lock:
-            if (len(slots.dropped) >= MANY or slots.num_bytes > MANY_BYTES) and stream.drop():
+            if slots.has_many_dropped() and stream.drop():
                 self.places.add(_NOWHERE)
             seq = plan.last = stream.count
             self.places.add((*users_frame(3), self.module, plan.op))

@@ -20,23 +20,22 @@ class Slots:
 
     Attributes:
         top: length of the table.
-        free: slots to use again.
         dropped: slots that are free, but whose ranks haven't been told yet.
         num_bytes: minimum size of the values in these.
     """
 
-    __slots__ = ("dropped", "free", "num_bytes", "top")
+    __slots__ = ("_free", "dropped", "num_bytes", "top")
 
     def __init__(self) -> None:
-        self.free: list[int] = []
+        self._free: list[int] = []
         self.dropped: list[int] = []
         self.num_bytes = 0
         self.top = 0
 
     def acquire(self) -> int:
         """Return an unused slot."""
-        if self.free:
-            return self.free.pop()
+        if self._free:
+            return self._free.pop()
         self.top += 1
         return self.top - 1
 
@@ -59,17 +58,17 @@ class Slots:
         num = len(self.dropped)
         found = self.dropped[:num]
         del self.dropped[:num]
-        self.free.extend(found)
+        self._free.extend(found)
         return found
 
     def unused(self) -> set[int]:
         """Return the slots that no tensor has now."""
-        return {*self.free, *self.dropped}
+        return {*self._free, *self.dropped}
 
     @property
     def num_live(self) -> int:
         """The number of slots in use."""
-        return self.top - len(self.free) - len(self.dropped)
+        return self.top - len(self._free) - len(self.dropped)
 
 
 class Handle:
@@ -80,9 +79,8 @@ class Handle:
     __slots__ = ("__weakref__", "meta", "num_bytes", "seq", "slot", "slots", "why")
 
     def __init__(self, slots: Slots, seq: int, meta: Meta | None = None) -> None:
-        free = slots.free
         self.slots = slots
-        self.slot = free.pop() if free else slots.acquire()
+        self.slot = slots.acquire()
         self.seq = seq
         self.meta = meta
         self.num_bytes = 0 if meta is None else meta.num_bytes

@@ -7,6 +7,7 @@ Private names of torch are used here: a DeviceMesh makes groups of the default o
 from __future__ import annotations
 
 import itertools
+import math
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -256,10 +257,8 @@ class Meshes:
     def _meet(self, where: str, ranks: Sequence[int]) -> None:
         """Wait for the others as long as there's hope: they may come much later."""
         self.store.set(f"{where}/{self.rank}", "here")
-        keys = [f"{where}/{rank}" for rank in ranks]
-        while not self.store.check(keys):
-            self.check()
-            time.sleep(POLL_S)
+        assert self._abortable is not None
+        self._abortable.wait_for([f"{where}/{rank}" for rank in ranks])
 
 
 def _line_through(grid: GridDefinition, rank: int, axis: int) -> list[int]:
@@ -301,12 +300,16 @@ class Abortable(dist.Store):  # type: ignore[misc]
         return int(self._store.add(key, number))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all these values are there, for `CONNECT_S` at most."""
-        deadline = time.monotonic() + CONNECT_S
+        """Wait as torch asks for it, for `CONNECT_S` at most."""
+        self.wait_for(keys, CONNECT_S)
+
+    def wait_for(self, keys: list[str], limit_s: float = math.inf) -> None:
+        """Wait until all these values are there."""
+        deadline = time.monotonic() + limit_s
         while not self._store.check(keys):
             self._check()
             if time.monotonic() > deadline:
-                raise TimeoutError(f"no rank has set {keys} within {CONNECT_S:g} s")
+                raise TimeoutError(f"no rank has set {keys} within {limit_s:g} s")
             time.sleep(POLL_S)
 
 
