@@ -139,22 +139,23 @@ class Unread(weakref.ref[Any]):
     `on_dropped` of the transport is called.
     """
 
-    __slots__ = ("pending", "what")
+    __slots__ = ("key", "pending", "what")
 
+    key: int
     pending: Pending
     what: str
 
     @classmethod
-    def of(cls, asker: Any, pending: Pending) -> Self:
-        """Record that `asker` has an error to read."""
+    def of(cls, asker: Any, key: int, pending: Pending, what: str) -> Self:
+        """Record that whoever refers to `asker` has an error of `pending` to read."""
         found = cls(asker, cls.drop)
-        found.pending, found.what = pending, getattr(asker, "_what", "")
+        found.key, found.pending, found.what = key, pending, what
         return found
 
     def drop(self) -> None:
         """Report the error to the transport's `on_dropped`, because nobody can read it any more."""
         transport = self.pending.transport
-        if transport.unread.pop(id(self.pending), None) is not None and transport.on_dropped is not None:
+        if transport.unread.pop(self.key, None) is not None and transport.on_dropped is not None:
             transport.on_dropped(self.pending, self.what)
 
 
@@ -229,9 +230,14 @@ class Pending:
             return
         asker = self.asker()
         if asker is not None:
-            self.transport.unread[id(self)] = Unread.of(asker, self)
+            self.transport.unread[id(self)] = Unread.of(asker, id(self), self, getattr(asker, "_what", ""))
         else:
             self.transport.on_dropped(self, "")
+
+    @property
+    def has_sole_reader(self) -> bool:
+        """Whether only who reads the answer refers to this, beside the transport that waits for it."""
+        return False
 
     @property
     def is_awaited(self) -> bool:
@@ -325,15 +331,30 @@ def in_callback() -> bool:
 class OneReply(Pending):
     """A wait for a single answer."""
 
-    __slots__ = ("accepts_end", "body", "end", "slot")
+    __slots__ = ("__weakref__", "accepts_end", "body", "end", "slot", "sole_reader")
 
     def __init__(self, transport: Transport, procs: Sequence[int]) -> None:
-        Pending.__init__(self, transport, procs)
+        # what `Pending.__init__` does, without the call: one of these is made for each call of an endpoint
+        self.transport = transport
+        self.ref = 0
+        self.procs = procs
+        self.ready = self.waited = False
+        self.urgent = True
+        self.fault = self.asker = self.park = self.due = self.times = self._callbacks = None
+        self.started = 0.0
         self.accepts_end = False
         """Whether the end of the mesh counts as an answer: it does for a request to stop the mesh."""
         self.body: Body | None = None
         self.end: RankExit | None = None
         self.slot = 0
+        self.sole_reader: str | None = None
+        """Name of what was called, if one future reads the answer, and nothing else refers to this. It takes
+        the place of `asker`: a weak reference to each future is a seventh of what a call costs its caller.
+        """
+
+    @property
+    def has_sole_reader(self) -> bool:
+        return self.sole_reader is not None and self.asker is None
 
     def check_fault(self) -> None:
         if not self.accepts_end:
@@ -344,21 +365,40 @@ class OneReply(Pending):
             self.times.note(slot, time.perf_counter() - self.started, failed=bool(body.flags & ERROR))
         self.slot = slot
         self.body = body
-        if body.flags & ERROR:
-            self.failed_on()
         if self.end is not None:  # its last answer overtook the event of its end, which needs no report now
             self.transport.on_unhandled_end(self.end)
             self.end = None
-        self.complete()
+        if body.flags & ERROR:
+            self.failed_on()
+        Pending.complete(self)
         return self
 
     def lost(self, proc: int, end: RankExit) -> Pending | None:
         if proc not in self.procs or self.ready:
             return None
         self.end = end
-        self.failed_on()
+        if not self.has_sole_reader:
+            self.failed_on()
         self.limit(LOST_GRACE_S)
         return self
+
+    def complete(self) -> None:
+        if not self.ready and self.end is not None and self.has_sole_reader:
+            self.failed_on()  # as it is now: it changes no more
+        super().complete()
+
+    def failed_on(self) -> None:
+        if self.has_sole_reader and self.transport.on_dropped is not None:
+            key = id(self)
+            self.transport.unread[key] = Unread.of(self, key, self._result(), self.sole_reader or "")
+        else:
+            super().failed_on()
+
+    def _result(self) -> OneReply:
+        """Return a copy, to report this failure when nobody refers to this any more."""
+        found = OneReply(self.transport, self.procs)
+        found.slot, found.body, found.end, found.ready = self.slot, self.body, self.end, True
+        return found
 
 
 class Reply(OneReply, Generic[T]):

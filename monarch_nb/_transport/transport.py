@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import os
 import struct
+import sys
 import threading
 import time
 import traceback
@@ -392,7 +393,7 @@ class Transport:
         of it.
         """
         proc = end.proc
-        end = replace(end, handled=any(p.handles_end(end) for p in list(self._pending.values())))
+        end = replace(end, handled=any(self._handles(ref, end) for ref in list(self._pending)))
         self.ends[proc] = end
         self.pool.forget(proc)
         with self._route_lock:
@@ -404,6 +405,19 @@ class Transport:
             if awake is not None:
                 self.reader.notify(awake)
         return end
+
+    def _handles(self, ref: int, end: RankExit) -> bool:
+        """Return whether whoever waits under `ref` will report a process' end to its caller."""
+        pending = self._pending.get(ref)
+        if pending is None or not pending.handles_end(end):
+            return False
+        if not pending.has_sole_reader:
+            return True
+        del pending
+        try:
+            return _num_references(self._pending, ref) > _ONLY_TABLE
+        except KeyError:  # another thread has completed it
+            return False
 
     # --- buffers of other owners
 
@@ -539,6 +553,14 @@ class Transport:
 
 
 _LENT_KINDS = (wire.CALL, wire.REPLY)
+
+
+def _num_references(table: dict[int, Any], key: int) -> int:
+    """Return how many references there are to what a table has under a key, with the table's own."""
+    return sys.getrefcount(table[key])
+
+
+_ONLY_TABLE = _num_references({0: object()}, 0)
 
 
 def _is_large(payload: bytes) -> bool:

@@ -261,26 +261,27 @@ class Endpoint(Generic[P, R]):
                 f"{self.what}.call_one needs a mesh of one actor; this one has {len(self._receivers)} "
                 f"({self.shape.extent}). Slice it first, as in .slice({self._example()}), or use .call"
             )
-        return self._to_one(self._receivers[0][0], 0, args, kwargs)
+        return self._to_one(self._placement.procs, 0, args, kwargs)
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Call one actor of the mesh: the one with the fewest of our calls under way."""
         load = self._callees.load_of(len(self._receivers))
         slot = load.least_busy()
-        future: Future[R] = self._to_one(self._receivers[slot][0], slot, args, kwargs)
+        future: Future[R] = self._to_one((self._receivers[slot][0],), slot, args, kwargs)
         future.add_done_callback(lambda _: load.done(slot))
         return future
 
-    def _to_one(self, proc: int, slot: int, args: Any, kwargs: Any) -> Future[R]:
+    def _to_one(self, procs: tuple[int, ...], slot: int, args: Any, kwargs: Any) -> Future[R]:
         transport = self._ready_transport()
         body, flags = self._encode(args, kwargs)
-        reply = OneReply(transport, (proc,))
+        reply = OneReply(transport, procs)
+        reply.sole_reader = self.what
         if transport.calls is not None:
             self._time(reply)
-        future: Future[R] = Future(reply, self._finish_one, self.what)
+        future: Future[R] = Future(reply, self._finish_one, self.what, True)
         try:  # as `sent` does, without a closure: that's 6 % of the time to send a call
             call_one(
-                reply, proc, self._name, body, flags, slot,
+                reply, procs[0], self._name, body, flags, slot,
                 self._target, origin_in(transport), self._placement.context,
             )  # fmt: skip
         except KeyboardInterrupt:

@@ -17,7 +17,7 @@ from monarch_nb._client import kernel, waiting
 from monarch_nb._client import session as sessions
 from monarch_nb._client.kernel import KernelShutDown
 from monarch_nb._tracebacks import BadType
-from monarch_nb._transport.pending import Pending
+from monarch_nb._transport.pending import OneReply, Pending
 from monarch_nb.actor.awaited import Awaited, Waiter
 from monarch_nb.actor.interrupt import interrupt_and_raise, send_interrupts, shut_down
 from monarch_nb.exceptions import RankTimeout
@@ -47,13 +47,16 @@ class Future(Generic[T]):
 
     __slots__ = ("__weakref__", "_awaited", "_error", "_finish", "_pending", "_value", "_what")
 
-    def __init__(self, pending: Pending, finish: Callable[[Any], T], what: str = "") -> None:
+    def __init__(
+        self, pending: Pending, finish: Callable[[Any], T], what: str = "", is_sole_reader: bool = False
+    ) -> None:
         self._pending = pending
         self._finish: Callable[[Any], T] | None = finish
         self._what = what
         self._value: T | None = None
         self._error: BaseException | None = None
-        pending.asker = weakref.ref(self)
+        if not is_sole_reader:
+            pending.asker = weakref.ref(self)
 
     def get(self, timeout: float | None = None) -> T:
         """Wait for the value.
@@ -194,6 +197,8 @@ class Future(Generic[T]):
     def drop(self) -> None:
         """Drop this future: its failure is not reported."""
         self._pending.asker = None
+        if isinstance(self._pending, OneReply):
+            self._pending.sole_reader = None
 
     def at_work(self) -> tuple[int, ...]:
         """Return the proc ids of the processes that haven't answered."""

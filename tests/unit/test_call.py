@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.programs import Status
@@ -17,6 +18,8 @@ from monarch_nb._wire import codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
 from monarch_nb._wire.message import Message
+from monarch_nb.actor.future import Future
+from monarch_nb.exceptions import SupervisionError
 
 T = 20.0
 
@@ -32,7 +35,8 @@ class Echo:
     def take(self, message: Message) -> None:
         self.messages.append(message)
         body = codec.encode((message.name, message.slot, bytes(message.payload)))
-        self.transport.post(message.src, wire.REPLY, body, slot=message.slot, ref=message.ref)
+        flags = wire.ERROR if message.name == b"fail" else 0
+        self.transport.post(message.src, wire.REPLY, body, flags=flags, slot=message.slot, ref=message.ref)
 
 
 @pytest.fixture
@@ -160,6 +164,61 @@ def test_a_stream_takes_an_answer_that_comes_after_the_end(echoes: list[Echo], c
         echoes[1].transport.post(caller.me, wire.REPLY, codec.encode(proc), slot=slot, ref=ref)
     assert all(answered(reply) for reply in arrivals.replies)
     assert {r.slot: r.body.value() for r in arrivals.replies if r.body is not None} == {0: 1, 1: 2, 2: 9}
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_who_has_dropped_its_future_reports_no_end(caller: Transport, others: bool) -> None:
+    """One future reads the answer; or another was made of it, which may be left alone."""
+    dropped: list[tuple[Pending, str]] = []
+    caller.on_dropped = lambda pending, what: dropped.append((pending, what))
+
+    def ask(proc: int) -> Future[None]:
+        reply = OneReply(caller, (proc,))
+        reply.sole_reader = "dev.step"
+        caller.expect(reply)
+        future: Future[None] = Future(reply, one_failure, "dev.step", is_sole_reader=True)
+        return future.then(lambda value: value) if others else future
+
+    held = ask(8)
+    for proc in (8, 9):
+        ask(proc)  # nobody reads it
+    assert caller._take_end(end_of(8, 1)).handled
+    assert not caller._take_end(end_of(9, 2)).handled
+    with pytest.raises(SupervisionError):
+        held.get(T)
+    wait_until(lambda: not caller.num_pending and len(dropped) == 2, "the others are over")
+    found = [pending.end for pending, _ in dropped if isinstance(pending, OneReply) and pending.ready]
+    assert found == [caller.ends[8], caller.ends[9]]
+    assert {what for _, what in dropped} == {"" if others else "dev.step"}
+    assert not caller.unread
+
+
+def test_a_failure_that_was_dropped_is_told_with_its_answer(echoes: list[Echo], caller: Transport) -> None:
+    dropped: list[tuple[Pending, str]] = []
+    caller.on_dropped = lambda pending, what: dropped.append((pending, what))
+
+    def ask() -> Future[None]:
+        reply = OneReply(caller, (1,))
+        reply.sole_reader = "dev.step"
+        future: Future[None] = Future(reply, one_failure, "dev.step", is_sole_reader=True)
+        call_one(reply, 1, b"fail", Encoded(b""))
+        return future
+
+    read, left, quiet, later = ask(), ask(), ask(), ask()
+    quiet.drop()
+    for each in (read, left, quiet):
+        wait_until(each.done, "the answer is there")
+    with pytest.raises(SupervisionError):
+        read.get(T)
+    del read, left, quiet, each
+    [(pending, what)] = dropped
+    assert isinstance(pending, OneReply) and pending.body is not None and pending.body.flags & wire.ERROR
+    assert what == "dev.step"
+    assert later.exception(T) is not None and not caller.unread
+
+
+def one_failure(reply: Pending) -> None:
+    raise SupervisionError("it has failed")
 
 
 def test_nobody_is_left_waiting(echoes: list[Echo], caller: Transport) -> None:
