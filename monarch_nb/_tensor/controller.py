@@ -51,14 +51,14 @@ from monarch_nb._tensor.metadata import (
     forget,
     intern,
 )  # fmt: skip
-from monarch_nb._tensor.place import Places, users_frame
+from monarch_nb._tensor.place import Places, users_place
 from monarch_nb._tensor.plan import Plan, TemplateMaker, floats_travel, positions, written_names
 from monarch_nb._tensor.propagation import Outcome, Propagation
 from monarch_nb._tensor.recorder import Foreign, Recorder
 from monarch_nb._tensor.recovery import recover
 from monarch_nb._tensor.scaling import UNSCALE, unscale
-from monarch_nb._tensor.slots import Handle, Slots
-from monarch_nb._tensor.stream import Stream
+from monarch_nb._tensor.slots import MANY, MANY_BYTES, Handle, Slots
+from monarch_nb._tensor.stream import Stream, words_of
 from monarch_nb._tensor.tensor import Tensor, maker_of
 from monarch_nb._units import size_text
 from monarch_nb.exceptions import DeviceMeshError, MeshError, MeshUsageError, SupervisionError, WrongTensor
@@ -151,7 +151,8 @@ class Engine:
         self.slots = Slots()
         self.places = Places()
         self._grids: dict[Any, Grid] = {}
-        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self.plans: dict[tuple[Any, ...], Plan] = {}
+        """By operator's id, then its arguments as `dispatch` gathers them."""
         self._own_plans: dict[Any, Plan] = {}
         self._definitions: dict[int, Definition] = {}
         self._next_plan = itertools.count(FIRST_PLAN)
@@ -274,14 +275,6 @@ class Engine:
     def dispatch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
         """Execute an operation on tensors of this mesh."""
         number = id(func)  # an operator's own hash is computed in Python
-        plan = None
-        if not kwargs:  # most have one or two tensors: the same key, without gathering
-            if len(args) == 1 and type(args[0]) is Tensor:
-                plan = self._plans.get((number, args[0].mesh_meta))
-            elif len(args) == 2 and type(args[0]) is type(args[1]) is Tensor:
-                plan = self._plans.get((number, args[0].mesh_meta, args[1].mesh_meta))
-            if plan is not None:
-                return self.command(plan, args, ())
         tensors: list[Any] = []
         scalars: list[float] = []
         key: list[Any] = [number]
@@ -311,7 +304,7 @@ class Engine:
                 key.append(name)
                 if self._gather(each, tensors, scalars, key, travels):
                     return self.dispatch(func, *self._adopt_in(func, args, kwargs))
-        plan = self._plans.get(tuple(key))
+        plan = self.plans.get(tuple(key))
         if plan is None:
             return self._new(Operation(func, args, kwargs or {}, tensors, scalars), tuple(key))
         return self.command(plan, tensors, scalars)
@@ -337,14 +330,6 @@ class Engine:
             key += (value, kind)
         return False
 
-    def known(self, key: tuple[Any, ...]) -> Plan | None:
-        """Return the plan of an operation, if there is one.
-
-        Args:
-            key: the operator's id, then its arguments as `dispatch` gathers them.
-        """
-        return self._plans.get(key)
-
     def command(self, plan: Plan, tensors: Sequence[Any], scalars: Sequence[float]) -> Any:
         """Add a command to the stream; return its result."""
         if self._lost is not None:
@@ -352,16 +337,25 @@ class Engine:
         if plan.is_random:
             scalars = [*scalars, float(torch.randint(1 << 53, ()))]
         stream, slots = self.stream, self.slots
-        inputs = [t.mesh_handle.slot for t in tensors]
+        num = len(tensors)  # one or two nearly always; a comprehension takes as long as the rest of this
+        words: tuple[int, ...]
+        if num == 1:
+            words = plan.number, tensors[0].mesh_handle.slot
+        elif num == 2:
+            words = plan.number, tensors[0].mesh_handle.slot, tensors[1].mesh_handle.slot
+        else:
+            words = (plan.number, *[t.mesh_handle.slot for t in tensors])
+        if scalars:
+            words += words_of(scalars)
         with stream.lock:
-            if slots.has_many_dropped() and stream.drop():
+            if (len(slots.dropped) >= MANY or slots.num_bytes > MANY_BYTES) and stream.drop():
                 self.places.add(_NOWHERE)
             seq = plan.last = stream.count
-            self.places.add((*users_frame(3), self.module, plan.op))
+            self.places.add(users_place(self.module, plan.op))
             if plan.rebuild is None:  # one new tensor: nearly all of them
                 meta: Any = plan.outputs[0]
                 handle = Handle(slots, seq, meta)
-                stream.add(plan.number, inputs, scalars, (handle.slot,))
+                stream.add((*words, handle.slot))
                 if self.recorder is not None:
                     self.recorder.command(plan, tensors, scalars, (handle.slot,))
                 make = meta.make
@@ -370,11 +364,17 @@ class Engine:
                 made = make()
                 made.mesh_meta, made.mesh_handle = meta, handle
                 return made
-            parts = [self._part(each, tensors, seq) for each in plan.outputs]
-            new = [
-                p.mesh_handle.slot for p, o in zip(parts, plan.outputs, strict=True) if isinstance(o, Meta)
-            ]
-            stream.add(plan.number, inputs, scalars, new)
+            only = plan.outputs[0] if plan.rebuild is _first else None
+            if type(only) is int:  # an input, changed in place
+                parts, new = [tensors[only]], []
+            else:
+                parts = [self._part(each, tensors, seq) for each in plan.outputs]
+                new = [
+                    p.mesh_handle.slot
+                    for p, o in zip(parts, plan.outputs, strict=True)
+                    if isinstance(o, Meta)
+                ]
+            stream.add((*words, *new) if new else words)
             if self.recorder is not None:
                 self.recorder.command(plan, tensors, scalars, new)
         for n in plan.writes:
@@ -405,7 +405,7 @@ class Engine:
         if outcome.is_unknown:
             return self._ask(op)
         plan = self._plan(op, outcome)
-        self._plans[key] = plan
+        self.plans[key] = plan
         return self.command(plan, op.tensors, op.scalars)
 
     def _reshape_in_place(self, op: Operation) -> Tensor:
@@ -463,7 +463,7 @@ class Engine:
         self.stream.define(definition)
 
     def _forget_plans(self) -> None:
-        tables: list[dict[Any, Plan]] = [self._plans, self._own_plans]
+        tables: list[dict[Any, Plan]] = [self.plans, self._own_plans]
         last = {plan.number: plan.last for table in tables for plan in table.values()}
         recorded = {number for recording in self.recordings for number in recording.plans}
         by_age = sorted(self._definitions.keys() - recorded, key=lambda number: last.get(number, -1))
@@ -848,6 +848,11 @@ def _described(outputs: Sequence[Any]) -> tuple[tuple[tuple[int, ...], tuple[int
     return tuple((tuple(p.size), tuple(p.stride), p.dtype) for p in outputs if isinstance(p, Meta))
 
 
+def _first(parts: list[Any]) -> Any:
+    """Return the only part of a result."""
+    return parts[0]
+
+
 def _shape_of_result(
     func: Any, parts: tuple[Meta | None, ...], where: Mapping[str, tuple[int, ...]]
 ) -> tuple[tuple[Any, ...], Callable[[list[Any]], Any] | None]:
@@ -868,7 +873,7 @@ def _shape_of_result(
         if each.alias_info is not None and each.alias_info.is_write:
             outputs[n] = by_alias[next(iter(each.alias_info.before_set))][0]
     if _is_single(func):
-        return (outputs[0],), None if isinstance(outputs[0], Meta) else lambda made: made[0]
+        return (outputs[0],), None if isinstance(outputs[0], Meta) else _first
     return tuple(outputs), list if len(returns) == 1 else tuple
 
 

@@ -40,7 +40,7 @@ def binary(name: str, func: Any) -> Callable[[Any, Any], Any]:
         else:
             return plain(self, other)
         engine = self.mesh_meta.grid.engine
-        plan = engine.known(key)
+        plan = engine.plans.get(key)
         if plan is None or has_modes() or (is_matmul and is_autocast()):
             return plain(self, other)
         if _keeps_gradients() and (self.requires_grad or tensors[-1].requires_grad):

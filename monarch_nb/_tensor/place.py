@@ -53,22 +53,25 @@ class Place:
         return f"{shown}, line {self.line}, in {self.code.co_name}" + (f":  {text}" if text else "")
 
 
-def users_frame(depth: int = 2) -> tuple[CodeType | None, int]:
-    """Return the innermost frame of user code: its code object and the number of its instruction.
+def users_frame() -> tuple[CodeType | None, int]:
+    """Return the innermost frame of user code: its code object and the number of its instruction."""
+    return users_place("", "")[:2]
 
-    Args:
-        depth: number of frames that aren't the user's in any case, with this function's.
+
+def users_place(module: str, op: str) -> tuple[CodeType | None, int, str, str]:
+    """Return the fields of the `Place` of a command. Three frames aren't the user's: this one, the engine's,
+    and that of the tensor's method.
     """
-    frame = sys._getframe(depth)
+    frame = sys._getframe(3)
     while frame is not None:
         code = frame.f_code
         found = _is_users.get(id(code))
         if found is None:
             found = _is_users[id(code)] = owner_of_file(code.co_filename) is Owner.USER, code
         if found[0]:
-            return code, frame.f_lasti
+            return code, frame.f_lasti, module, op
         frame = frame.f_back  # type: ignore[assignment]
-    return None, 0
+    return None, 0, module, op
 
 
 class Places:

@@ -75,25 +75,24 @@ class Stream:
         with self.lock:
             self._forgotten.extend(plans)
 
-    def add(self, plan: int, inputs: Sequence[int], scalars: Sequence[float], outputs: Sequence[int]) -> int:
-        """Add a command; return its sequence number. The caller holds the lock."""
+    def add(self, command: Sequence[int]) -> None:
+        """Add a command: the number of its plan, the slots of its inputs, its scalars (`words_of`), and the
+        slots of its new tensors. The caller holds the lock.
+        """
         words = self.words
         if not words:
             self._clock.ring()
-        if scalars:
-            inputs = (*inputs, *_words_of(scalars))
-        words.extend((plan, *inputs, *outputs))  # at once: a Ctrl-C in between would leave half a command
+        words.extend(command)  # at once: a Ctrl-C in between would leave half a command
         self.count += 1
         if len(words) > MAX_WORDS and not self.num_held:
             self.flush()
-        return self.count - 1
 
     def replay(self, number: int, slots: Sequence[int], seeds: Sequence[float], num_commands: int) -> int:
         """Add the commands of a recorded part; return the number of the first. The caller holds the lock."""
         if not self.words:
             self._clock.ring()
         self._replays.append((len(self.words), len(self._parcels)))
-        self.words.extend((number, *slots, *_words_of(seeds)))
+        self.words.extend((number, *slots, *words_of(seeds)))
         self.count += num_commands
         return self.count - num_commands
 
@@ -197,7 +196,8 @@ class Stream:
             ack.drop()
 
 
-def _words_of(numbers: Sequence[float]) -> tuple[int, ...]:
+def words_of(numbers: Sequence[float]) -> tuple[int, ...]:
+    """Return the words of a command that carry its scalars."""
     num = len(numbers)
     return struct.unpack(f"<{2 * num}I", struct.pack(f"<{num}d", *numbers))
 

@@ -86,7 +86,18 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
     ) -> Any:
         """Pass an operation to its mesh's engine; torch calls this for each operation, below autograd."""
         first = args[0] if args else None
-        engine = first.mesh_meta.grid.engine if type(first) is cls else engine_in(args, kwargs)
+        if type(first) is not cls:
+            return engine_in(args, kwargs).dispatch(func, args, kwargs)
+        meta = first.mesh_meta
+        engine = meta.grid.engine
+        if not kwargs:  # most operations have one or two tensors, and were done before
+            num, plan = len(args), None
+            if num == 1:
+                plan = engine.plans.get((id(func), meta))
+            elif num == 2 and type(args[1]) is cls:
+                plan = engine.plans.get((id(func), meta, args[1].mesh_meta))
+            if plan is not None:
+                return engine.command(plan, args, ())
         return engine.dispatch(func, args, kwargs)
 
     # --- placement

@@ -91,7 +91,7 @@ def outcome(mesh: Mesh, name: str, op: Any, sample: Any, spec: list[Any]) -> str
 
     engine = mesh.tensor_grid().engine
     engine._warned_of.clear()  # said once of each operation, and only of one that's new
-    engine._plans.clear()
+    engine.plans.clear()
     wanted = run(op, sample, lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

@@ -56,7 +56,7 @@ def test_results_and_gradients_are_those_of_one_process(mesh: Mesh, name: str) -
     there: list[Any] = [monarch_nb.distribute(x, mesh, ["data_parallel"]) for x in here]
     engine = mesh.tensor_grid().engine
     engine._warned_of.clear()
-    engine._plans.clear()
+    engine.plans.clear()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         found = [each.full() for each in gradients(loss, there)]
