@@ -24,6 +24,8 @@ from monarch_nb.actor.active import activate, get_active_mesh
 from monarch_nb.exceptions import MeshUsageError
 
 START_S = 120.0
+IMPORTS = ("monarch_nb._tensor.worker", "torch._dynamo")
+"""What ranks execute commands with: DTensor, and what that imports at its first use. It takes two seconds."""
 
 
 class Mesh:
@@ -214,6 +216,6 @@ def _active() -> ProcMesh | None:
 
 
 def _started(shape: tuple[int, ...]) -> ProcMesh:
-    procs = this_host().spawn_procs({"ranks": math.prod(shape)}, name="tensors")
+    procs = this_host().spawn_procs({"ranks": math.prod(shape)}, name="tensors", imports=IMPORTS)
     procs.initialized.get(START_S)
     return procs

@@ -33,10 +33,11 @@ RANKS_PER_REQUEST = 32
 
 
 class ZygoteRequest(TypedDict, total=False):
-    """A request of a host process to its zygote: JSON with descriptors beside it. It has one field.
+    """A request of a host process to its zygote: JSON with descriptors beside it. It is one of these four.
 
     Attributes:
         ranks: ranks to fork: an `OwnSpec` each. Sent along: their `SharedSpec`, then two outputs for each.
+            `imports`: modules to import before.
         adopt: process groups of ranks that the previous zygote has forked.
         move: whether to take on the settings of the program that has taken the controller: `Belongings`, sent
             along.
@@ -44,6 +45,7 @@ class ZygoteRequest(TypedDict, total=False):
     """
 
     ranks: list[Any]
+    imports: list[str]
     adopt: list[int]
     move: bool
     retire: bool

@@ -30,6 +30,7 @@ class GroupSpec(Record, frozen=True):
         gpu_dimension: whether each rank is to see one GPU.
         bind: CPUs and memory of each rank of a host, as `proc_bind` says.
         commands: the user's, by rank; one, if it's the same for all; none: ranks are forked.
+        imports: modules that the zygote imports before it forks them.
     """
 
     group: str
@@ -43,6 +44,7 @@ class GroupSpec(Record, frozen=True):
     gpu_dimension: bool = False
     bind: list[dict[str, str]] | None = None
     commands: list[StartCommand] = []
+    imports: list[str] = []
 
 
 class GroupPlace(Record, frozen=True):

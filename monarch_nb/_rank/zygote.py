@@ -10,13 +10,14 @@ pulls in, costs 1.2 s in each rank otherwise. A request that comes earlier is se
 imports.
 
 Protocol, on a SOCK_SEQPACKET pair with the host process: one request is a JSON object {"ranks": [...]} with
-descriptors (spec, then stdout and stderr of each rank); each rank is answered by {"proc": ..., "pid": ...},
-or "failure" in place of the pid. When it can be asked it says {"ready": true}. Another is {"move": true},
-with what the program has that the controller belongs to from now on. A third, {"retire": true}, ends it for
-its successor: it answers with the process groups of its ranks, which that is told by {"adopt": ...}. When the
-host process goes, the socket ends, and the zygote kills the process groups of its ranks, takes the directory
-of their sockets away, and leaves: ranks die with the host process by themselves, what they started does not,
-nor do files go. (So the zygote must not ask the kernel to be killed with its parent.)
+descriptors (spec, then stdout and stderr of each rank), and maybe "imports", to be made before; each rank is
+answered by {"proc": ..., "pid": ...}, or "failure" in place of the pid. When it can be asked it says
+{"ready": true}. Another is {"move": true}, with what the program has that the controller belongs to from now
+on. A third, {"retire": true}, ends it for its successor: it answers with the process groups of its ranks,
+which that is told by {"adopt": ...}. When the host process goes, the socket ends, and the zygote kills the
+process groups of its ranks, takes the directory of their sockets away, and leaves: ranks die with the host
+process by themselves, what they started does not, nor do files go. (So the zygote must not ask the kernel to
+be killed with its parent.)
 """
 
 from __future__ import annotations
@@ -193,6 +194,8 @@ class _Zygote:
             os.close(fds[0])
             return True
         ranks = request["ranks"]
+        for name in request.get("imports", ()):
+            _preload(name)
         if len(ranks) >= MANY_RANKS and SHELL in self._later:
             self._load(SHELL)
         note_modules()

@@ -118,6 +118,7 @@ class HostMesh(MeshHandle):
         env: Mapping[str, str] | None = None,
         method: str = "fork",
         force: bool = False,
+        imports: Sequence[str] = (),
     ) -> ProcMesh:
         """Start processes on each host. Doesn't wait until they are up: calls may follow at once.
 
@@ -134,9 +135,13 @@ class HostMesh(MeshHandle):
             force: start more than the machine seems to have room for.
             method: "fork" from a warm interpreter (10 ms each), or "spawn" a fresh one (a second each with
                 torch).
+            imports: modules that the warm interpreter imports before it forks them, once for all of a host,
+                which also share the memory. They must start no threads. One that can't be imported is left to
+                the code that uses it.
 
         Raises:
-            ValueError: for a size below 1, an unknown method, or a binding or a command that can't be.
+            ValueError: for a size below 1, an unknown method, a binding or a command that can't be, or what's
+                no module's name.
             RuntimeError: if the hosts have been shut down.
             RequestFailed: if there's no room for so many.
 
@@ -150,7 +155,10 @@ class HostMesh(MeshHandle):
             procs = cast(
                 "ProcMesh",
                 ask_envoy(
-                    self, ("spawn_procs",), given, {"env": env, "method": method, "force": force}
+                    self,
+                    ("spawn_procs",),
+                    given,
+                    {"env": env, "method": method, "force": force, "imports": imports},
                 ).get(),
             )
             own_by_caller(procs)
@@ -163,6 +171,7 @@ class HostMesh(MeshHandle):
             self._spec(group, extent, bootstrap, env or {}),
             bind=check_bindings(proc_bind, inner.nelements),
             commands=commands_of(bootstrap_command, extent),
+            imports=_check_imports(imports),
         )
         session = self._session
         started = session.request(
@@ -324,6 +333,20 @@ def check_env(env: Mapping[str, str]) -> dict[str, str]:
                 "neither it nor its value has a NUL or half a character"
             )
     return dict(env)
+
+
+def _check_imports(names: Sequence[str]) -> list[str]:
+    """Return names of modules.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    for name in (names,) if isinstance(names, str) else names:
+        if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+            raise BadValue(f"imports are names of modules, as in ['torch.distributed.tensor'], not {name!r}")
+    if isinstance(names, str):
+        raise BadValue(f"imports is a list of names of modules: [{names!r}]")
+    return list(names)
 
 
 def _can_be_told(text: str) -> bool:

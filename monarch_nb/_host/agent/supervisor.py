@@ -246,7 +246,8 @@ class Supervisor:
             self.ranks[own.place.proc].asked = self._link
             fds += self._make_pipes(self.ranks[own.place.proc])
         with suppress(OSError):  # the zygote has just died: `_on_zygote` will be called
-            socket.send_fds(self._link, [_encoded({"ranks": to_builtins(ranks)})], fds)
+            request = _encoded({"ranks": to_builtins(ranks), "imports": spec.group.imports})
+            socket.send_fds(self._link, [request], fds)
         for fd in fds:
             os.close(fd)
 
