@@ -131,7 +131,7 @@ class Propagation:
                 _meta_of(t, grid, s.placements if s else None) for t, s in zip(shapes, specs, strict=True)
             ]
         else:
-            is_copy = bool(moves) and func.is_view
+            is_copy = func.is_view and (bool(moves) or self._is_of_copy(args))
             parts = [_meta_of_spec(spec, grid, is_copy) for spec in specs]
         self._check_in_place(func, args, parts)
         return Outcome(tuple(parts), moves=moves, sums=self._sums(func, args, kwargs, info, specs))
@@ -176,11 +176,16 @@ class Propagation:
             shapes = self._results(func, args, kwargs)
         except DynamicOutputShapeException:
             return Outcome((), True, reason, is_unknown=True)
-        is_copy = func.is_view and any(t.mesh_meta.placements != grid.replicated for t in self._tensors(args))
+        is_gathered = any(t.mesh_meta.placements != grid.replicated for t in self._tensors(args))
+        is_copy = func.is_view and (is_gathered or self._is_of_copy(args))
         parts = [_meta_of(each, grid, placements, is_copy) for each in shapes]
         if placements != grid.replicated:  # each rank keeps a part of its own
             parts = [part and part.with_layout(placements) for part in parts]
         return Outcome(tuple(parts), True, reason)
+
+    def _is_of_copy(self, args: Sequence[Any]) -> bool:
+        """Say whether a view of these arguments shares memory with a copy only."""
+        return any(t.mesh_meta.is_copy for t in self._tensors(args))
 
     def _tensors(self, args: Sequence[Any]) -> list[Any]:
         return [each for each in pytree.tree_leaves(tuple(args)) if self._is_tensor(each)]

@@ -351,8 +351,14 @@ def test_writing_into_a_view_that_is_a_copy_is_refused(mesh: Mesh) -> None:
     dt = monarch_nb.distribute(torch.arange(8.0).reshape(4, 2), mesh, ["data_parallel"])
     part = dt[1:3]
     assert part.mesh_meta.is_copy
-    with pytest.raises(WrongTensor, match="would write into a view of a sharded tensor"):
-        part.add_(1)
+    for write in (
+        lambda: part.add_(1), lambda: part[0].add_(1), lambda: part.t().detach().zero_(),
+        lambda: part[0].__setitem__(0, 5.0),
+    ):  # fmt: skip
+        with pytest.raises(WrongTensor, match="would write into a view of a sharded tensor"):
+            write()
+    assert part[0].clone().add_(1).tolist() == [3.0, 4.0]
+    assert dt.tolist() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
     whole = monarch_nb.distribute(torch.arange(8.0).reshape(4, 2), mesh)
     whole[1:3].add_(1)
     assert whole.tolist() == [[0.0, 1.0], [3.0, 4.0], [5.0, 6.0], [6.0, 7.0]]
