@@ -757,10 +757,11 @@ class Engine:
 
     def _tell_of_whole(self, func: Any, tensors: Sequence[Tensor], reason: str) -> None:
         name = str(func)
-        if name in self._warned_of:
+        gathered = [t for t in tensors if t.placements != t.mesh_meta.grid.replicated]
+        if name in self._warned_of or not gathered:
             return
         self._warned_of.add(name)
-        size = size_text(sum(t.mesh_meta.num_bytes for t in tensors))
+        size = size_text(sum(t.mesh_meta.num_bytes for t in gathered))
         warnings.warn(
             f"{name} can't be done on shards ({', '.join(repr(t.mesh_meta) for t in tensors[:3])}): "
             f"every rank gathers its inputs, {size}, and does all of it; the result is the "

@@ -138,6 +138,23 @@ def test_what_other_ranks_have_lives_on(four: Mesh) -> None:
     assert "lost: this tensor was lost with rank 1" in repr(single)
 
 
+def test_what_lives_on_can_be_filled_where_a_dimension_has_one_element(four: Mesh) -> None:
+    """Its strides there are of no consequence, and aren't those that a gathered tensor has."""
+    forms: list[Callable[[Any], Any]] = [
+        lambda x: x.unsqueeze(0).transpose(0, 1), lambda x: x.unsqueeze(1),
+        lambda x: x.view(3, 4, 1).transpose(1, 2), lambda x: x[::2].unsqueeze(0).transpose(0, 1),
+    ]  # fmt: skip
+    plain = [form(torch.arange(12).reshape(3, 4)) for form in forms]
+    made = [form(monarch_nb.distribute(torch.arange(12).reshape(3, 4), four)) for form in forms]
+    assert all(map(torch.equal, [each.full() for each in made], plain))
+    kill(pids_of(four)[1])
+    raises_at_once(lambda: (made[0] + 1).sum().item())
+    monarch_nb.heal_mesh(four)
+    for each in (*made, *plain):
+        each[0] = 7
+    assert all(map(torch.equal, [each.full() for each in made], plain))
+
+
 def test_what_lost_commands_would_have_changed_is_lost(four: Mesh) -> None:
     whole = monarch_nb.distribute(torch.zeros(4), four)
     other, by = monarch_nb.distribute(torch.ones(4), four), monarch_nb.distribute(torch.ones(2), four)

@@ -133,6 +133,9 @@ def test_what_cant_be_done_on_shards_is_said_once_and_is_right(mesh: Mesh) -> No
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert close(dt.renorm(2, 0, 2.0), plain.renorm(2, 0, 2.0))
+        whole = monarch_nb.distribute(plain.clone(), mesh)
+        whole[0] = 5  # each rank has all of it: nothing is gathered
+    assert whole.full()[0].tolist() == [5.0] * 4
 
 
 def test_layouts_change_and_gradients_with_them(mesh: Mesh) -> None:

@@ -106,7 +106,11 @@ def _write_back(target: torch.Tensor, whole: torch.Tensor, mesh: DeviceMesh) -> 
         for axis, each in enumerate(target.placements):  # of a sum, one rank has all, and the others nothing
             if each.is_partial("sum") and mesh.get_local_rank(axis):
                 part = torch.zeros_like(part)
-        local_of(target).copy_(part)
+        local = local_of(target)
+        # The whole of a replicated tensor is the part itself, as a view, whose strides may differ where a
+        # dimension has one element: torch refuses to copy one onto the other.
+        if local.data_ptr() != part.data_ptr():
+            local.copy_(part)
 
 
 def _spread(result: Any, plan: Definition, mesh: DeviceMesh) -> Any:
