@@ -505,6 +505,7 @@ class Executor:
         self._plans = {plan.plan: plan for plan in recovery.definitions}
         self._commands = {DROP: self._drop}
         self._shorts.clear()
+        self._shortens = True  # as on a rank that was started anew: all ranks must do the same
         self._counts_after = recovery.first
         for plan in recovery.definitions:
             self._register(plan)
