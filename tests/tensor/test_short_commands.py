@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 import monarch_nb
 from monarch_nb._rank.tensor.executor import Executor, executors
 from monarch_nb._rank.tensor.meshes import OwnMesh
-from monarch_nb._rank.tensor.protocol import SINGLE, Batch, Definition, GoOn, Hole, Poison, Report
+from monarch_nb._rank.tensor.protocol import SINGLE, Batch, Definition, GoOn, Hole, Poison, Recovery, Report
 from monarch_nb.distributed import Mesh
 
 SHARDED = ((Shard(0),),)
@@ -115,6 +115,13 @@ def test_a_result_that_isnt_laid_out_as_planned_ends_all_short_commands() -> Non
         assert alone.run(3, 0, 1, 2, plans=(other,) if n == 0 else ()).to_local().tolist() == [-2.0]
         assert alone.run(1, 0, 1, 2).to_local().tolist() == [4.0]
         assert not alone.is_short(ADD) and not alone.is_short(other)
+    # a heal: a rank that was started anew works on parts, and all must do the same collectives
+    alone.executor._stopped = alone._next
+    alone.executor._meshes.connect = lambda *_: None  # type: ignore[method-assign]
+    kept = frozenset({0, 1})
+    alone.executor.recover(Recovery(1, ("", 0), (), alone._next, 8, kept, {}, definitions=(ADD,)))
+    assert [alone.run(1, 0, 1, 2).to_local().tolist() for _ in range(3)] == [[4.0]] * 3
+    assert alone.is_short(ADD)
 
 
 def short_commands() -> list[str]:
