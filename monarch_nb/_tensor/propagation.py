@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils import _pytree as pytree
 
 from monarch_nb._rank.tensor.parts import follows_rules, is_plain, sums_between
@@ -49,6 +49,8 @@ class Outcome:
         reason: the reason for that.
         is_unknown: whether only the ranks can determine shapes.
         moves: inputs that must be laid out anew for it, in words; "" if none.
+        moved: then, these inputs and their layouts, where ranks are told: what torch chooses depends on what
+            its process has done before, and a rank that was started anew has done nothing.
         sums: if each rank does it on its parts: inputs that are summed over ranks before, with the axes; None
             if ranks have to find that out.
     """
@@ -58,6 +60,7 @@ class Outcome:
     reason: str = ""
     is_unknown: bool = False
     moves: str = ""
+    moved: tuple[tuple[int, Placements], ...] = ()
     sums: tuple[tuple[int, Axes], ...] | None = None
 
 
@@ -134,7 +137,10 @@ class Propagation:
             is_copy = func.is_view and (bool(moves) or self._is_of_copy(args))
             parts = [_meta_of_spec(spec, grid, is_copy) for spec in specs]
         self._check_in_place(func, args, parts)
-        return Outcome(tuple(parts), moves=moves, sums=self._sums(func, args, kwargs, info, specs))
+        sums = self._sums(func, args, kwargs, info, specs)
+        num_inputs = len(self._tensors((*args, *kwargs.values())))
+        moved = _moved(info, func, num_inputs) if moves and sums is None else ()
+        return Outcome(tuple(parts), moves=moves, moved=moved, sums=sums)
 
     def _sums(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], info: Any, specs: Sequence[Any]
@@ -240,6 +246,19 @@ def _moves(info: Any, sharding: Any) -> str:
         if type(other) is Partial and not (is_divided and other.reduce_op in ("sum", "avg")):
             raise NotImplementedError(f"{other} would have to be made of a whole")
     return ", ".join(f"{one} → {other}" for one, other, _ in changes)
+
+
+def _moved(info: Any, func: Any, num_inputs: int) -> tuple[tuple[int, Placements], ...]:
+    """Return the inputs that an operation needs in other layouts, and these; () where ranks have to find out:
+    the operation becomes another one, or a layout isn't a plain one.
+    """
+    sharding, schema = info.output_sharding, info.output_sharding.redistribute_schema
+    pairs = list(zip(info.schema.args_spec, schema.args_spec, strict=True))
+    if sharding.use_val_from_redistribute_schema or schema.op != func or len(pairs) != num_inputs:
+        return ()
+    found = [(n, tuple(b.placements)) for n, (a, b) in enumerate(pairs) if a.placements != b.placements]
+    is_plain = all(type(each) in (Shard, Replicate) for _, layout in found for each in layout)
+    return tuple(found) if is_plain else ()
 
 
 def _flat(result: Any) -> list[Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import Replicate, Shard
 
 import monarch_nb
 from monarch_nb.distributed import Mesh
@@ -365,6 +366,22 @@ def test_writing_into_a_view_that_is_a_copy_is_refused(mesh: Mesh) -> None:
     whole = monarch_nb.distribute(torch.arange(8.0).reshape(4, 2), mesh)
     whole[1:3].add_(1)
     assert whole.tolist() == [[0.0, 1.0], [3.0, 4.0], [5.0, 6.0], [6.0, 7.0]]
+
+
+def test_ranks_are_told_how_inputs_are_laid_out_anew(mesh: Mesh) -> None:
+    """They don't choose for themselves: what torch chooses depends on what its process has done before."""
+    plain = torch.arange(48).reshape(6, 8)
+    strided = monarch_nb.distribute(plain, mesh, [None, "data_parallel"]).reshape(-1)
+    whole = monarch_nb.distribute(torch.arange(48), mesh)
+    rows = monarch_nb.distribute(plain, mesh, ["data_parallel"])
+    columns = monarch_nb.distribute(plain, mesh, [None, "data_parallel"])
+    for found, expected in (
+        (strided + whole, plain.reshape(-1) + torch.arange(48)), (rows + columns, 2 * plain),
+        (torch.where(rows > 3, rows, columns.neg()), torch.where(plain > 3, plain, -plain)),
+    ):  # fmt: skip
+        assert torch.equal(found.full(), expected)
+        moved = [each.moved for each in found.engine.definitions if each.moved]
+        assert moved and all(type(each) in (Shard, Replicate) for _, layout in moved[-1] for each in layout)
 
 
 def test_meshes_dont_mix(mesh: Mesh, own_mesh: Mesh) -> None:

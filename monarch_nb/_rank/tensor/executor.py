@@ -58,7 +58,7 @@ from monarch_nb._rank.tensor.protocol import (
 )  # fmt: skip
 from monarch_nb._rank.tensor.recovery import Stale, exchange, offered, versions_of
 from monarch_nb._rank.tensor.replays import Message, Replays
-from monarch_nb._rank.tensor.whole import in_place, on_whole, place, seeded, with_workspace
+from monarch_nb._rank.tensor.whole import in_place, on_moved, on_whole, place, seeded, with_workspace
 from monarch_nb._transport.failure import class_name, message_of, traceback_of
 
 _log = logging.getLogger(__name__)
@@ -293,6 +293,8 @@ class Executor:
             op = seeded(op)
         if plan.op == "aten.mkldnn_rnn_layer.default":
             op = with_workspace(op)
+        if plan.moved:
+            return on_moved(op, plan.moved)
         return on_whole(op, plan, mesh) if plan.is_whole and mesh is not None else op
 
     def _drop(self, table: list[Any], words: Sequence[int], at: int) -> int:

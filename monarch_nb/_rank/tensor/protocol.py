@@ -86,6 +86,7 @@ class Definition:
         metas: then, size, strides and dtype of each output.
         ranks: which ranks do it; () for all.
         module: Python module that registers the operation; empty for torch's own.
+        moved: inputs that are laid out anew before, and how; of others ranks find that out.
     """
 
     plan: int
@@ -104,6 +105,7 @@ class Definition:
     metas: tuple[tuple[tuple[int, ...], tuple[int, ...], Any], ...] = ()
     ranks: tuple[int, ...] = ()
     module: str = ""
+    moved: tuple[tuple[int, tuple[Any, ...]], ...] = ()
 
     @property
     def num_words(self) -> int:

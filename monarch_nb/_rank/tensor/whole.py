@@ -1,4 +1,5 @@
-"""Operations on whole tensors: those that can't be computed on shards, and those that draw random numbers.
+"""Operations on whole tensors: those that can't be computed on shards, and those that draw random numbers;
+and on tensors that are laid out anew first.
 
 Every rank does the whole operation and keeps its part. Random numbers are the same on all ranks that way, and
 don't depend on how a tensor is sharded.
@@ -6,6 +7,7 @@ don't depend on how a tensor is sharded.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +37,25 @@ def on_whole(op: Operation, plan: Definition, mesh: DeviceMesh) -> Operation:
         for n in plan.writes:
             _write_back(inputs[n], wholes[id(inputs[n])], mesh)
         return _spread(result, plan, mesh)
+
+    return do
+
+
+def on_moved(op: Operation, moved: Sequence[tuple[int, Sequence[Any]]]) -> Operation:
+    """Return the function that does `op` on tensors of which some are laid out anew before."""
+    layouts = dict(moved)
+
+    def do(*args: Any, **kwargs: Any) -> Any:
+        numbers = itertools.count()
+
+        def move(value: Any) -> Any:
+            if not isinstance(value, DTensor):
+                return value
+            layout = layouts.get(next(numbers), value.placements)
+            return value if value.placements == layout else value.redistribute(placements=layout)
+
+        args, kwargs = pytree.tree_map(move, (args, kwargs))
+        return op(*args, **kwargs)
 
     return do
 
