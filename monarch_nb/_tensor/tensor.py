@@ -23,7 +23,7 @@ from monarch_nb._rank.tensor.private import (
 from monarch_nb._tensor import reads
 from monarch_nb._tensor import reduction as reduction_of
 from monarch_nb._tensor.drawing import html_of
-from monarch_nb._tensor.metadata import Grid, Meta
+from monarch_nb._tensor.metadata import Grid, Meta, contiguous
 from monarch_nb._tensor.operators import binary
 from monarch_nb._tensor.slots import DroppedHandle
 from monarch_nb.exceptions import MeshError, WrongTensor
@@ -310,9 +310,11 @@ def maker_of(meta: Meta) -> Callable[[], Any]:
     """Return a factory of tensors with this metadata, like the class `Tensor`, but without recording their
     places in the source.
     """
+    is_plain = meta.stride == contiguous(meta.size) and not meta.offset
     return wrapper_maker(
-        Tensor, meta.size, meta.stride, meta.offset, meta.dtype, meta.grid.device_mesh.device_type
-    )
+        Tensor, meta.size, None if is_plain else meta.stride, meta.offset, meta.dtype,
+        meta.grid.device_mesh.device_type,
+    )  # fmt: skip
 
 
 def engine_in(args: Any, kwargs: Any) -> Engine:
