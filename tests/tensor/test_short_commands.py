@@ -11,6 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import monarch_nb
+from monarch_nb._rank.tensor import executor as executor_module
 from monarch_nb._rank.tensor.executor import Executor, executors
 from monarch_nb._rank.tensor.meshes import OwnMesh
 from monarch_nb._rank.tensor.protocol import SINGLE, Batch, Definition, GoOn, Hole, Poison, Recovery, Report
@@ -102,7 +103,9 @@ def test_inputs_that_must_be_laid_out_anew_go_through_dtensor() -> None:
             assert not alone.is_short(ADD)
 
 
-def test_a_result_that_isnt_laid_out_as_planned_ends_all_short_commands() -> None:
+def test_a_result_that_isnt_laid_out_as_planned_ends_all_short_commands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     alone = Alone()
     alone.executor._table = [alone.sharded(1.0), alone.sharded(3.0), None]
     for n in range(3):
@@ -116,12 +119,14 @@ def test_a_result_that_isnt_laid_out_as_planned_ends_all_short_commands() -> Non
         assert alone.run(1, 0, 1, 2).to_local().tolist() == [4.0]
         assert not alone.is_short(ADD) and not alone.is_short(other)
     # a heal: a rank that was started anew works on parts, and all must do the same collectives
+    forgotten: list[None] = []
+    monkeypatch.setattr(executor_module, "forget_layouts", lambda: forgotten.append(None))
     alone.executor._stopped = alone._next
     alone.executor._meshes.connect = lambda *_: None  # type: ignore[method-assign]
     kept = frozenset({0, 1})
     alone.executor.recover(Recovery(1, ("", 0), (), alone._next, 8, kept, {}, definitions=(ADD,)))
     assert [alone.run(1, 0, 1, 2).to_local().tolist() for _ in range(3)] == [[4.0]] * 3
-    assert alone.is_short(ADD)
+    assert alone.is_short(ADD) and forgotten
 
 
 def short_commands() -> list[str]:

@@ -507,7 +507,10 @@ class Executor:
         self._plans = {plan.plan: plan for plan in recovery.definitions}
         self._commands = {DROP: self._drop}
         self._shorts.clear()
-        self._shortens = True  # as on a rank that was started anew: all ranks must do the same
+        # As on a rank that was started anew: all ranks must do the same. What torch chooses, where several
+        # layouts would do, depends on what it has kept.
+        self._shortens = True
+        forget_layouts()
         self._counts_after = recovery.first
         for plan in recovery.definitions:
             self._register(plan)
