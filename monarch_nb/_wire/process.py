@@ -108,6 +108,27 @@ def count_oom_kills() -> int:
     return 0
 
 
+class OomKills:
+    """The kernel's kills for lack of memory on this machine within the last seconds. The kernel doesn't say
+    which processes they were: a process that was killed at the same time is taken for one of them, others
+    aren't.
+    """
+
+    def __init__(self) -> None:
+        self._told = self._seen = count_oom_kills()
+
+    def look(self) -> None:
+        """Forget those before the last look. Call it every few seconds."""
+        self._told, self._seen = max(self._told, self._seen), count_oom_kills()
+
+    def take(self) -> bool:
+        """Return whether there's one that hasn't been taken yet, and take it."""
+        if count_oom_kills() <= self._told:
+            return False
+        self._told += 1
+        return True
+
+
 def wait_until_gone(pid: int, timeout_s: float) -> bool:
     """Wait until a process of this machine has ended; False if it hasn't within `timeout_s`."""
     try:

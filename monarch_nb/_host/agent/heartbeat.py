@@ -67,6 +67,7 @@ class Heartbeat:
 
     def _look(self) -> None:
         self._loop.call_later(LOOK_S, self._look)
+        self._supervisor.oom_kills.look()
         now = self._loop.clock()
         for proc, rank in list(self._supervisor.ranks.items()):
             if rank.state == ProcState.RUNNING:

@@ -37,7 +37,7 @@ from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.rank_spec import OwnSpec, RankPlace, RankSpec, SharedSpec
 from monarch_nb._protocol.states import ProcState, StartMethod
 from monarch_nb._wire import address
-from monarch_nb._wire.process import count_oom_kills, set_process_name
+from monarch_nb._wire.process import OomKills, set_process_name
 
 STOP_GRACE_S = 3.0
 COMMAND_S = 120.0
@@ -92,7 +92,7 @@ class Supervisor:
         self._on_piece = on_piece
         self._sys_path = sys_path
         self._directory = directory
-        self._num_oom_kills = count_oom_kills()
+        self.oom_kills = OomKills()
         self._pipes = select.epoll()
         self._readers: dict[int, OutputReader] = {}
         self._zygote: subprocess.Popen[bytes] | None = None
@@ -374,13 +374,7 @@ class Supervisor:
         reason = reason or ("" if stopped else words)
         rank.state = ProcState.STOPPED if stopped else ProcState.LOST
         signaled = status is not None and status.si_code != os.CLD_EXITED
-        if (
-            signaled
-            and status.si_status == signal.SIGKILL
-            and not stopped
-            and count_oom_kills() > self._num_oom_kills
-        ):
-            self._num_oom_kills += 1
+        if signaled and status.si_status == signal.SIGKILL and not stopped and self.oom_kills.take():
             reason = "was killed by the kernel (SIGKILL): out of memory"
         self._on_end(
             RankExit(
