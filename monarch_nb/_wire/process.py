@@ -121,7 +121,7 @@ class OomKills:
         """Forget those before the last look. Call it every few seconds."""
         self._told, self._seen = max(self._told, self._seen), count_oom_kills()
 
-    def take(self) -> bool:
+    def take_kill(self) -> bool:
         """Return whether there's one that hasn't been taken yet, and take it."""
         if count_oom_kills() <= self._told:
             return False

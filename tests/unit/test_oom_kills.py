@@ -12,16 +12,16 @@ def test_only_kills_of_the_last_seconds_count(monkeypatch: pytest.MonkeyPatch) -
     num = 5
     monkeypatch.setattr(process, "count_oom_kills", lambda: num)
     kills = OomKills()
-    assert not kills.take(), "those before this process began"
+    assert not kills.take_kill(), "those before this process began"
     num = 7
-    assert [kills.take() for _ in range(3)] == [True, True, False]
+    assert [kills.take_kill() for _ in range(3)] == [True, True, False]
     num = 9
     kills.look()
-    assert kills.take(), "one that came just before a look"
+    assert kills.take_kill(), "one that came just before a look"
     kills.look()
-    assert not kills.take(), "another process' kill, seconds ago"
+    assert not kills.take_kill(), "another process' kill, seconds ago"
     num = 10
-    assert kills.take() and not kills.take()
+    assert kills.take_kill() and not kills.take_kill()
     kills.look()
     kills.look()
-    assert not kills.take()
+    assert not kills.take_kill()

@@ -374,7 +374,7 @@ class Supervisor:
         reason = reason or ("" if stopped else words)
         rank.state = ProcState.STOPPED if stopped else ProcState.LOST
         signaled = status is not None and status.si_code != os.CLD_EXITED
-        if signaled and status.si_status == signal.SIGKILL and not stopped and self.oom_kills.take():
+        if signaled and status.si_status == signal.SIGKILL and not stopped and self.oom_kills.take_kill():
             reason = "was killed by the kernel (SIGKILL): out of memory"
         self._on_end(
             RankExit(
