@@ -57,7 +57,7 @@ from monarch_nb._tensor.propagation import Outcome, Propagation
 from monarch_nb._tensor.recorder import Foreign, Recorder
 from monarch_nb._tensor.recovery import recover
 from monarch_nb._tensor.scaling import UNSCALE, unscale
-from monarch_nb._tensor.slots import MANY, MANY_BYTES, Handle, Slots
+from monarch_nb._tensor.slots import Handle, Slots
 from monarch_nb._tensor.stream import Stream, words_of
 from monarch_nb._tensor.tensor import Tensor, maker_of
 from monarch_nb._units import size_text
@@ -348,7 +348,7 @@ class Engine:
         if scalars:
             words += words_of(scalars)
         with stream.lock:
-            if (len(slots.dropped) >= MANY or slots.num_bytes > MANY_BYTES) and stream.drop():
+            if slots.has_many_dropped() and stream.drop():
                 self.places.add(_NOWHERE)
             seq = plan.last = stream.count
             self.places.add(users_place(self.module, plan.op))

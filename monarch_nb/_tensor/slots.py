@@ -19,26 +19,23 @@ class Slots:
     """The controller's view of one engine's table of values.
 
     Attributes:
-        free: unused slots.
         top: length of the table.
         dropped: slots that are free, but whose ranks haven't been told yet.
         num_bytes: minimum size of the values in these.
     """
 
-    __slots__ = ("dropped", "free", "num_bytes", "top")
+    __slots__ = ("_free", "dropped", "num_bytes", "top")
 
     def __init__(self) -> None:
-        self.free: list[int] = []
+        self._free: list[int] = []
         self.dropped: list[int] = []
         self.num_bytes = 0
         self.top = 0
 
     def acquire(self) -> int:
         """Return an unused slot."""
-        return self.free.pop() if self.free else self.extend()
-
-    def extend(self) -> int:
-        """Return a slot behind all others."""
+        if self._free:
+            return self._free.pop()
         self.top += 1
         return self.top - 1
 
@@ -61,17 +58,17 @@ class Slots:
         num = len(self.dropped)
         found = self.dropped[:num]
         del self.dropped[:num]
-        self.free.extend(found)
+        self._free.extend(found)
         return found
 
     def unused(self) -> set[int]:
         """Return the slots that no tensor has now."""
-        return {*self.free, *self.dropped}
+        return {*self._free, *self.dropped}
 
     @property
     def num_live(self) -> int:
         """The number of slots in use."""
-        return self.top - len(self.free) - len(self.dropped)
+        return self.top - len(self._free) - len(self.dropped)
 
 
 class Handle:
@@ -83,8 +80,7 @@ class Handle:
 
     def __init__(self, slots: Slots, seq: int, meta: Meta | None = None) -> None:
         self.slots = slots
-        free = slots.free
-        self.slot = free.pop() if free else slots.extend()
+        self.slot = slots.acquire()
         self.seq = seq
         self.meta = meta
         self.num_bytes = 0 if meta is None else meta.num_bytes

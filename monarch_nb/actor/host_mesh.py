@@ -341,12 +341,14 @@ def _check_imports(names: Sequence[str]) -> list[str]:
     Raises:
         ValueError: for anything else.
     """
-    for name in (names,) if isinstance(names, str) else names:
-        if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
-            raise BadValue(f"imports are names of modules, as in ['torch.distributed.tensor'], not {name!r}")
-    if isinstance(names, str):
-        raise BadValue(f"imports is a list of names of modules: [{names!r}]")
-    return list(names)
+    found = [] if isinstance(names, str) else list(names)
+    if isinstance(names, str) or not all(
+        isinstance(name, str) and all(part.isidentifier() for part in name.split(".")) for name in found
+    ):
+        raise BadValue(
+            f"imports is a list of names of modules, as in ['torch.distributed.tensor'], not {names!r}"
+        )
+    return found
 
 
 def _can_be_told(text: str) -> bool:
