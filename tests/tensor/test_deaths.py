@@ -24,7 +24,7 @@ from waiting import wait_until
 import monarch_nb
 from monarch_nb.actor import current_rank
 from monarch_nb.distributed import Mesh
-from monarch_nb.exceptions import DeviceMeshError, SupervisionError
+from monarch_nb.exceptions import DeviceMeshError, RemoteException, SupervisionError
 
 PRELOAD = PRELOAD_TO_TRAIN
 IN_TIME_S = 20.0
@@ -153,6 +153,22 @@ def test_what_lives_on_can_be_filled_where_a_dimension_has_one_element(four: Mes
     for each in (*made, *plain):
         each[0] = 7
     assert all(map(torch.equal, [each.full() for each in made], plain))
+
+
+def test_strides_of_a_dimension_of_one_element_are_the_same_on_the_new_rank(four: Mesh) -> None:
+    """Torch looks at them: it doesn't copy a tensor onto itself that is seen with other strides."""
+    plain = torch.arange(4).reshape(2, 2)
+    whole = monarch_nb.distribute(plain, four)
+    first, other = whole[::2, :1], whole[:1, :1]
+    with pytest.raises(RuntimeError, match="single memory location"):
+        plain[:1, :1].copy_(plain[::2, :1])
+    assert first.tolist() == other.tolist() == [[0]]
+    kill(pids_of(four)[1])
+    raises_at_once(lambda: (whole + 1).sum().item())
+    monarch_nb.heal_mesh(four)
+    other.copy_(first)
+    with pytest.raises(RemoteException, match=r"on ranks 0-3.*single memory location"):
+        other.tolist()
 
 
 def test_what_lost_commands_would_have_changed_is_lost(four: Mesh) -> None:

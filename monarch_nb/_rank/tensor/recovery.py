@@ -14,7 +14,14 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from monarch_nb._rank.tensor.meshes import Meshes, device_type
-from monarch_nb._rank.tensor.private import AsyncCollectiveTensor, local_of, set_version, version_of
+from monarch_nb._rank.tensor.private import (
+    AsyncCollectiveTensor,
+    local_of,
+    set_version,
+    spec_of,
+    version_of,
+    wrapped,
+)  # fmt: skip
 from monarch_nb._rank.tensor.protocol import Copied, Definition, Gift, Offer
 
 
@@ -120,10 +127,14 @@ def _placed(value: Copied, memories: Sequence[torch.Tensor], meshes: Meshes) -> 
     whole = memories[value.memory]
     set_version(whole, value.version)  # which its views share
     elements = whole[: whole.numel() // value.dtype.itemsize * value.dtype.itemsize].view(value.dtype)
-    return DTensor.from_local(
-        elements.as_strided(value.size, value.stride, value.offset), meshes.by_number[value.grid],
-        value.placements, run_check=False, shape=torch.Size(value.whole_size), stride=value.whole_stride,
+    part = elements.as_strided(value.size, value.stride, value.offset)
+    made = DTensor.from_local(
+        part, meshes.by_number[value.grid], value.placements,
+        run_check=False, shape=torch.Size(value.whole_size), stride=value.whole_stride,
     )  # fmt: skip
+    # That has taken a view, in which a dimension of one element has another stride than on the other ranks:
+    # torch looks at it when it decides whether two tensors are the same.
+    return wrapped(part, spec_of(made))
 
 
 def _bytes_of(storage: Any) -> torch.Tensor:
