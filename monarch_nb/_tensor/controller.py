@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +58,7 @@ from monarch_nb._tensor.propagation import Outcome, Propagation
 from monarch_nb._tensor.recorder import Foreign, Recorder
 from monarch_nb._tensor.recovery import recover
 from monarch_nb._tensor.scaling import UNSCALE, unscale
-from monarch_nb._tensor.slots import Handle, Slots
+from monarch_nb._tensor.slots import FULL, Handle, Slots
 from monarch_nb._tensor.stream import Stream, words_of
 from monarch_nb._tensor.tensor import Tensor, maker_of
 from monarch_nb._units import size_text
@@ -348,20 +349,23 @@ class Engine:
         if scalars:
             words += words_of(scalars)
         with stream.lock:
-            if slots.has_many_dropped() and stream.drop():
+            if slots.weight >= FULL and stream.drop():
                 self.places.add(_NOWHERE)
             seq = plan.last = stream.count
-            self.places.add(users_place(self.module, plan.op))
+            frame = sys._getframe(2)  # this one, and that of the tensor's method, aren't the user's
+            if frame.f_code is not plan.code:  # nearly always it is, and needn't be looked up
+                place = users_place(frame, self.module, plan.op)
+                plan.code = place[0]
+            else:
+                place = frame.f_code, frame.f_lasti, self.module, plan.op
+            self.places.add(place)
             if plan.rebuild is None:  # one new tensor: nearly all of them
                 meta: Any = plan.outputs[0]
                 handle = Handle(slots, seq, meta)
                 stream.add((*words, handle.slot))
                 if self.recorder is not None:
                     self.recorder.command(plan, tensors, scalars, (handle.slot,))
-                make = meta.make
-                if make is None:
-                    make = meta.make = maker_of(meta)
-                made = make()
+                made = (meta.make or maker_of(meta))()
                 made.mesh_meta, made.mesh_handle = meta, handle
                 return made
             only = plan.outputs[0] if plan.rebuild is _first else None

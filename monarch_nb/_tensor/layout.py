@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from monarch_nb._rank.tensor.protocol import DROP, RecordedPart
 from monarch_nb._tensor.recorded import Captured, Made, Part, PlaceOf, Recorded, Value
-from monarch_nb._tensor.slots import MANY, MANY_BYTES, Slots
+from monarch_nb._tensor.slots import FULL, Slots
 
 NOWHERE: PlaceOf = (None, 0, "", "")
 WORDS = "I"
@@ -72,7 +72,7 @@ class Layout:
         self._slot_of: dict[Value, int] = {}
         self._dead: list[int] = []
         self._free: list[int] = []
-        self._dead_bytes = 0
+        self._dead_weight = 0
 
     def laid(self, numbers: Sequence[int]) -> list[Laid]:
         """Return the parts laid out, by these numbers."""
@@ -107,10 +107,10 @@ class Layout:
         for value in dict.fromkeys((*command.inputs, *command.outputs)):
             if isinstance(value, Made) and value not in self._kept and self._last_use[value] is command:
                 self._dead.append(self._slot_of[value])
-                self._dead_bytes += value.meta.num_bytes
-        if self._dead_bytes <= MANY_BYTES and len(self._dead) < MANY:
+                self._dead_weight += value.meta.weight
+        if self._dead_weight < FULL:
             return []
-        found, self._dead, self._dead_bytes = self._dead, [], 0
+        found, self._dead, self._dead_weight = self._dead, [], 0
         self._free += found
         return found
 

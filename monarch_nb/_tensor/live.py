@@ -22,7 +22,7 @@ def biggest() -> str:
         if each.slots in engines:
             where = _place(engines[each.slots], each.seq)
             num, size = found.get(where, (0, 0))
-            found[where] = (num + 1, size + each.num_bytes)
+            found[where] = (num + 1, size + (0 if each.meta is None else each.meta.num_bytes))
     if not found:
         return ""
     ordered = sorted(found.items(), key=lambda item: -item[1][1])

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
+from monarch_nb._tensor.slots import LIGHTEST
 from monarch_nb.exceptions import MeshUsageError
 
 Placements = tuple[Any, ...]
@@ -93,13 +94,13 @@ class Meta:
         placements: one for each axis of the grid; None: each rank has a value of its own.
         is_copy: whether a view is really a copy, because it had to be laid out anew: writes into it don't
             reach its base.
-        num_bytes: of the whole tensor.
+        num_bytes: of the whole tensor; `weight`: what it counts for when it's dropped, see `slots`.
         make: makes a tensor of this kind, without its place; None until the first one was made.
     """
 
     __slots__ = (
         "__weakref__", "dtype", "fake", "grid", "is_copy", "make", "num_bytes", "offset", "placements",
-        "size", "stride",
+        "size", "stride", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -110,6 +111,7 @@ class Meta:
         self.grid, self.placements, self.is_copy = grid, placements, is_copy
         self.fake: torch.Tensor | None = None
         self.num_bytes = int(math.prod(self.size) * self.dtype.itemsize)
+        self.weight = max(self.num_bytes, LIGHTEST)
         self.make: Callable[[], Any] | None = None
 
     @property

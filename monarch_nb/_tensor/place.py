@@ -8,7 +8,7 @@ import linecache
 import sys
 from collections import deque
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FrameType
 
 from monarch_nb._cells import name_of
 from monarch_nb._frames.cells import is_of_kernel
@@ -55,14 +55,13 @@ class Place:
 
 def users_frame() -> tuple[CodeType | None, int]:
     """Return the innermost frame of user code: its code object and the number of its instruction."""
-    return users_place("", "")[:2]
+    return users_place(sys._getframe(1), "", "")[:2]
 
 
-def users_place(module: str, op: str) -> tuple[CodeType | None, int, str, str]:
-    """Return the fields of the `Place` of a command. Three frames aren't the user's: this one, the engine's,
-    and that of the tensor's method.
+def users_place(frame: FrameType | None, module: str, op: str) -> tuple[CodeType | None, int, str, str]:
+    """Return the fields of the `Place` of a command: the innermost frame of user code is this frame or one
+    outside of it.
     """
-    frame = sys._getframe(3)
     while frame is not None:
         code = frame.f_code
         found = _is_users.get(id(code))
@@ -70,7 +69,7 @@ def users_place(module: str, op: str) -> tuple[CodeType | None, int, str, str]:
             found = _is_users[id(code)] = owner_of_file(code.co_filename) is Owner.USER, code
         if found[0]:
             return code, frame.f_lasti, module, op
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None, 0, module, op
 
 

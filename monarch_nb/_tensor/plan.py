@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class Plan:
         draws: it draws random numbers.
         is_random: a seed for that goes with each command; else the ranks' own generators give them.
         last: number of the last command of this plan.
+        code: the user's code that has made it; None if it wasn't found.
     """
 
     number: int
@@ -45,6 +47,7 @@ class Plan:
     is_random: bool = False
     last: int = -1
     draws: bool = False
+    code: CodeType | None = None
 
 
 _STATISTICS = ("running_mean", "running_var")

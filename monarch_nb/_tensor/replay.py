@@ -21,7 +21,7 @@ from monarch_nb._tensor.pieces import Piece, pieces_of
 from monarch_nb._tensor.reads import answer_of
 from monarch_nb._tensor.recorded import Captured, Grad, Gradient, Made, Part, Read, Sent, Value
 from monarch_nb._tensor.recorder import Recorder
-from monarch_nb._tensor.slots import Handle
+from monarch_nb._tensor.slots import FULL, Handle
 from monarch_nb._tensor.tensor import Tensor
 from monarch_nb.exceptions import MeshUsageError, SupervisionError
 
@@ -254,7 +254,7 @@ class Replay:
             )
         seeds = [float(torch.randint(1 << 53, ())) for _ in range(laid.num_seeds)]
         with stream.lock:
-            if engine.slots.has_many_dropped() and stream.drop():
+            if engine.slots.weight >= FULL and stream.drop():
                 engine.places.add(NOWHERE)
             first = stream.count
             for value, at in laid.positions.items():

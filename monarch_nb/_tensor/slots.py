@@ -10,9 +10,11 @@ from monarch_nb.exceptions import DeviceMeshError, WrongTensor
 if TYPE_CHECKING:
     from monarch_nb._tensor.metadata import Meta
 
-MANY = 32
-MANY_BYTES = 1 << 20
-"""The ranks are told of free slots once there are `MANY`, or they hold this many bytes."""
+FULL = 1 << 20
+LIGHTEST = FULL >> 5
+"""The ranks are told of free slots when their weights come to `FULL`: the weight of a value is its number of
+bytes, and at least `LIGHTEST`. So many small ones are told at once, and a big one without delay.
+"""
 
 
 class Slots:
@@ -20,55 +22,51 @@ class Slots:
 
     Attributes:
         top: length of the table.
+        free: unused slots below that.
         dropped: slots that are free, but whose ranks haven't been told yet.
-        num_bytes: minimum size of the values in these.
+        weight: the sum of their values' weights. Commands are made by the hundred thousand a second, and look
+            at nothing else.
     """
 
-    __slots__ = ("_free", "dropped", "num_bytes", "top")
+    __slots__ = ("dropped", "free", "top", "weight")
 
     def __init__(self) -> None:
-        self._free: list[int] = []
+        self.free: list[int] = []
         self.dropped: list[int] = []
-        self.num_bytes = 0
+        self.weight = 0
         self.top = 0
 
     def acquire(self) -> int:
         """Return an unused slot."""
-        if self._free:
-            return self._free.pop()
+        if self.free:
+            return self.free.pop()
         self.top += 1
         return self.top - 1
 
-    def drop(self, slot: int, num_bytes: int = 0) -> None:
+    def drop(self, slot: int, weight: int = LIGHTEST) -> None:
         """Record that a slot is no longer used. Any thread may call it, also the garbage collector at any
         moment: a drop that isn't counted then is sent with the next message.
         """
         self.dropped.append(slot)
-        self.num_bytes += num_bytes
-
-    def has_many_dropped(self) -> bool:
-        """Return whether ranks have to be told of drops before the next command: of small values, many at
-        once.
-        """
-        return len(self.dropped) >= MANY or self.num_bytes > MANY_BYTES
+        self.weight += weight
 
     def collect(self) -> list[int]:
         """Return the slots dropped since the last call; they may be reused."""
-        self.num_bytes = 0
+        self.weight = 0
         num = len(self.dropped)
         found = self.dropped[:num]
         del self.dropped[:num]
-        self._free.extend(found)
+        self.free.extend(found)
         return found
 
     def unused(self) -> set[int]:
         """Return the slots that no tensor has now."""
-        return {*self._free, *self.dropped}
+        return {*self.free, *self.dropped}
 
     @property
     def num_live(self) -> int:
         """The number of slots in use."""
-        return self.top - len(self._free) - len(self.dropped)
+        return self.top - len(self.free) - len(self.dropped)
 
 
 class Handle:
@@ -76,28 +74,29 @@ class Handle:
     a tensor that has a `__del__`.
     """
 
-    __slots__ = ("__weakref__", "meta", "num_bytes", "seq", "slot", "slots", "why")
+    __slots__ = ("__weakref__", "meta", "seq", "slot", "slots", "weight", "why")
 
     def __init__(self, slots: Slots, seq: int, meta: Meta | None = None) -> None:
         self.slots = slots
-        self.slot = slots.acquire()
+        free = slots.free
+        self.slot = free.pop() if free else slots.acquire()
         self.seq = seq
         self.meta = meta
-        self.num_bytes = 0 if meta is None else meta.num_bytes
+        self.weight = LIGHTEST if meta is None else meta.weight
 
     def __del__(self) -> None:
         slots = self.slots
         slots.dropped.append(self.slot)
-        slots.num_bytes += self.num_bytes
+        slots.weight += self.weight
 
     def release(self) -> None:
         """Free the slot now: later uses raise an error."""
-        self.slots.drop(self.slot, self.num_bytes)
+        self.slots.drop(self.slot, self.weight)
         self.__class__ = DroppedHandle
 
     def lose(self, why: str) -> None:
         """Free the slot: its value was lost with a rank. Later uses raise an error that says so."""
-        self.slots.drop(self.slot, self.num_bytes)
+        self.slots.drop(self.slot, self.weight)
         self.__class__, self.why = LostHandle, why
 
 

@@ -36,6 +36,7 @@ SHOWN_NUMBERS = 1000
 """Maximum number of elements of a tensor whose values are displayed."""
 _DATA = torch.Tensor.data
 _aten = torch.ops.aten
+_detach = _aten.detach.default
 
 
 class Tensor(torch.Tensor):  # type: ignore[misc]
@@ -55,6 +56,7 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         torch.Size([8, 8])
     """
 
+    __slots__ = ("mesh_handle", "mesh_meta")  # an operation makes one of these, and needn't make a dict
     mesh_meta: Meta
     mesh_handle: Handle
 
@@ -98,7 +100,19 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
                 plan = engine.plans.get((id(func), meta, args[1].mesh_meta))
             if plan is not None:
                 return engine.command(plan, args, ())
+            if func is _detach:
+                return first.without_history()
         return engine.dispatch(func, args, kwargs)
+
+    def without_history(self) -> Tensor:
+        """Return another tensor of the same values. Ranks keep no histories: there's nothing to do there.
+
+        Autograd makes one of each result that an operation's backward needs.
+        """
+        self.mesh_handle.slot  # noqa: B018  # raises if it was dropped or lost
+        made: Tensor = (self.mesh_meta.make or maker_of(self.mesh_meta))()
+        made.mesh_meta, made.mesh_handle = self.mesh_meta, self.mesh_handle
+        return made
 
     # --- placement
 
@@ -173,7 +187,7 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
 
     def drop(self) -> None:
         """Free its memory on the ranks now, rather than when no reference is left. Later uses, including a
-        backward, raise an error that says DROPPED.
+        backward, and of tensors that share its memory by `detach()`, raise an error that says DROPPED.
         """
         self.mesh_handle.release()
 
@@ -307,14 +321,15 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
 
 
 def maker_of(meta: Meta) -> Callable[[], Any]:
-    """Return a factory of tensors with this metadata, like the class `Tensor`, but without recording their
+    """Return the factory of tensors with this metadata, like the class `Tensor`, but without recording their
     places in the source.
     """
     is_plain = meta.stride == contiguous(meta.size) and not meta.offset
-    return wrapper_maker(
+    meta.make = wrapper_maker(
         Tensor, meta.size, None if is_plain else meta.stride, meta.offset, meta.dtype,
         meta.grid.device_mesh.device_type,
     )  # fmt: skip
+    return meta.make
 
 
 def engine_in(args: Any, kwargs: Any) -> Engine:

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from importlib import metadata
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +72,26 @@ def write_editable(site: Path) -> None:
     )
 
 
+def _link_file(file: Path, target: Path) -> None:
+    """Link a file, and its byte code, which a package's record needn't name."""
+    for source, place in ((file, target), (_byte_code_of(file), _byte_code_of(target))):
+        if source.exists() and not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.link(source, place)
+
+
+def _byte_code_of(file: Path) -> Path:
+    return Path(cache_from_source(file)) if file.suffix == ".py" else file
+
+
 def _link(name: str, site: Path, seen: set[str]) -> None:
     found = metadata.distribution(name)
     if found.metadata["Name"] in seen:
         return
     seen.add(found.metadata["Name"])
     for file in found.files or ():
-        target = site / file
-        if ".." not in file.parts and not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.link(found.locate_file(file), target)
+        if ".." not in file.parts:
+            _link_file(Path(found.locate_file(file)), site / file)
     for requirement in found.requires or ():
         if not _EXTRA.search(requirement):
             required = re.match(r"[\w.-]+", requirement)

@@ -53,7 +53,6 @@ def plans_of(kind: str, first: int) -> dict[str, Definition]:
         "aten.add.Tensor": ((Hole(0), Hole(1)), 2),
         "aten.neg.default": ((Hole(0),), 1),
         "aten.mul.Scalar": ((Hole(0), 3), 1),
-        "aten.detach.default": ((Hole(0),), 1),
         "aten.transpose.int": ((Hole(0), 0, 1), 1),
         "aten.view.default": ((Hole(0), [2, 2]), 1),
         "aten.sin.default": ((Hole(0),), 1),
@@ -286,27 +285,6 @@ def test_values_that_were_lost_lose_what_depends_on_them(single: Callable[[], Al
         assert lost[0] == lost[1], seed
         found = [[None if isinstance(x, Poison) else x for x in each.table()] for each in (one, graph)]
         assert found[0] == found[1], seed
-
-
-def test_a_lost_value_that_is_first_read_by_detach_fails_nothing(single: Callable[[], Alone]) -> None:
-    program = Program(0, SHARDED)
-    whole = PLANS["whole"]
-    program._words, program._positions, program._which = [], [], []
-    program._call(whole["aten.neg.default"], [2], 10)
-    program._call(whole["aten.detach.default"], [3], 11)
-    program._call(whole["aten.neg.default"], [10], 12)
-    one, graph = run(single(), program), run(Alone(), program)
-    for each in (one, graph):
-        each.give(program.kinds)
-        each.executor._table[OWN.stop + 3] = Poison(5)
-        each.replay(program.part())
-        assert not each.reports
-        found = each.executor._table
-        assert (
-            isinstance(found[11], Poison)
-            and isinstance(found[10], DTensor)
-            and isinstance(found[12], DTensor)
-        )
 
 
 def test_a_sum_of_several_tensors_is_that_of_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,8 +36,6 @@ MAX_COMMANDS = 2000
 """Of one function: a longer one takes long to compile at a time."""
 MIN_COMMANDS = 3
 """What fewer commands save isn't worth a function."""
-_DETACH = "aten.detach.default"
-"""Without histories, nothing: each gradient of a parameter goes through it."""
 
 
 class Short(NamedTuple):
@@ -255,10 +253,6 @@ class _Graph:
     def _do(self, step: _Step, plan: Definition, short: Short) -> None:
         inputs = [self._slot(step.at + 1 + n) for n in range(plan.num_inputs)]
         outputs = [self._slot(step.end - len(plan.outputs) + n) for n in range(len(plan.outputs))]
-        if plan.op == _DETACH:
-            self._stand_at(step)  # before its input is read, which may be lost
-            self._alias(step, outputs[0], self._loaded(inputs[0]), short.layouts[0])
-            return
         wanted = {value.name for slot in inputs if (value := self._values.get(slot.key)) is not None}
         is_much = self._waiting_bytes > TOGETHER_BYTES
         changes = is_much or bool(plan.writes) or any(isinstance(each, int) for each in short.layouts)
@@ -333,10 +327,6 @@ class _Graph:
         self._release(step, slot)
         self._hold(step, slot, value)
         self._give_up(f"t[{slot.text}] = None")
-
-    def _alias(self, step: _Step, slot: _Slot, value: _Value, layout: Any) -> None:
-        """Give a slot another tensor in the memory of a value: the same variable."""
-        self._new(step, slot, _Value(value.name, self._constant(layout), value.size))
 
     def _same(self, step: _Step, slot: _Slot, given: _Slot) -> None:
         """Let a slot have the value of an input."""
