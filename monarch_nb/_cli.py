@@ -110,14 +110,15 @@ def _run_shared(command: Command, arguments: argparse.Namespace) -> int:
 
 
 def start(arguments: argparse.Namespace) -> None:
-    """Start a mesh and leave it running."""
-    from monarch_nb._commands.clusters import script_text
-    from monarch_nb._commands.starting import plan_of, set_up, start_mesh
+    """Start a mesh and leave it running; wait for one whose hosts were requested before."""
+    from monarch_nb._commands.clusters import script_text, wait_on
+    from monarch_nb._commands.starting import is_requested, plan_of, set_up, start_mesh
 
     if arguments.dry_run and arguments.on:
         print(script_text(arguments, plan_of(arguments)))
         return
-    mesh = start_mesh(arguments)
+    is_before = arguments.on is None and is_requested(arguments.name)
+    mesh = wait_on(arguments) if is_before else start_mesh(arguments)
     _say(arguments, set_up(mesh, arguments))
 
 

@@ -86,7 +86,7 @@ def start_or_attach(arguments: Namespace, attach: Callable[[str], Mesh]) -> tupl
         attach: connects to a mesh that runs.
     """
     _take_own_allocation(arguments)
-    if on_engine.waits(arguments.name) or inside.is_away(arguments.name):
+    if is_requested(arguments.name):
         return clusters.wait_on(arguments), True
     return starting.start_or_attach(
         arguments.name,
@@ -94,6 +94,13 @@ def start_or_attach(arguments: Namespace, attach: Callable[[str], Mesh]) -> tupl
         start=lambda: start_mesh(arguments),
         on_wait=lambda text: print(f"{text}; waiting for that", flush=True),
     )
+
+
+def is_requested(name: str) -> bool:
+    """Return whether a mesh of that name waits for hosts that were requested before, or runs inside a job and
+    isn't connected here.
+    """
+    return on_engine.waits(name) or inside.is_away(name)
 
 
 def _take_own_allocation(arguments: Namespace) -> None:

@@ -8,69 +8,30 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import nbformat
 import pytest
 import sshd
-from nbclient import NotebookClient
 from slurmd import Cluster
+from terminal import T, Terminal
 from waiting import wait_until
 
 pytestmark = pytest.mark.skipif(bool(sshd.why_not()), reason=sshd.why_not())
-T = 120
 
 
-class Laptop:
-    """A machine with files of its own, from which only `login` can be reached."""
+class Laptop(Terminal):
+    """A machine from which only `login` can be reached."""
 
     def __init__(self, folder: Path, cluster: Cluster) -> None:
         self.server = sshd.Sshd(folder / "sshd", ["login"], variable=f"SLURM_CONF={cluster.config}")
-        self.folder = folder
-        (folder / "monarch_nb").mkdir()
-        self.profile = folder / "monarch_nb" / "clusters.toml"
+        super().__init__(folder, PATH=self.server.put_on_path(folder / "bin"))
         self.write_profile("hosts = 2")
-        self.environment = {
-            **{k: v for k, v in os.environ.items() if not k.startswith("SLURM")},
-            "PATH": self.server.put_on_path(folder / "bin"),
-            "XDG_CONFIG_HOME": str(folder),
-            "JUPYTER_RUNTIME_DIR": f"{folder}/run",
-            "JUPYTER_DATA_DIR": f"{folder}/data",
-        }
 
     def write_profile(self, *lines: str) -> None:
         general = ("[lab]", 'engine = "slurm"', 'login = "login"', f'python = "{sys.executable}"')
-        self.profile.write_text("\n".join((*general, 'controller = "inside"', *lines, "")))
-        self.profile.chmod(0o600)
-
-    def begin(self, *command: str, **variables: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "monarch_nb", *command],
-            env=self.environment | variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-
-    def types(self, *command: str, fails: bool = False) -> str:
-        process = self.begin(*command)
-        out, err = process.communicate(timeout=T)
-        assert bool(process.returncode) == fails, f"{out}\n{err}"
-        return err if fails else out
-
-    def notebook(self, *cells: str) -> str:
-        """Run a notebook as a user does that comes back later; return what its cells have printed."""
-        path = self.folder / "run.ipynb"
-        nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells]), path)
-        with pytest.MonkeyPatch.context() as patch:
-            for key, value in self.environment.items():
-                patch.setenv(key, value)
-            ran = NotebookClient(nbformat.read(path, 4), timeout=T).execute()
-        return "".join(
-            output.get("text", "") or output.get("data", {}).get("text/plain", "")
-            for cell in ran.cells
-            for output in cell.outputs
-        )
+        self.write_profiles("\n".join((*general, 'controller = "inside"', *lines, "")))
 
     def nodes(self) -> list[str]:
         said = self.types("exec", "big", "import os; print(os.environ['SLURMD_NODENAME'])")
@@ -157,8 +118,8 @@ def test_it_waits_in_the_queue_without_anybody(cluster: Cluster, laptop: Laptop)
     finally:
         start.kill()
         cluster.command("scancel", job)
-    said = laptop.notebook("%load_ext monarch_nb", "%mesh start big", "%mesh stop")
-    assert "(hosts=2, procs=1: ranks 0-1) is ready" in said, said
+    assert "(hosts=2, procs=1: ranks 0-1) is ready" in laptop.types("start", "big")
+    laptop.types("stop", "big")
 
 
 def test_a_program_that_is_killed_forgets_no_job(cluster: Cluster, laptop: Laptop) -> None:
@@ -197,7 +158,7 @@ def test_bad_input_is_a_sentence(laptop: Laptop) -> None:
     assert "expected here (this machine) or inside" in laptop.types(
         "start", "big", "--on", "lab", "--controller", "outside", fails=True
     )
-    assert "engine ssh can't have the controller inside; slurm can" in laptop.types(
+    assert "engine ssh can't have the controller inside; slurm, ray can" in laptop.types(
         "start", "big", "--on", "ssh", "--hosts", "a,b", "--controller", "inside", fails=True
     )
     assert "9 hosts were asked for" in laptop.types("start", "big", "--on", "lab", "--hosts", "9", fails=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +15,8 @@ from pathlib import Path
 import pytest
 from processes import TAG, wait_for_exit
 from sshd import Profiles
+from terminal import Terminal
+from waiting import wait_until
 
 from monarch_nb._client import session as sessions
 from monarch_nb.exceptions import MeshError, MeshStartError, MeshUsageError
@@ -28,6 +32,8 @@ HAS_RAY = sys.executable != PYTHON or importlib.util.find_spec("ray") is not Non
 needs_ray = pytest.mark.skipif(
     not HAS_RAY, reason="no ray: pip install ray; or MONARCH_NB_TEST_RAY = an interpreter that has it"
 )
+PRINT_PIDS = "import os; print(f'pid {os.getpid()} pid {os.getppid()} here')"
+"""Of ranks and their host processes."""
 SETUP = f"export {'='.join(TAG)}"
 
 
@@ -99,6 +105,74 @@ def test_a_worker_that_is_killed_takes_its_host_along(lab: None) -> None:
             mesh.execute(os.getpid).get(T)
     finally:
         on_engine.cancel("hurt")
+
+
+@pytest.fixture
+def laptop(address: str, tmp_path: Path) -> Iterator[Terminal]:
+    """A machine of which nothing is needed once a mesh runs."""
+    found = Terminal(tmp_path)
+    own = f'address = "{address}"\ndriver = "{PYTHON}"\n'
+    general = f'engine = "ray"\ncontroller = "inside"\nsetup = [{SETUP!r}]\nhosts = 2\n'
+    found.write_profiles(
+        f'[lab]\n{general}[lab.ray]\n{own}[broken]\n{general}python = "/none/python"\n[broken.ray]\n{own}'
+    )
+    yield found
+    if (tmp_path / "data" / "monarch_nb" / "allocations" / "big.json").exists():
+        found.begin("cancel", "big").wait(T)
+
+
+@needs_ray
+@pytest.mark.timeout(240)
+def test_a_mesh_with_its_controller_inside_goes_on_without_this_machine(laptop: Terminal) -> None:
+    assert "(hosts=2, procs=1: ranks 0-1) is ready" in laptop.types(
+        "start", "big", "--on", "lab", "--procs", "1"
+    )
+    laptop.types("exec", "big", "kept = 41")
+    pids = [int(pid) for pid in re.findall(r"pid (\d+)", laptop.types("exec", "big", PRINT_PIDS))]
+    assert len(set(pids)) == 4
+    record = laptop.folder / "run" / "monarch_nb-big.json"
+    os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)  # as when the machine is switched off
+    wait_until(lambda: "no mesh runs" in laptop.types("list"), "nothing runs here")
+    assert "not connected here: monarch-nb start big" in laptop.types("queue")
+    assert "(hosts=2, procs=1: ranks 0-1) is ready" in laptop.types("start", "big")
+    cells = "%load_ext monarch_nb", "%mesh start big", "%%mesh\nprint(kept + 1)", "%mesh stop"
+    said = laptop.notebook(*cells)
+    assert "[0-1] 42" in said, said
+    assert all(wait_for_exit(pid) for pid in pids)
+    assert "no hosts of engines" in laptop.types("queue")
+
+
+@needs_ray
+@pytest.mark.timeout(240)
+def test_a_mesh_inside_ends_with_its_request(laptop: Terminal) -> None:
+    laptop.types("start", "big", "--on", "lab", "--procs", "1")
+    pids = [int(pid) for pid in re.findall(r"pid (\d+)", laptop.types("exec", "big", PRINT_PIDS))]
+    assert "was cancelled" in laptop.types("cancel", "big")
+    assert all(wait_for_exit(pid) for pid in pids)
+    laptop.types("start", "big", "--on", "lab", "--procs", "1")  # the nodes are free again
+    laptop.types("stop", "big")
+
+
+@needs_ray
+@pytest.mark.timeout(240)
+def test_a_program_that_is_killed_forgets_no_mesh_inside(laptop: Terminal) -> None:
+    """Between the request and the note of its number."""
+    laptop.types("start", "big", "--on", "lab", "--procs", "1")
+    record = laptop.folder / "data" / "monarch_nb" / "allocations" / "big.json"
+    known = json.loads(record.read_text())
+    record.write_text(json.dumps({**known, "id": "", "is_up": False}))
+    os.kill(json.loads((laptop.folder / "run" / "monarch_nb-big.json").read_text())["pid"], signal.SIGKILL)
+    wait_until(lambda: "no mesh runs" in laptop.types("list"), "nothing runs here")
+    assert "is ready" in laptop.notebook("%load_ext monarch_nb", "%mesh start big", "%mesh stop")
+
+
+@needs_ray
+@pytest.mark.timeout(240)
+def test_a_mesh_inside_that_does_not_come_says_why(laptop: Terminal) -> None:
+    assert "/none/python" in laptop.types("start", "big", "--on", "broken", fails=True)
+    said = laptop.types("start", "big", "--on", "lab", "--procs", "100000", fails=True)
+    assert re.search(r"100,?000", said), said
+    assert "no hosts of engines" in laptop.types("queue")
 
 
 @needs_ray

@@ -6,6 +6,7 @@ that `--python` names knows.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -213,7 +214,15 @@ def test_an_invitation_of_ones_own_works_without_ssh(dev: Machines) -> None:
     attached = dev.here("attach", said.split()[-1])
     assert attached.returncode == 0 and "can be used here as an owner" in attached.stdout, attached.stderr
     assert not dev.roads()
-    assert "[0-1] 3" in dev.here("exec", "dev", "print(1 + 2)").stdout
+    assert "[0-1] 3" in dev.here("exec", "dev", "kept = 1 + 2; print(kept)").stdout
+    second = dev.here("attach", said.split()[-1], "--as", "other")
+    assert second.returncode == 1 and "is connected by this invitation" in second.stderr, second.stderr
+
+    record = Path(dev.env["JUPYTER_RUNTIME_DIR"], "monarch_nb-dev.json")
+    os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)  # as when the machine is switched off
+    again = dev.here("attach", said.split()[-1])
+    assert again.returncode == 0, again.stderr
+    assert "[0-1] 3" in dev.here("exec", "dev", "print(kept)").stdout
     assert dev.here("stop", "dev").returncode == 0
 
 

@@ -330,6 +330,7 @@ class HostLink:
     def _member_gone(self, index: int, fd: int) -> None:
         if self._members.get(index, (b"", -1))[1] != fd:
             return  # the host is back already
+        self._controller.members.connection_breaks(index)
 
         def judge() -> None:
             if self._members.get(index, (b"", -1))[1] == fd:

@@ -122,6 +122,11 @@ class Member:
     num_unconfirmed: int = 0
     stays: bool = False
     """Whether another machine may come by the same invitation, once the first one has left."""
+    is_broken: bool = False
+    """Whether its connection has ended, a moment ago: it may be back on another one."""
+    identity: bytes = b""
+    """Of the connection of the process that has come last; `replaced`: of those that it came in place of."""
+    replaced: set[bytes] = field(default_factory=set)
 
 
 class Members:
@@ -301,10 +306,27 @@ class Members:
             raise InvitationError("this program has come by an address that isn't the invitation's")
         if member.public and member.public != knock.public:
             self._make_room(member)
+        elif member.public and member.resumable is not None:
+            self._replace(member)
         member.public, member.who, member.peer = knock.public, knock.node, peer
         member.heard = self._controller.loop.clock()
         self._link.let_in(knock.public, partial(self._take_message, member))
         self._note(member, "attach")
+
+    def _replace(self, member: Member) -> None:
+        """Forget the process that had a member's key, for another one of the same machine, which knows
+        nothing of what that one had sent and taken: it has crashed.
+
+        Raises:
+            InvitationError: if it's connected.
+        """
+        if not member.is_broken:
+            self._check_away(member)
+        self._note(member, "has come anew")
+        member.replaced.add(member.identity)
+        self._link.cut(member.index)
+        self._forget_programs(member)
+        member.resumable = Resumable()
 
     def _make_room(self, member: Member) -> None:
         """End the stay of a machine that is away, for another one that comes by the same invitation.
@@ -317,14 +339,18 @@ class Members:
                 f"this invitation is {member.who}'s, who has come by it: ask the mesh's owner for one of "
                 f"your own: %mesh share --role {member.role.word}"
             )
-        if member.resumable.is_open:
+        self._check_away(member)
+        self._note(member, "was away")
+        self._link.cut(member.index)
+        self._vacate(member)
+
+    @staticmethod
+    def _check_away(member: Member) -> None:
+        if member.resumable is not None and member.resumable.is_open:
             raise InvitationError(
                 f"{member.who} is connected by this invitation: %mesh detach there, or write another one: "
                 "monarch-nb share NAME --own --file FILE"
             )
-        self._note(member, "was away")
-        self._link.cut(member.index)
-        self._vacate(member)
 
     @property
     def _link(self) -> HostLink:
@@ -333,6 +359,11 @@ class Members:
     def of(self, proc: int) -> Member | None:
         """Return the member that a program belongs to; None if it's the owner's."""
         return self._by_index.get(address.host_of(proc)) if proc >> 32 else None
+
+    def connection_breaks(self, index: int) -> None:
+        """Record that a member's connection has ended: it may be restored."""
+        if (member := self._by_index.get(index)) is not None:
+            member.is_broken = True
 
     def connection_ended(self, index: int) -> None:
         """Drop the programs of a member whose connection has ended and wasn't restored."""
@@ -386,7 +417,12 @@ class Members:
     # --- requests
 
     def _take_message(self, member: Member, frames: list[zmq.Frame]) -> None:
+        identity = bytes(frames[0].buffer)
+        if identity in member.replaced:
+            self._link.send_by(identity, member.index, Leave())  # it lives, after all
+            return
         is_new = self._link.comes_by(member.index, frames[0])
+        member.identity, member.is_broken = identity, member.is_broken and not is_new
         member.heard = self._controller.loop.clock()
         frames = frames[1:]
         try:

@@ -49,6 +49,21 @@ class Capabilities:
 
 
 @dataclass(frozen=True)
+class Inside:
+    """The part of a request that only the program on its first host knows, which starts a mesh there.
+
+    Attributes:
+        spec: which hosts it asks for, and by which engine.
+        invitation: path of the file that it writes the invitation to the mesh to.
+        with_program: whether the mesh ends with it; elsewhere the engine ends all processes of the mesh.
+    """
+
+    spec: HostSpec
+    invitation: str
+    with_program: bool = False
+
+
+@dataclass(frozen=True)
 class Usable:
     """The usability of an engine here; if it can't be used, the reason, and what to type."""
 

@@ -17,8 +17,8 @@ from monarch_nb._wire.invitation import Invitation
 from monarch_nb._wire.process import is_running, start_time
 from monarch_nb.job.allocation import Allocation, records_directory
 from monarch_nb.job.engines import shell
-from monarch_nb.job.engines.base import Capabilities, EngineError, Look, State, Usable
-from monarch_nb.job.engines.slurm import Slurm
+from monarch_nb.job.engines.base import Capabilities, EngineError, Inside, Look, State, Usable
+from monarch_nb.job.engines.slurm import Slurm, invitation_path
 from monarch_nb.job.spec import HostRange, HostSpec
 
 
@@ -26,6 +26,22 @@ def num_nodes() -> int:
     """Return the number of nodes of the Slurm job that this program runs in; 0 outside of a job."""
     number = os.environ.get("SLURM_JOB_NUM_NODES", "")
     return int(number) if number.isdigit() and os.environ.get("SLURM_JOB_ID") else 0
+
+
+def inside(asked: Allocation) -> Inside:
+    """Return what a mesh inside this job takes: all nodes, but for spares.
+
+    Raises:
+        EngineError: if there is none but spares.
+    """
+    num = num_nodes() - asked.plan.num_spares
+    if num < 1:
+        raise EngineError(
+            f"the job has {num_nodes()} nodes, and {asked.plan.num_spares} of them are to be spares"
+        )
+    spec = replace(asked.spec, engine=OwnAllocation.name, controller="", login="", own=())
+    spec = replace(spec, hosts=HostRange(num, num), machines=())
+    return Inside(spec, invitation_path(asked.directory, os.environ["SLURM_JOB_ID"]))
 
 
 class OwnAllocation(Slurm):

@@ -1,5 +1,8 @@
 """Hosts from Ray: a placement group that spreads over nodes, and on each node an actor that runs the
 launcher.
+
+A mesh with its controller inside is started by a program that an actor on any node runs: that program asks
+Ray for the hosts, as this one would.
 """
 
 from __future__ import annotations
@@ -16,11 +19,15 @@ import msgspec
 from monarch_nb._wire.invitation import Invitation
 from monarch_nb.job.allocation import Allocation
 from monarch_nb.job.engines import shell
-from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, State, Usable
-from monarch_nb.job.spec import HostSpec
+from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Inside, Look, State, Usable
+from monarch_nb.job.spec import INSIDE, HostSpec
 
 DRIVER_S = 60.0
 _DRIVER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ray_driver.py")
+IN_RAY = "MONARCH_NB_IN_RAY"
+"""Variable of the program that starts a mesh inside: JSON of `address`, of Ray; `driver`, an interpreter that
+has ray; `hosts`, the name for the actor that has them; `invitation`, the path of a file.
+"""
 _PLACED = "CREATED"
 """Ray's state of a placement group that has its nodes."""
 
@@ -40,7 +47,7 @@ class Ray(Engine):
     """The engine of Ray."""
 
     name = "ray"
-    can = Capabilities(queue=True)
+    can = Capabilities(queue=True, inside=True)
     own_keys = ("address", "driver", "cpus")
 
     def __init__(self) -> None:
@@ -69,8 +76,7 @@ class Ray(Engine):
         return []
 
     def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
-        spec = allocation.spec
-        name = f"monarch-nb-{allocation.mesh}-{os.urandom(3).hex()}"
+        spec, name = allocation.spec, _name_for(allocation)
         num = min(spec.wanted.most + allocation.plan.num_spares, self._fitting(spec)[0])
         self._ask(
             spec,
@@ -83,6 +89,19 @@ class Ray(Engine):
         )
         return replace(allocation, id=name)
 
+    def submit_inside(self, allocation: Allocation) -> Allocation:
+        spec, name = allocation.spec, _name_for(allocation)
+        program = shell.profile_script(spec, shell.inside_command(spec))
+        self._ask(spec, do="submit_inside", name=name, script=program, request=allocation.to_json())
+        return replace(allocation, id=name)
+
+    def recalled(self, allocation: Allocation) -> Allocation:
+        named = replace(allocation, id=_name_for(allocation))
+        return named if self._ask(named.spec, do="look", name=named.id) != "null" else allocation
+
+    def invitation(self, allocation: Allocation) -> str:
+        return str(msgspec.json.decode(self._ask(allocation.spec, do="invitation", name=allocation.id)))
+
     def look(self, allocation: Allocation) -> Look:
         if not allocation.id:
             return Look(State.ENDED, "ray was never asked")
@@ -92,7 +111,8 @@ class Ray(Engine):
             return Look(State.ENDED, "ray has no such actor any more")
         self._words = kept.words
         if kept.is_over:
-            return Look(State.ENDED, "all launchers have ended")
+            what = "the program with the controller has" if _is_inside(allocation) else "all launchers have"
+            return Look(State.ENDED, f"{what} ended")
         if kept.state == _PLACED:
             return Look(State.GRANTED, nodes=kept.nodes)
         return Look(State.QUEUED, kept.reason or kept.state)
@@ -106,7 +126,10 @@ class Ray(Engine):
 
     def script(self, allocation: Allocation) -> str:
         spec = allocation.spec
-        return f"on {spec.wanted} nodes, in bundles of {_bundle(spec)}:\n{shell.host_script(spec)}"
+        hosts = f"on {spec.wanted} nodes, in bundles of {_bundle(spec)}:\n{shell.host_script(spec)}"
+        if not _is_inside(allocation):
+            return hosts
+        return f"on any node:\n{shell.profile_script(spec, shell.inside_command(spec))}\n{hosts}"
 
     def _fitting(self, spec: HostSpec) -> tuple[int, int]:
         """Return the number of nodes with enough resources for a host, and the number of all nodes."""
@@ -125,6 +148,31 @@ class Ray(Engine):
         if done.code != 0:
             raise EngineError(f"ray at {spec.own_value('address', 'auto')}: {done.words}")
         return done.out.strip().splitlines()[-1]
+
+
+def inside(asked: Allocation) -> Inside:
+    """Return what a mesh takes whose controller `ray_driver.MeshInside` runs: hosts of the same Ray."""
+    given = _given()
+    own = {**dict(asked.spec.own), "address": given["address"], "driver": given["driver"]}
+    spec = replace(asked.spec, controller="", login="", own=tuple(own.items()))
+    return Inside(spec, given["invitation"], with_program=True)
+
+
+def _is_inside(allocation: Allocation) -> bool:
+    return allocation.spec.controller == INSIDE
+
+
+def _name_for(allocation: Allocation) -> str:
+    """Return the name of the actor that has a request; it's known before Ray is asked. What the program with
+    a controller inside asks for is found by the name of its own request.
+    """
+    if IN_RAY in os.environ:
+        return _given()["hosts"]
+    return f"monarch-nb-{allocation.mesh}-{round(allocation.submitted_at * 1e6):x}"
+
+
+def _given() -> dict[str, str]:
+    return msgspec.json.decode(os.environ[IN_RAY], type=dict[str, str])
 
 
 def _driver(spec: HostSpec) -> str:

@@ -4,14 +4,21 @@ Run as a file, by an interpreter that has ray and may have nothing else of ours:
 from standard input, and answered as JSON in the last line of standard output.
 
 A detached actor, `MeshHosts`, has the placement group and an actor on each node, which runs the launcher. All
-of these end with it, and it ends when all launchers have.
+of these end with it, and it ends when all launchers have. Another, `MeshInside`, runs the program that starts
+a mesh with its controller inside, and ends with that.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import Any
@@ -31,29 +38,8 @@ class Host:
 
     def start(self, script: str, invitation: str) -> str:
         """Start the launcher; return the node's address."""
-        import ctypes
-        import os
-        import signal
-        import subprocess
-        import tempfile
-
-        def end_with_worker() -> None:
-            ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
-
-        # Ray counts a worker's threads, and takes its child processes for workers: ranks are none.
-        kept = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS" and not k.startswith("RAY_")}
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as this actor
-        self.process = subprocess.Popen(
-            ["bash", "-c", f"exec {script}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self.errors,
-            env=kept,
-            preexec_fn=end_with_worker,
-        )
-        assert self.process.stdin is not None
-        self.process.stdin.write(invitation.encode())
-        self.process.stdin.close()
+        self.process = run(script, invitation, self.errors, subprocess.DEVNULL)
         return str(ray.util.get_node_ip_address())
 
     def ended(self) -> str | None:
@@ -61,9 +47,83 @@ class Host:
         code = self.process.poll()
         if code is None:
             return None
-        self.errors.seek(0)
-        lines = self.errors.read(65536).decode(errors="replace").strip().splitlines()
-        return "" if code == 0 else "; ".join(lines[-3:]) or f"exit code {code}"
+        return "" if code == 0 else "; ".join(lines_of(self.errors)[-3:]) or f"exit code {code}"
+
+
+class MeshInside:
+    """The Ray actor that runs the program with a mesh's controller, which is told to end when this worker
+    ends, for any reason.
+    """
+
+    def __init__(self, name: str, script: str, request: str) -> None:
+        self.folder = tempfile.mkdtemp(prefix="monarch_nb-ray-")
+        self.path = os.path.join(self.folder, "invitation")
+        self.output = open(os.path.join(self.folder, "output"), "w+b")  # noqa: SIM115 - as long as this actor
+        given = {
+            "address": ray.get_runtime_context().gcs_address,
+            "driver": sys.executable,
+            "hosts": hosts_of(name),
+            "invitation": self.path,
+        }
+        self.process = run(script, request, self.output, self.output, MONARCH_NB_IN_RAY=json.dumps(given))
+        threading.Thread(target=self.keep, daemon=True).start()
+
+    def keep(self) -> None:
+        """Return when the program has ended."""
+        self.process.wait()
+        time.sleep(ASK_S)  # who waits for the mesh is told first why there's none
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os._exit(0)
+
+    def look(self) -> dict[str, object]:
+        """Return the state of the mesh, in the words of `MeshHosts.look`: it's placed once it runs."""
+        is_over = self.process.poll() is not None
+        words = lines_of(self.output)[-3:] if is_over else []
+        return {
+            "state": "CREATED" if os.path.exists(self.path) else "PENDING",
+            "reason": "",
+            "nodes": [str(ray.util.get_node_ip_address())],
+            "words": [line.removeprefix("node ") for line in words],
+            "is_over": is_over,
+        }
+
+    def invitation(self) -> str:
+        """Return the invitation to the mesh; empty until there is one."""
+        try:
+            with open(self.path) as file:
+                return file.read()
+        except FileNotFoundError:
+            return ""
+
+
+def run(script: str, text: str, errors: Any, output: Any, **variables: str) -> subprocess.Popen[bytes]:
+    """Start a program of this package in a worker, with a text as its standard input; it's told to end when
+    the worker ends.
+    """
+
+    def end_with_worker() -> None:
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+    # Ray counts a worker's threads, and takes its child processes for workers: ranks are none.
+    kept = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS" and not k.startswith("RAY_")}
+    process = subprocess.Popen(
+        ["bash", "-c", f"exec {script}"],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=errors,
+        env=kept | variables,
+        preexec_fn=end_with_worker,
+    )
+    assert process.stdin is not None
+    process.stdin.write(text.encode())
+    process.stdin.close()
+    return process
+
+
+def lines_of(output: Any) -> list[str]:
+    """Return the last lines that a program has written into a file."""
+    begin = max(0, os.fstat(output.fileno()).st_size - 65536)
+    return os.pread(output.fileno(), 65536, begin).decode(errors="replace").strip().splitlines()
 
 
 class MeshHosts:
@@ -124,20 +184,48 @@ def submit(name: str, num: int, bundle: dict[str, float], script: str, invitatio
     return ray.get(actor.remote(num, bundle, script, invitation).look.remote())
 
 
-def look(name: str) -> Any:
-    """Return the state of a mesh's hosts; None if their actor doesn't exist."""
+def submit_inside(name: str, script: str, request: str) -> Any:
+    """Start the actor that runs the program with a mesh's controller, and return its state."""
+    made = ray.remote(num_cpus=0, max_restarts=0)(MeshInside)
+    actor = made.options(name=name, namespace=NAMESPACE, lifetime="detached")
+    return ray.get(actor.remote(name, script, request).look.remote())
+
+
+def ask(name: str, method: str) -> Any:
+    """Return the answer of an actor of ours; None if it doesn't exist."""
     try:
-        return ray.get(ray.get_actor(name, namespace=NAMESPACE).look.remote(), timeout=ASK_S)
+        actor = ray.get_actor(name, namespace=NAMESPACE)
+        return ray.get(getattr(actor, method).remote(), timeout=ASK_S)
     except (ValueError, ray.exceptions.RayActorError):
         return None
 
 
+def look(name: str) -> Any:
+    """Return the state of a mesh's hosts; None if their actor doesn't exist."""
+    found = ask(name, "look")
+    if found is not None and found["state"] == "PENDING":
+        waiting = ask(hosts_of(name), "look")  # if its controller is inside
+        if waiting is not None:
+            is_placed = waiting["state"] == "CREATED"
+            found["reason"] = "its hosts are joining" if is_placed else waiting["reason"]
+    return found
+
+
+def hosts_of(name: str) -> str:
+    """Return the name of the actor with the hosts of a mesh whose controller is inside."""
+    return f"{name}-hosts"
+
+
+def invitation(name: str) -> str:
+    """Return the invitation to the mesh that an actor has started; empty if there is none."""
+    return ask(name, "invitation") or ""
+
+
 def end_hosts(name: str) -> None:
     """End the actor, and the hosts that it holds."""
-    try:
-        ray.kill(ray.get_actor(name, namespace=NAMESPACE))
-    except ValueError:
-        return
+    for each in (name, hosts_of(name)):
+        with contextlib.suppress(ValueError):
+            ray.kill(ray.get_actor(each, namespace=NAMESPACE))
 
 
 def nodes() -> list[dict[str, float]]:
@@ -149,7 +237,15 @@ def main() -> None:
     """Execute the request on standard input, and print the answer."""
     request = json.loads(sys.stdin.read())
     address = request.pop("address")
-    what: Any = {"submit": submit, "look": look, "end": end_hosts, "nodes": nodes}[request.pop("do")]
+    known: dict[str, Any] = {
+        "submit": submit,
+        "submit_inside": submit_inside,
+        "look": look,
+        "invitation": invitation,
+        "end": end_hosts,
+        "nodes": nodes,
+    }
+    what = known[request.pop("do")]
     ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
     print("\n" + json.dumps(what(**request)), flush=True)
 

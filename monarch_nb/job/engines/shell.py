@@ -79,9 +79,21 @@ def host_script(spec: HostSpec, *arguments: str) -> str:
     """Return a shell command for a host: the profile's setup, then the launcher, which reads the
     invitation from standard input.
     """
+    return profile_script(spec, launcher_command(spec, *arguments))
+
+
+def profile_script(spec: HostSpec, command: str) -> str:
+    """Return a shell command: the profile's setup, then `command`, which has the standard input."""
     setup = "".join(f"{line}\n" for line in spec.setup)
     prepared = f"{{ :\n{setup}}} </dev/null >&2 || exit 1\n" if setup else ""
-    return f"bash -l -c {shlex.quote(f'{prepared}exec {launcher_command(spec, *arguments)}')}"
+    return f"bash -l -c {shlex.quote(f'{prepared}exec {command}')}"
+
+
+def inside_command(spec: HostSpec) -> str:
+    """Return the shell command of the program that starts a mesh on the first host: it reads the record of
+    the request from standard input.
+    """
+    return f"{shlex.quote(spec.python or sys.executable)} -P -m monarch_nb.mesh.inside_job"
 
 
 def launcher_trouble(machine: str, done: Done, spec: HostSpec) -> str:

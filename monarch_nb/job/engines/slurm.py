@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -179,8 +178,7 @@ class Slurm(Engine):
 
     def _inside_script(self, allocation: Allocation) -> str:
         """Return the script of a job on whose first node a controller runs."""
-        program = f"{shlex.quote(allocation.spec.python or sys.executable)} -P -m monarch_nb.mesh.inside_job"
-        return self._job_script(allocation, program, allocation.to_json())
+        return self._job_script(allocation, shell.inside_command(allocation.spec), allocation.to_json())
 
     def _job_script(self, allocation: Allocation, command: str, text: str) -> str:
         """Return the script of a job that runs a command, with a text as its standard input."""
