@@ -1,4 +1,4 @@
-"""Arithmetic operators of tensors of a mesh that need no gradient.
+"""Arithmetic operators of tensors of a mesh that need no gradient, and the methods of the same operations.
 
 Torch's way from `x + y` to `__torch_dispatch__` takes as long as all that's done there. Where nothing but the
 tensors' own code would see the operation, and its plan is known, an operator adds the command at once.
@@ -16,17 +16,19 @@ from monarch_nb._rank.tensor.private import has_modes, is_autocast
 _keeps_gradients = torch.is_grad_enabled
 
 
-def binary(name: str, func: Any) -> Callable[[Any, Any], Any]:
+def binary(name: str, func: Any) -> Callable[..., Any]:
     """Return the method of a binary operator.
 
     Args:
-        name: the operator's method, as in `__add__`.
+        name: the operator's method, as in `__add__`, or `add`.
         func: the operation that torch makes of it, for tensors and for numbers.
     """
     plain = getattr(torch.Tensor, name)
     number, is_matmul = id(func), func is torch.ops.aten.mm.default
 
-    def operate(self: Any, other: Any) -> Any:
+    def operate(self: Any, other: Any, *more: Any, **named: Any) -> Any:
+        if more or named:
+            return plain(self, other, *more, **named)
         kind = type(other)
         key: tuple[Any, ...]
         tensors: tuple[Any, ...] = (self,)

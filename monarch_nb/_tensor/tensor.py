@@ -77,6 +77,11 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
     __mul__ = __rmul__ = binary("__mul__", _aten.mul.Tensor)
     __truediv__ = binary("__truediv__", _aten.div.Tensor)
     __matmul__ = binary("__matmul__", _aten.mm.default)
+    add = binary("add", _aten.add.Tensor)
+    sub = binary("sub", _aten.sub.Tensor)
+    mul = binary("mul", _aten.mul.Tensor)
+    div = binary("div", _aten.div.Tensor)
+    matmul = binary("matmul", _aten.mm.default)
 
     @classmethod
     def __torch_dispatch__(

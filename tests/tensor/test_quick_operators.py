@@ -18,7 +18,20 @@ from monarch_nb._tensor.tensor import Tensor
 from monarch_nb.distributed import Mesh
 from monarch_nb.exceptions import WrongTensor
 
-OPERATORS = (operator.add, operator.sub, operator.mul, operator.truediv, operator.matmul)
+
+def method(name: str) -> Callable[[Any, Any], Any]:
+    """Return what calls a method of its first argument."""
+    return lambda x, y: getattr(x, name)(y)
+
+
+ARITHMETIC = (
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.truediv,
+    *map(method, ("add", "sub", "mul", "div")),
+)
+OPERATORS = (*ARITHMETIC, operator.matmul, method("matmul"))
 TIMES = 3
 """The first time makes the plan, the second and third use it."""
 
@@ -43,8 +56,8 @@ def laid_out(mesh: Mesh, *values: torch.Tensor) -> list[Any]:
     ("operate", "other"),
     [
         *[(each, torch.rand(4, 4) + 1) for each in OPERATORS],
-        *[(each, torch.rand(4, 4, dtype=torch.float64) + 1) for each in OPERATORS[:4]],
-        *[(each, number) for each in OPERATORS[:4] for number in (2.5, 3)],
+        *[(each, torch.rand(4, 4, dtype=torch.float64) + 1) for each in ARITHMETIC],
+        *[(each, number) for each in ARITHMETIC for number in (2.5, 3)],
         (operator.add, True),
     ],
 )
@@ -66,6 +79,16 @@ def test_a_known_operation_does_not_go_through_torch(mesh: Mesh, operate: Callab
     with nothing_dispatched():
         found = operate(x, y)
     torch.testing.assert_close(found.full(), operate(x.full(), y.full()))
+
+
+def test_arguments_by_name(mesh: Mesh) -> None:
+    x, y = laid_out(mesh, torch.rand(4, 4) + 1, torch.rand(4, 4) + 1)
+    for _ in range(TIMES):
+        assert torch.equal(x.add(y, alpha=2).full(), x.full().add(y.full(), alpha=2))
+        assert torch.equal(
+            x.div(y, rounding_mode="floor").full(), x.full().div(y.full(), rounding_mode="floor")
+        )
+        assert torch.equal(x.mul(other=y).full(), x.full() * y.full())
 
 
 def test_numbers_on_the_left(mesh: Mesh) -> None:
