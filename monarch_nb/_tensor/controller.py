@@ -837,6 +837,9 @@ _TAKEN_APART = frozenset(
         _aten.binary_cross_entropy_backward.default,
         _aten.soft_margin_loss.default,
         _aten.soft_margin_loss_backward.default,
+        _aten.dist.default,
+        _aten.trace.default,
+        _aten.rot90.default,
     }
 )
 """Operations that torch has no sharding rule for, but has for their decompositions."""

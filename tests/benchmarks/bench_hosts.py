@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -205,18 +208,35 @@ def _first_answer(spec: HostSpec) -> float:
         on_engine.cancel("bench")
 
 
-def _row(engine: str, ours: list[float], bare: list[float]) -> None:
-    floor = f"bare interpreter {min(bare):.2f} s"
-    say(f"{engine}: command to first answer", min(ours), "s", f"at most {1.5 * min(bare) + 1:.2f} s", floor)
+def _rows(engine: str, spec: HostSpec, bare: Callable[[str], list[str]]) -> None:
+    """Print the rows of an engine: ranks without torch, and with it, each beside an interpreter that imports
+    as much.
+
+    Args:
+        bare: returns the command that has an interpreter run a program there.
+    """
+    without = replace(spec, setup=(*spec.setup, "export MONARCH_NB_PRELOAD=none"))
+    for what, each, program in (
+        ("ranks without torch", without, "pass"),
+        ("ranks with torch", spec, "import torch"),
+    ):
+        command = bare(program)
+        pairs = [
+            (_first_answer(each), took(partial(subprocess.run, command, check=True))) for _ in range(ROUNDS)
+        ]
+        ours, floor = (min(times) for times in zip(*pairs, strict=True))
+        say(
+            f"{engine}, {what}: command to first answer", ours, "s", f"at most {1.5 * floor + 1:.2f} s",
+            f"interpreter, {program!r} {floor:.2f} s",
+        )  # fmt: skip
 
 
 def _ssh(folder: Path) -> None:
     server = sshd.Sshd(folder / "ssh", ["hb1", "hb2"])
     try:
         spec = HostSpec("ssh", machines=machines("hb1,hb2"), own=(("config", str(server.config)),))
-        bare = ["ssh", "-F", str(server.config), "hb1", sys.executable, "-c", "pass"]
-        pairs = [(_first_answer(spec), took(lambda: subprocess.run(bare, check=True))) for _ in range(ROUNDS)]
-        _row("ssh, 2 hosts", [a for a, _ in pairs], [b for _, b in pairs])
+        ssh = ["ssh", "-F", str(server.config), "hb1"]
+        _rows("ssh, 2 hosts", spec, lambda p: [*ssh, shlex.join([sys.executable, "-c", p])])
     finally:
         server.close()
 
@@ -227,9 +247,8 @@ def _slurm(folder: Path) -> None:
     os.environ["SLURM_CONF"] = str(cluster.config)
     try:
         spec = HostSpec("slurm", hosts=HostRange(2, 2), setup=(slurmd.SETUP,))
-        bare = ["srun", "--nodes=2", "--ntasks=2", sys.executable, "-c", "pass"]
-        pairs = [(_first_answer(spec), took(lambda: subprocess.run(bare, check=True))) for _ in range(ROUNDS)]
-        _row("slurm, 2 nodes, with its queue", [a for a, _ in pairs], [b for _, b in pairs])
+        srun = ["srun", "--nodes=2", "--ntasks=2", sys.executable, "-c"]
+        _rows("slurm, 2 nodes, with its queue", spec, lambda p: [*srun, p])
     finally:
         cluster.close()
 

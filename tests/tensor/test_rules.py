@@ -36,6 +36,9 @@ OPERATIONS: dict[str, tuple[Loss, list[tuple[int, ...]]]] = {
     "unfold": (lambda x: x.unfold(1, 2, 1), [(4, 5)]),
     "index_add": (lambda x, y: x.index_add(1, torch.tensor([0, 2, 2]), y), [(8, 4), (8, 3)]),
     "std_mean": (lambda x: torch.stack(torch.std_mean(x, 1)), [(8, 6)]),
+    "logsigmoid": (F.logsigmoid, [(8, 6)]),
+    "addbmm": (torch.addbmm, [(4, 6), (2, 4, 3), (2, 3, 6)]),
+    "renorm": (lambda x: x.renorm(2, 0, 1.0), [(8, 6)]),
     "norm": (lambda x, y: F.pairwise_distance(x, y), [(8, 6), (8, 6)]),
 }
 GATHERED_BACKWARD = {"pad", "unfold"}

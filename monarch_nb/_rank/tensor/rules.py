@@ -50,6 +50,23 @@ def _elementwise(num_outputs: int) -> Rule:
     return rule
 
 
+def _log_sigmoid(*args: Any) -> Layouts:
+    """Return the layouts of log_sigmoid_forward, whose second output is kept for the backward: on a GPU, it's
+    empty.
+    """
+    for out, ins in _elementwise(1)(*args):
+        yield [*out, out[0] if _has_buffer(args[0]) else _WHOLE], ins
+
+
+def _log_sigmoid_backward(gradient: Any, spec: Any, buffer: Any) -> Layouts:
+    for out, ins in _elementwise(1)(gradient, spec):
+        yield out, [*ins, out[0] if _has_buffer(spec) else _WHOLE]
+
+
+def _has_buffer(spec: Any) -> bool:
+    return bool(spec.mesh.device_type == "cpu")
+
+
 def _part(spec: Any, dim: int, shape: Sequence[int]) -> Placement:
     """Return the placement of an input whose element at `dim` of the result's shape is needed."""
     own = dim - (len(shape) - spec.ndim)
@@ -86,6 +103,12 @@ def _all_but(spec: Any, dim: int, *_: Any, **__: Any) -> Layouts:
     """Return the layouts of an operation along one dimension, which stays: the others are independent."""
     along = _wrapped(dim, spec.ndim)
     return [([Shard(d)], [Shard(d)]) for d in range(spec.ndim) if d != along]
+
+
+def _only(spec: Any, _power: Any, dim: int, *_: Any) -> Layouts:
+    """Return the layouts of renorm, which takes each slice along a dimension by itself."""
+    along = _wrapped(dim, spec.ndim)
+    return [([Shard(along)], [Shard(along)])]
 
 
 def _glu(spec: Any, dim: int = -1) -> Layouts:
@@ -175,6 +198,14 @@ def _addmv(bias: Any, matrix: Any, vector: Any, **_: Any) -> Layouts:
     return [([Shard(0)], [_part(bias, 0, matrix.shape[:1]), Shard(0), _WHOLE])]
 
 
+def _addbmm(added: Any, left: Any, right: Any, **_: Any) -> Layouts:
+    shape = (left.shape[1], right.shape[2])
+    return [
+        ([Shard(0)], [_part(added, 0, shape), Shard(1), _WHOLE]),
+        ([Shard(1)], [_part(added, 1, shape), _WHOLE, Shard(2)]),
+    ]
+
+
 def _addr(added: Any, column: Any, row: Any, **_: Any) -> Layouts:
     shape = (column.shape[0], row.shape[0])
     return [
@@ -229,6 +260,9 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys((_aten.reflection_pad2d.default, _aten.replication_pad2d.default), _leading(2)),
     **dict.fromkeys((_aten.reflection_pad3d.default, _aten.replication_pad3d.default), _leading(3)),
     **dict.fromkeys((_aten.unfold.default, _aten.unfold_copy.default, _aten.narrow_copy.default), _all_but),
+    _aten.log_sigmoid_forward.default: _log_sigmoid,
+    _aten.log_sigmoid_backward.default: _log_sigmoid_backward,
+    _aten.renorm.default: _only,
     _aten.glu.default: _glu,
     _aten.glu_backward.default: _glu_backward,
     _aten.permute_copy.default: _moved(_permuted),
@@ -237,6 +271,7 @@ RULES: dict[Any, Rule] = {
     _aten.unsqueeze_copy.default: _moved(_unsqueezed),
     _aten.mv.default: _mv,
     _aten.addmv.default: _addmv,
+    _aten.addbmm.default: _addbmm,
     _aten.addr.default: _addr,
     _aten.vdot.default: _vdot,
     _aten.count_nonzero.default: _counted,

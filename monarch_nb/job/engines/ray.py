@@ -28,6 +28,8 @@ IN_RAY = "MONARCH_NB_IN_RAY"
 """Variable of the program that starts a mesh inside: JSON of `address`, of Ray; `driver`, an interpreter that
 has ray; `hosts`, the name for the actor that has them; `invitation`, the path of a file.
 """
+_given: dict[str, str] = {}
+"""What that variable said, in the program with a mesh's controller."""
 _PLACED = "CREATED"
 """Ray's state of a placement group that has its nodes."""
 
@@ -152,10 +154,10 @@ class Ray(Engine):
 
 def inside(asked: Allocation) -> Inside:
     """Return what a mesh takes whose controller `ray_driver.MeshInside` runs: hosts of the same Ray."""
-    given = _given()
-    own = {**dict(asked.spec.own), "address": given["address"], "driver": given["driver"]}
+    _given.update(msgspec.json.decode(os.environ.pop(IN_RAY), type=dict[str, str]))  # no rank inherits it
+    own = {**dict(asked.spec.own), "address": _given["address"], "driver": _given["driver"]}
     spec = replace(asked.spec, controller="", login="", own=tuple(own.items()))
-    return Inside(spec, given["invitation"], with_program=True)
+    return Inside(spec, _given["invitation"], with_program=True)
 
 
 def _is_inside(allocation: Allocation) -> bool:
@@ -166,13 +168,9 @@ def _name_for(allocation: Allocation) -> str:
     """Return the name of the actor that has a request; it's known before Ray is asked. What the program with
     a controller inside asks for is found by the name of its own request.
     """
-    if IN_RAY in os.environ:
-        return _given()["hosts"]
+    if _given:
+        return _given["hosts"]
     return f"monarch-nb-{allocation.mesh}-{round(allocation.submitted_at * 1e6):x}"
-
-
-def _given() -> dict[str, str]:
-    return msgspec.json.decode(os.environ[IN_RAY], type=dict[str, str])
 
 
 def _driver(spec: HostSpec) -> str:
