@@ -50,5 +50,5 @@ def binary(name: str, func: Any) -> Callable[..., Any]:
         return engine.command(plan, tensors, scalars)
 
     operate.__name__ = operate.__qualname__ = name
-    operate.__doc__ = plain.__doc__
+    operate.__doc__ = f"As `torch.Tensor.{name}`."
     return operate
