@@ -235,7 +235,7 @@ def cancel(arguments: argparse.Namespace) -> None:
     """Give back the hosts of a mesh."""
     from monarch_nb._commands.clusters import cancelled
 
-    _say(arguments, cancelled(arguments.name))
+    _say(arguments, cancelled(arguments.name, forgets=arguments.forget))
 
 
 def history(arguments: argparse.Namespace) -> None:

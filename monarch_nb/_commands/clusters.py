@@ -295,9 +295,13 @@ def queue_text() -> str:
     )
 
 
-def cancelled(name: str) -> str:
-    """Release the hosts of a mesh; return a message about it."""
-    return f"{on_engine.cancel(name).described()} of mesh {name!r} was cancelled"
+def cancelled(name: str, *, forgets: bool) -> str:
+    """Release the hosts of a mesh; return a message about it.
+
+    Args:
+        forgets: see `on_engine.cancel`.
+    """
+    return f"{on_engine.cancel(name, forgets=forgets).described()} of mesh {name!r} was cancelled"
 
 
 def hosts_text(mesh: Mesh) -> str:

@@ -75,7 +75,18 @@ _LIFE = (
     Command(
         "queue", "List what this user has asked engines for: how each request is, since when, until when."
     ),
-    Command("cancel", "Give back the hosts of a mesh, whether it waits for them or runs.", (NAME_NEEDED,)),
+    Command(
+        "cancel",
+        "Give back the hosts of a mesh, whether it waits for them or runs.",
+        (
+            NAME_NEEDED,
+            argument(
+                "--forget",
+                about="forget them even if the engine can't be reached: it's gone for good",
+                action="store_true",
+            ),
+        ),
+    ),
     Command(
         "hosts",
         "Show the hosts of a mesh: who is where, what each has, what the engine says.",

@@ -19,5 +19,5 @@ def queue(_state: State, _arguments: Namespace) -> None:
 
 def cancel(state: State, arguments: Namespace) -> None:
     """Release the hosts of a mesh."""
-    print(cancelled(arguments.name))
+    print(cancelled(arguments.name, forgets=arguments.forget))
     state.drop(arguments.name)

@@ -26,7 +26,7 @@ from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.exceptions import MeshError, MeshNotFound, MeshStartError, MeshUsageError, NameTaken
 from monarch_nb.job import allocation as records
 from monarch_nb.job.allocation import Allocation, Plan
-from monarch_nb.job.engines import Engine, Look, State, engine_of
+from monarch_nb.job.engines import Engine, EngineError, Look, State, engine_of
 from monarch_nb.job.joining import Wait, reserve
 from monarch_nb.job.profiles import Profile
 from monarch_nb.job.spec import INSIDE
@@ -296,8 +296,11 @@ def _default_dims(session: Session, indices: list[int]) -> Mapping[str, int]:
 # --- releasing hosts
 
 
-def cancel(name: str) -> Allocation:
+def cancel(name: str, *, forgets: bool = False) -> Allocation:
     """Release all hosts of a mesh, whether it waits for them or runs; return what was released.
+
+    Args:
+        forgets: whether the request is forgotten even if the engine can't be reached.
 
     Raises:
         MeshNotFound: if nothing was asked for under that name.
@@ -313,7 +316,13 @@ def cancel(name: str) -> Allocation:
     with suppress(MeshNotFound):
         session = Session.connect(launch.find_connection(name), "", observes=True)
         starting.abandon(session)
-    end_all(asked)
+    try:
+        end_all(asked)
+    except EngineError as error:
+        if not forgets:
+            raise EngineError(
+                f"{error}\nIt stays on record. If the engine is gone for good: %mesh cancel {name} --forget"
+            ) from None
     records.remove_record(name)
     return asked
 

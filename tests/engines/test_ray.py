@@ -9,7 +9,9 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,8 +23,8 @@ from waiting import wait_until
 from monarch_nb._client import session as sessions
 from monarch_nb.exceptions import MeshError, MeshStartError, MeshUsageError
 from monarch_nb.job import RayJob, job_loads
-from monarch_nb.job.allocation import Plan, list_records, read_record
-from monarch_nb.job.engines import ENGINES, State, engine_of
+from monarch_nb.job.allocation import Allocation, Plan, list_records, read_record, write_record
+from monarch_nb.job.engines import ENGINES, EngineError, State, engine_of
 from monarch_nb.job.profiles import find_profile
 from monarch_nb.mesh import Mesh, on_engine
 
@@ -107,6 +109,11 @@ def test_a_worker_that_is_killed_takes_its_host_along(lab: None) -> None:
         on_engine.cancel("hurt")
 
 
+def files_of_programs_inside() -> set[Path]:
+    folder = Path(tempfile.gettempdir())
+    return {*folder.glob("monarch_nb-ray-*"), *folder.glob("monarch_nb-inside-*")}
+
+
 @pytest.fixture
 def laptop(address: str, tmp_path: Path) -> Iterator[Terminal]:
     """A machine of which nothing is needed once a mesh runs."""
@@ -145,10 +152,13 @@ def test_a_mesh_with_its_controller_inside_goes_on_without_this_machine(laptop: 
 @needs_ray
 @pytest.mark.timeout(240)
 def test_a_mesh_inside_ends_with_its_request(laptop: Terminal) -> None:
+    before = files_of_programs_inside()
     laptop.types("start", "big", "--on", "lab", "--procs", "1")
     pids = [int(pid) for pid in re.findall(r"pid (\d+)", laptop.types("exec", "big", PRINT_PIDS))]
+    assert files_of_programs_inside() > before
     assert "was cancelled" in laptop.types("cancel", "big")
     assert all(wait_for_exit(pid) for pid in pids)
+    assert files_of_programs_inside() == before
 
 
 @needs_ray
@@ -162,6 +172,19 @@ def test_a_program_that_is_killed_forgets_no_mesh_inside(laptop: Terminal) -> No
     os.kill(json.loads((laptop.folder / "run" / "monarch_nb-big.json").read_text())["pid"], signal.SIGKILL)
     wait_until(lambda: "no mesh runs" in laptop.types("list"), "nothing runs here")
     assert "is ready" in laptop.notebook("%load_ext monarch_nb", "%mesh start big", "%mesh stop")
+
+
+def test_a_cluster_that_is_gone_is_said_at_once_and_can_be_forgotten(profiles: Profiles) -> None:
+    profiles('[lab]\nengine = "ray"\n[lab.ray]\naddress = "127.0.0.1:1"\n')
+    spec = find_profile("lab", ENGINES).spec
+    asked = replace(Allocation.new("gone", "lab", spec, Plan((("procs", 1),))), id="monarch-nb-gone")
+    write_record(asked)
+    assert "no Ray answers at 127.0.0.1:1" in on_engine.look_at(asked).reason
+    with pytest.raises(EngineError, match=r"no Ray answers at .*\n.*%mesh cancel gone --forget"):
+        on_engine.cancel("gone")
+    assert read_record("gone") == asked
+    on_engine.cancel("gone", forgets=True)
+    assert list_records() == []
 
 
 @needs_ray

@@ -145,10 +145,13 @@ class Ray(Engine):
         Raises:
             EngineError: if Ray can't be reached, with Ray's message.
         """
-        text = json.dumps({"address": spec.own_value("address", "auto"), **request})
+        address = spec.own_value("address", "auto")
+        if why := _unreachable(address):
+            raise EngineError(why)
+        text = json.dumps({"address": address, **request})
         done = shell.run([_driver(spec), "-P", _DRIVER], text, DRIVER_S)
         if done.code != 0:
-            raise EngineError(f"ray at {spec.own_value('address', 'auto')}: {done.words}")
+            raise EngineError(f"ray at {address}: {done.words}")
         return done.out.strip().splitlines()[-1]
 
 
@@ -178,10 +181,10 @@ def _driver(spec: HostSpec) -> str:
 
 
 def _unreachable(address: str) -> str:
-    """Return why nothing listens at HOST:PORT, which Ray itself would retry for minutes; empty if something
-    does, or if the address is of another kind.
+    """Return why nothing listens at HOST:PORT or ray://HOST:PORT, which Ray itself would retry for minutes;
+    empty if something does, or if the address is of another kind.
     """
-    host, _, port = address.rpartition(":")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or "/" in address or not port.isdigit():
         return ""
     try:

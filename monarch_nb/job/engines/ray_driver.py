@@ -71,9 +71,18 @@ class MeshInside:
     def keep(self) -> None:
         """Return when the program has ended."""
         self.process.wait()
-        time.sleep(ASK_S)  # who waits for the mesh is told first why there's none
         shutil.rmtree(self.folder, ignore_errors=True)
+        time.sleep(ASK_S)  # who waits for the mesh is told first why there's none
         os._exit(0)
+
+    def end_program(self) -> None:
+        """End the program, and with it the mesh; leave no file."""
+        self.process.terminate()
+        try:
+            self.process.wait(ASK_S / 2)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def look(self) -> dict[str, object]:
         """Return the state of the mesh, in the words of `MeshHosts.look`: it's placed once it runs."""
@@ -225,7 +234,11 @@ def end_hosts(name: str) -> None:
     """End the actor, and the hosts that it holds."""
     for each in (name, hosts_of(name)):
         with contextlib.suppress(ValueError):
-            ray.kill(ray.get_actor(each, namespace=NAMESPACE))
+            actor = ray.get_actor(each, namespace=NAMESPACE)
+            if hasattr(actor, "end_program"):
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.get(actor.end_program.remote(), timeout=ASK_S)
+            ray.kill(actor)
 
 
 def nodes() -> list[dict[str, float]]:
