@@ -199,6 +199,7 @@ class Future(Generic[T]):
         self._pending.asker = None
         if isinstance(self._pending, OneReply):
             self._pending.sole_reader = None
+        self._pending.transport.unread.pop(id(self._pending), None)  # the answer may have come already
 
     def at_work(self) -> tuple[int, ...]:
         """Return the proc ids of the processes that haven't answered."""

@@ -62,6 +62,15 @@ def test_a_network_file_system_is_refused_before_anything_is_written(
     assert not root.exists()
 
 
+def test_a_store_that_is_closed_twice_closes_nothing_of_others(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    store.close()
+    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(16)]  # among them the numbers that it had
+    store.close()
+    for fd in others:
+        os.close(fd)  # would say that it's closed
+
+
 def test_what_a_process_that_has_died_had_tried_is_removed(tmp_path: Path) -> None:
     root = tmp_path / "store"
     Store(str(root)).close()

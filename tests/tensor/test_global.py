@@ -124,16 +124,16 @@ def test_it_shows_its_layout_and_numbers(mesh: Mesh) -> None:
 
 
 def test_what_cant_be_done_on_shards_is_said_once_and_is_right(mesh: Mesh) -> None:
-    plain = torch.randn(4, 4)
+    plain, first, values = torch.randn(4, 4), torch.tensor([0, 9]), torch.tensor([1.0, 2.0])
     dt = monarch_nb.distribute(plain, mesh, ["data_parallel"])
     with pytest.warns(
-        UserWarning, match=r"aten\.renorm\.default can't be done on shards .*every rank gathers its inputs"
+        UserWarning, match=r"aten\.put\.default can't be done on shards .*every rank gathers its inputs"
     ):
-        found = dt.renorm(2, 0, 1.0)
-    assert close(found, plain.renorm(2, 0, 1.0))
+        found = dt.put(first, values)
+    assert close(found, plain.put(first, values))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert close(dt.renorm(2, 0, 2.0), plain.renorm(2, 0, 2.0))
+        assert close(dt.put(first, -values), plain.put(first, -values))
         whole = monarch_nb.distribute(plain.clone(), mesh)
         whole[0] = 5  # each rank has all of it: nothing is gathered
     assert whole.full()[0].tolist() == [5.0] * 4

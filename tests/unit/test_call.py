@@ -204,13 +204,15 @@ def test_a_failure_that_was_dropped_is_told_with_its_answer(echoes: list[Echo], 
         call_one(reply, 1, b"fail", Encoded(b""))
         return future
 
-    read, left, quiet, later = ask(), ask(), ask(), ask()
+    read, left, quiet, known, later = ask(), ask(), ask(), ask(), ask()
     quiet.drop()
+    wait_until(known.done, "the answer is there")
+    known.drop()  # also of an answer that has come
     for each in (read, left, quiet):
         wait_until(each.done, "the answer is there")
     with pytest.raises(SupervisionError):
         read.get(T)
-    del read, left, quiet, each
+    del read, left, quiet, known, each
     [(pending, what)] = dropped
     assert isinstance(pending, OneReply) and pending.body is not None and pending.body.flags & wire.ERROR
     assert what == "dev.step"

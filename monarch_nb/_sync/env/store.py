@@ -81,6 +81,8 @@ class Store:
         self._tmp = os.path.join(root, "tmp", f"{os.getpid()}-{secrets.token_hex(4)}")
         self._numbers = itertools.count()
         self._parts: dict[str, Part] = {}
+        self._locks: list[int] = []
+        """Descriptors: nobody cleans the store meanwhile, or removes what this writes."""
         if problem := on_network(root, advice):
             raise EnvironmentSyncError(problem)
         try:
@@ -91,8 +93,8 @@ class Store:
                 os.makedirs(os.path.join(root, name), 0o700, exist_ok=True)
             for i in range(256):
                 os.makedirs(os.path.join(root, "objects", f"{i:02x}"), 0o700, exist_ok=True)
-            self._lock = locked(os.path.join(root, "lock"), fcntl.LOCK_SH)
-            self._tmp_lock = locked(self._tmp + ".lock", fcntl.LOCK_EX)
+            self._locks.append(locked(os.path.join(root, "lock"), fcntl.LOCK_SH))
+            self._locks.append(locked(self._tmp + ".lock", fcntl.LOCK_EX))
             os.mkdir(self._tmp, 0o700)  # after the lock: other processes remove unlocked files
             problem = lacking(root, self._tmp, advice)
         except OSError as error:
@@ -110,9 +112,9 @@ class Store:
         shutil.rmtree(self._tmp, ignore_errors=True)
         with suppress(OSError):
             os.unlink(self._tmp + ".lock")
-        for fd in (self._lock, self._tmp_lock):
-            with suppress(OSError):
-                os.close(fd)
+        fds, self._locks = self._locks, []  # a number that is closed twice may be somebody else's by then
+        for fd in fds:
+            os.close(fd)
 
     # --- content
 
