@@ -304,6 +304,7 @@ class Walk:
         value = self._one()
         other = self._one(lambda v: v.is_global and v.made.shape == value.made.shape)
         name = self.random.choice(["add_", "copy_", "sub_"])
+        before = value.plain.clone()
         try:
             getattr(value.plain, name)(other.plain)
         except RuntimeError as error:  # views of the same memory that torch doesn't write into each other
@@ -311,7 +312,11 @@ class Walk:
                 raise
             raise WrongTensor(str(error)) from None
         self._at_work = value.memory
-        getattr(value.made, name)(other.made)
+        try:
+            getattr(value.made, name)(other.made)
+        except REFUSED:
+            value.plain.copy_(before)
+            raise
 
     def do_part_in_place(self, often: int = 8) -> None:
         value = self._one(lambda v: v.is_global and v.made.dim() > 0)
