@@ -89,10 +89,13 @@ class Handle:
         slots.dropped.append(self.slot)
         slots.weight += self.weight
 
-    def release(self) -> None:
-        """Free the slot now: later uses raise an error."""
-        self.slots.drop(self.slot, self.weight)
-        self.__class__ = DroppedHandle
+    def dropped(self) -> DroppedHandle:
+        """Return what takes this one's place in a tensor that is dropped: later uses raise an error. The slot
+        is freed with the last tensor that shares it.
+        """
+        found = DroppedHandle.__new__(DroppedHandle)
+        found.slots, found.seq, found.meta, found.weight = self.slots, self.seq, self.meta, self.weight
+        return found
 
     def lose(self, why: str) -> None:
         """Free the slot: its value was lost with a rank. Later uses raise an error that says so."""
@@ -125,8 +128,9 @@ class DroppedHandle(Handle):
     def __del__(self) -> None:
         pass
 
-    def release(self) -> None:
-        """Do nothing: the slot was given back before."""
+    def dropped(self) -> DroppedHandle:
+        """Return this: the slot was given back before."""
+        return self
 
 
 class LostHandle(DroppedHandle):

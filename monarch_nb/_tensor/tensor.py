@@ -191,10 +191,10 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         return reduction_of.to_mesh(self, mesh, stream)
 
     def drop(self) -> None:
-        """Free its memory on the ranks now, rather than when no reference is left. Later uses, including a
-        backward, and of tensors that share its memory by `detach()`, raise an error that says DROPPED.
+        """Free its memory on the ranks now, rather than when no reference is left; what other tensors share
+        of it lives on. Later uses, including a backward, raise an error that says DROPPED.
         """
-        self.mesh_handle.release()
+        self.mesh_handle = self.mesh_handle.dropped()
 
     @property
     def dropped(self) -> bool:

@@ -392,3 +392,13 @@ def test_meshes_dont_mix(mesh: Mesh, own_mesh: Mesh) -> None:
         r"monarch_nb.distribute",
     ):
         mine + other
+
+
+def test_a_detached_tensor_outlives_the_drop_of_the_other(mesh: Mesh) -> None:
+    x = monarch_nb.distribute(torch.arange(4.0), mesh)
+    detached = x.detach()
+    x.drop()
+    assert x.dropped and not detached.dropped
+    assert detached.tolist() == [0.0, 1.0, 2.0, 3.0]
+    with pytest.raises(WrongTensor, match="DROPPED"):
+        x.tolist()
