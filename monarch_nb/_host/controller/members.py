@@ -417,12 +417,12 @@ class Members:
     # --- requests
 
     def _take_message(self, member: Member, frames: list[zmq.Frame]) -> None:
-        identity = bytes(frames[0].buffer)
-        if identity in member.replaced:
+        if member.replaced and (identity := bytes(frames[0].buffer)) in member.replaced:
             self._link.send_by(identity, member.index, Leave())  # it lives, after all
             return
         is_new = self._link.comes_by(member.index, frames[0])
-        member.identity, member.is_broken = identity, member.is_broken and not is_new
+        if is_new:
+            member.identity, member.is_broken = bytes(frames[0].buffer), False
         member.heard = self._controller.loop.clock()
         frames = frames[1:]
         try:
