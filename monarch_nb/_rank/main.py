@@ -62,6 +62,7 @@ class Rank:
         self.transport.mesh = MeshAddress(*spec.shared.place.mesh)
         self.transport.mesh_id = self.transport.mesh.mesh_id
         self.transport.unsettled, self.transport.mark_output = pipe.unsettled, pipe.mark_answer
+        pipe.burst.main_is_busy = lambda: self.worker.current is not None
         self.page = ActivityPage(address.page_path(spec.host.directory, spec.place.proc))
         self.debugger = Debugger(self.transport)
         self.worker = Worker(self)

@@ -1,6 +1,7 @@
 """stdout and stderr of a rank: text is written to the pipe on descriptor 1, with marks that name its cell.
 
-Both Python streams use one pipe, so their order is kept. What C code or a subprocess writes to descriptors 1
+Both Python streams use one pipe, so their order is kept. Where one of them prints many lines, they go through
+memory instead (`bursts`). What C code or a subprocess writes to descriptors 1
 and 2 belongs to the cell that runs. Lines leave at once, so a crash finds them written.
 
 Descriptors 1 and 2 and `sys.stdout` are the user's to close, redirect or replace. We keep copies, and look
@@ -23,11 +24,13 @@ from contextlib import suppress
 from functools import partial
 
 from monarch_nb._protocol.shown import Shown
+from monarch_nb._rank.bursts import MANY_LINES, Burst
 from monarch_nb._transport.context import call_context
 from monarch_nb._transport.failure import class_name, message_of
 from monarch_nb._wire import marks
 
 _context = call_context.get
+_os_write = os.write  # `bursts` puts another function in its place, for others
 _MAX_HELD = 1 << 14
 _MAX_AT_ONCE = select.PIPE_BUF // 4
 """So many characters are written in one piece, also beside other threads: each takes up to four bytes."""
@@ -59,6 +62,9 @@ class OutputPipe:
         self.streams: dict[str, RankStream] = {}
         """Our own, by name."""
         self.announced_widgets = False
+        self.burst = Burst(self)
+        self.num_lines = 0
+        """Lines of stdout since the beginning of the cell or call, about: many of them become a burst."""
         self.unsettled: set[int] = set()
         """Cells with output since the last mark."""
         self._num_marks = (
@@ -74,9 +80,12 @@ class OutputPipe:
         old one.
         """
         self.lock = threading.RLock()
+        self.burst.forget()
 
     def begin_origin(self, origin: int) -> None:
         """Assign unmarked output from now on to cell `origin`, also after its end."""
+        self.burst.stop()
+        self.num_lines = 0
         with self.lock:
             self.cell = origin
             self._marks_around.clear()
@@ -86,6 +95,8 @@ class OutputPipe:
 
     def write(self, origin: int, stream: str, data: bytes) -> None:
         """Write text of one cell and stream."""
+        if self.burst.is_on:
+            self.burst.stop()
         if origin == self.cell and stream == "stdout" and len(data) <= select.PIPE_BUF:
             self._write_all(data)  # in one piece, also beside other threads
             return
@@ -108,6 +119,8 @@ class OutputPipe:
         """Mark the end of what was printed for a cell before an answer; return the mark's number, for the
         answer.
         """
+        self.burst.stop()
+        self.num_lines = 0
         with self.lock:
             for stream in self.streams.values():
                 stream.flush()
@@ -115,20 +128,29 @@ class OutputPipe:
                 self._restore_closed(origin)
             self.unsettled.discard(origin)
             self._num_marks = self._num_marks % 0xFFFFFFFF + 1
-            # To the private copy: user code may have redirected descriptor 1 to a file, where a mark is
-            # useless.
-            _write_all(self._kept[1], marks.mark(self._token, marks.SETTLED, origin, str(self._num_marks)))
+            self.write_mark(marks.SETTLED, str(self._num_marks), origin)
             return self._num_marks
+
+    def mark(self, kind: str, origin: int, argument: str) -> bytes:
+        """Return the bytes of a mark."""
+        return marks.mark(self._token, kind, origin, argument)
+
+    def write_mark(self, kind: str, argument: str, origin: int = 0) -> None:
+        """Write a mark that no text belongs to. To the private copy: user code may have redirected
+        descriptor 1 to a file, where a mark is useless.
+        """
+        _write_all(self._kept[1], self.mark(kind, origin, argument))
 
     def display(self, origin: int, shown: Shown) -> None:
         """Write a rich display between the lines."""
+        self.burst.stop()
         with self.lock:
             self.unsettled.add(origin)
             self._write_all(marks.display_mark(self._token, origin, shown))
 
     def _write_all(self, data: bytes) -> None:
         try:
-            written = os.write(1, data)
+            written = _os_write(1, data)
             if written < len(data):
                 _write_all(1, data[written:])
         except BlockingIOError:
@@ -143,6 +165,7 @@ class OutputPipe:
         """Write held output, and repair descriptors and streams that user code has changed; return messages
         about that.
         """
+        self.burst.stop()
         with self.lock:
             found = [text for fd in (1, 2) if (text := self._mended(fd))]
             for name, stream in self.streams.items():
@@ -163,6 +186,12 @@ class OutputPipe:
             except OSError:
                 self.write(origin, "stderr", f"{self._mended(fd)}\n".encode())
 
+    def is_own(self, fd: int) -> bool:
+        """Return whether a descriptor leads where it did at first."""
+        with suppress(OSError):
+            return _identity(fd) == self._identity[fd]
+        return False
+
     def _mended(self, fd: int) -> str:
         """Restore a descriptor that was redirected; return a message about it."""
         try:
@@ -181,7 +210,7 @@ class OutputPipe:
 class RankStream(io.TextIOBase):
     """sys.stdout or sys.stderr of a rank. Any thread may write; each has an unfinished line of its own."""
 
-    __slots__ = ("_fd", "_pipe", "_stream", "_unended", "write")
+    __slots__ = ("_fd", "_pipe", "_stream", "_unended", "_write_to_pipe", "write")
 
     write: Callable[[str], int]
     """Writes text. A function in a slot: `print` calls it twice a line, and a method takes longer to find."""
@@ -194,7 +223,12 @@ class RankStream(io.TextIOBase):
         """Whose line each thread has begun, and its beginning. Whoever pops one has it alone, so no lock is
         needed.
         """
-        self.write = self._writer()
+        self._write_to_pipe = self._writer()
+        self.use_pipe()
+
+    def use_pipe(self) -> None:
+        """Let text take the pipe."""
+        self.write = self._write_to_pipe
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -221,6 +255,8 @@ class RankStream(io.TextIOBase):
         return False
 
     def flush(self) -> None:
+        if self._fd == 1 and self._pipe.burst.is_on:
+            self._pipe.burst.flush()
         while self._unended:
             with suppress(KeyError):  # another thread was quicker
                 _, (origin, text) = self._unended.popitem()
@@ -244,19 +280,29 @@ class RankStream(io.TextIOBase):
             unsettle(origin)
             if "\n" not in text and "\r" not in text and len(text) <= _MAX_HELD:
                 unended[key] = origin, text
-            elif is_stdout and origin == pipe.cell and len(text) <= _MAX_AT_ONCE:
+                return size
+            if is_stdout and origin == pipe.cell and len(text) <= _MAX_AT_ONCE:
                 data = text.encode("utf-8", "replace")
                 try:
-                    written = os.write(1, data)
+                    written = _os_write(1, data)
                 except OSError:
                     written = 0
                 if written < len(data):
                     pipe.write(origin, "stdout", data[written:])
             else:
                 send(origin, text)
+            if is_stdout:
+                pipe.num_lines += 1
+                if pipe.num_lines == MANY_LINES:
+                    self._start_burst()
             return size
 
         return write
+
+    def _start_burst(self) -> None:
+        if self._pipe.burst.can_start():
+            self.flush()
+            self.write = self._pipe.burst.write
 
     def _send(self, origin: int, text: str) -> None:
         self._pipe.write(origin, self._stream, text.encode("utf-8", "replace"))
@@ -267,17 +313,18 @@ def install(token: str) -> OutputPipe:
     pipe = OutputPipe(token)
     sys.stdout = sys.__stdout__ = pipe.streams["stdout"] = RankStream(pipe, "stdout", 1)  # type: ignore[assignment,misc]
     sys.stderr = sys.__stderr__ = pipe.streams["stderr"] = RankStream(pipe, "stderr", 2)  # type: ignore[assignment,misc]
-    _let_threads_inherit()
+    _let_threads_inherit(pipe)
     return pipe
 
 
-def _let_threads_inherit() -> None:
+def _let_threads_inherit(pipe: OutputPipe) -> None:
     """Run each new thread in a copy of its starter's context, as Python 3.14 can: its output belongs to the
     cell that started it.
     """
     start = threading.Thread.start
 
     def start_in_context(thread: threading.Thread) -> None:
+        pipe.burst.stop()
         # `partial` has no frame, which would appear in tracebacks of the users' threads
         thread.run = partial(contextvars.copy_context().run, thread.run)  # type: ignore[method-assign]
         start(thread)
@@ -289,7 +336,7 @@ def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         try:
-            view = view[os.write(fd, view) :]
+            view = view[_os_write(fd, view) :]
         except BlockingIOError:  # user code has made the descriptor non-blocking
             select.select([], [fd], [])
 

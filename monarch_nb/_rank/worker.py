@@ -272,6 +272,7 @@ class Worker:
             raise TypeError(f"a rank knows no work {name!r}")
         self.activity_slot.begin_activity(_LABELS.get(name) or name.encode(), message.origin)
         try:
+            self.rank.pipe.burst.stop()
             self.current = message
             self._interruptible = name not in _UNINTERRUPTIBLE
             if self.rank.debugger.in_use:

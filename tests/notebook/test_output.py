@@ -147,6 +147,35 @@ def test_a_hundred_thousand_lines(notebook: Notebook, show: Callable[[str], str]
         assert [int(line.split()[2]) for line in grep.splitlines()] == list(range(25_000))
 
 
+def test_many_lines_and_what_others_print_in_between(show: Callable[[str], str]) -> None:
+    """They go by different ways; both must have been tried."""
+    source = """
+import os, subprocess, sys
+how = []
+for block in range(3):
+    for i in range(300):
+        print(block, i)
+    how.append(type(sys.stdout.write).__name__)
+    subprocess.run(["echo", f"child {block}"])
+    print("to stderr", file=sys.stderr)
+"builtin_function_or_method" in how
+"""
+    first = [
+        line for b in range(3) for line in (*(f"{b} {i}" for i in range(300)), f"child {b}", "to stderr")
+    ]
+    *lines, value = show(f"%%mesh\n{source}").splitlines()
+    assert lines == [f"[0-3] {line}" for line in first]
+    assert value == "[0-3] True"
+
+
+def test_many_lines_of_a_rank_that_is_killed_are_kept(notebook: Notebook, show: Callable[[str], str]) -> None:
+    source = "for i in range(5000): print('last words', i)\nif rank == 2: os.kill(os.getpid(), 9)"
+    assert "rank 2" in show(f"%%mesh\nimport os\n{source}")
+    notebook.run("%mesh heal")
+    text = show("%mesh logs --ranks 2 --bytes 100000000 --grep 'last words \\d+'")
+    assert [int(line.split()[3]) for line in text.splitlines()] == list(range(5000))
+
+
 @pytest.mark.parametrize(
     ("group", "lines"),
     [

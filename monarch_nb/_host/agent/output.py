@@ -1,4 +1,4 @@
-"""Reads a rank's output from its pipe, and cuts it into pieces."""
+"""Reads a rank's output from its pipe, and from its ring buffer if it has one, and cuts it into pieces."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
+from monarch_nb._host.agent.ring_lines import RingLines, open_ring
 from monarch_nb._host.loop import Loop
+from monarch_nb._wire import marks
 from monarch_nb._wire.marks import Parser, Piece
 
 PIPE_BYTES = 1 << 20
@@ -20,6 +22,8 @@ class OutputReader:
     def __init__(self, loop: Loop, token: str, stream: str, on_piece: Callable[[Piece], None]) -> None:
         self._loop = loop
         self._parser = Parser(token, stream)
+        self._lines: RingLines | None = None
+        self._lines_parser = Parser(token, stream)
         self._on_piece = on_piece
         self.fd, self.write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.fd, False)
@@ -36,8 +40,21 @@ class OutputReader:
         if not data:
             self.close()
             return
+        self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
         for piece in self._parser.feed(data):
-            self._on_piece(piece)
+            if piece.kind == marks.NEW_RING:
+                self._open_ring(piece.data)
+            elif piece.kind != marks.RING:
+                self._on_piece(piece)
+            elif self._lines is not None and piece.data.isdigit():
+                self._lines.on_mark(int(piece.data))
+
+    def _open_ring(self, whose: bytes) -> None:
+        ring = open_ring(whose) if self._lines is None else None
+        if ring is not None:
+            self._lines = RingLines(ring, self._loop, self._lines_parser, self._on_piece, self.drain)
 
     def begin_origin(self, origin: int) -> None:
         """Assign unmarked output from now on to `origin`."""
@@ -52,11 +69,12 @@ class OutputReader:
                 return
             if not data:
                 return
-            for piece in self._parser.feed(data):
-                self._on_piece(piece)
+            self._feed(data)
 
     def close(self) -> None:
         """Stop reading."""
+        if self._lines is not None:
+            self._lines.close()
         if self.fd >= 0:
             self.on_close(self)
             self._loop.forget_file(self.fd)
