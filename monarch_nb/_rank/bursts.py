@@ -18,7 +18,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._transport.context import call_context
@@ -196,34 +195,46 @@ class _Lines:
         pass
 
 
+def _nothing() -> None:
+    """Nobody watches."""
+
+
+_stop: Callable[[], None] = _nothing
+_close, _write, _dup2 = os.close, os.write, os.dup2
+
+
 def _watch(stop: Callable[[], None]) -> None:
     """Call `stop` before a process is started, or descriptor 1 is written to, closed or replaced."""
+    global _stop, _close, _write, _dup2
+    _stop, _close, _write, _dup2 = stop, os.close, os.write, os.dup2
 
     def before_process(event: str, _args: Any) -> None:
         if event in _STARTS_PROCESSES:
             stop()
 
     sys.addaudithook(before_process)
-    os.close = partial(_close, stop, os.close)
-    os.write = partial(_write, stop, os.write)
-    os.dup2 = partial(_dup2, stop, os.dup2)
+    os.close, os.write, os.dup2 = close, write, dup2
 
 
-def _close(stop: Callable[[], None], close: Callable[[int], None], fd: int) -> None:
+# Functions with names of their own, for the user's code may send those of `os` to other processes.
+
+
+def close(fd: int) -> None:
+    """Close a descriptor, as `os.close`."""
     if fd == 1:
-        stop()
-    close(fd)
+        _stop()
+    _close(fd)
 
 
-def _write(stop: Callable[[], None], write: Callable[[int, Buffer], int], fd: int, data: Buffer) -> int:
+def write(fd: int, data: Buffer, /) -> int:
+    """Write to a descriptor, as `os.write`."""
     if fd == 1:
-        stop()
-    return write(fd, data)
+        _stop()
+    return _write(fd, data)
 
 
-def _dup2(
-    stop: Callable[[], None], dup2: Callable[..., int], fd: int, fd2: int, inheritable: bool = True
-) -> int:
+def dup2(fd: int, fd2: int, inheritable: bool = True) -> int:
+    """Duplicate a descriptor, as `os.dup2`."""
     if fd2 == 1:
-        stop()
-    return dup2(fd, fd2, inheritable)
+        _stop()
+    return _dup2(fd, fd2, inheritable)

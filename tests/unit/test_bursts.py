@@ -170,6 +170,19 @@ print("end")
     assert host.process.wait() == 0
 
 
+def test_what_was_printed_before_a_question_is_there_when_it_is_asked(run: type[Host]) -> None:
+    """The host process looks at once when it passes something on."""
+    host = run("burst()\nprint('last')\nsys.stderr.write('')\nsys.stdin.readline()")
+    while "last" not in host.text:
+        host.reader.drain()
+        for lines in list(host.reader._coming):
+            lines.read()
+    assert host.process.stdin is not None
+    host.process.stdin.write("go\n")
+    host.process.stdin.flush()
+    assert after(host.serve()) == ["last"]
+
+
 def test_what_is_redirected_goes_there(run: type[Host], tmp_path: Path) -> None:
     file = tmp_path / "file"
     body = f"""

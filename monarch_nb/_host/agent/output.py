@@ -19,10 +19,18 @@ READ_BYTES = 1 << 18
 class OutputReader:
     """The reading end of one pipe. Owned by the loop thread."""
 
-    def __init__(self, loop: Loop, token: str, stream: str, on_piece: Callable[[Piece], None]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        token: str,
+        stream: str,
+        on_piece: Callable[[Piece], None],
+        coming: set[RingLines] | None = None,
+    ) -> None:
         self._loop = loop
         self._parser = Parser(token, stream)
         self._lines: RingLines | None = None
+        self._coming = set() if coming is None else coming
         self._lines_parser = Parser(token, stream)
         self._on_piece = on_piece
         self.fd, self.write_end = os.pipe2(os.O_CLOEXEC)
@@ -54,7 +62,9 @@ class OutputReader:
     def _open_ring(self, whose: bytes) -> None:
         ring = open_ring(whose) if self._lines is None else None
         if ring is not None:
-            self._lines = RingLines(ring, self._loop, self._lines_parser, self._on_piece, self.drain)
+            self._lines = RingLines(
+                ring, self._loop, self._lines_parser, self._on_piece, self.drain, self._coming
+            )
 
     def begin_origin(self, origin: int) -> None:
         """Assign unmarked output from now on to `origin`."""

@@ -29,6 +29,7 @@ class RingLines:
     Args:
         parser: for what lies in the ring, which has marks of its own.
         read_pipe: reads what the pipe has.
+        coming: of all ranks here, those whose lines come at the moment.
     """
 
     def __init__(
@@ -38,13 +39,14 @@ class RingLines:
         parser: Parser,
         on_piece: Callable[[Piece], None],
         read_pipe: Callable[[], None],
+        coming: set[RingLines],
     ) -> None:
         self._ring = ring
         self._loop = loop
         self._parser = parser
         self._on_piece = on_piece
         self._read_pipe = read_pipe
-        self._looks = False
+        self._coming = coming
         self._num_without = 0
         self._is_closed = False
         ring.sleep()
@@ -53,8 +55,8 @@ class RingLines:
         """Take lines up to a number of bytes, as the pipe has it; look for more from now on."""
         self._take_up_to(num_bytes)
         self._num_without = 0
-        if not self._looks:
-            self._looks = True
+        if self not in self._coming:
+            self._coming.add(self)
             self._loop.call_later(LOOK_S, self._look)
 
     def _take_up_to(self, up_to: int) -> bool:
@@ -63,24 +65,30 @@ class RingLines:
             self._on_piece(piece)
         return bool(data)
 
+    def read(self) -> bool:
+        """Take what is there; False if that's nothing."""
+        there = self._ring.num_written
+        self._read_pipe()
+        return not self._is_closed and self._take_up_to(there)  # closed: the pipe has ended
+
     def _look(self) -> None:
         if self._is_closed:
             return
-        there = self._ring.num_written
-        self._read_pipe()
-        if self._is_closed:  # the pipe has ended
+        self._num_without = 0 if self.read() else self._num_without + 1
+        if self._is_closed:
             return
-        self._num_without = 0 if self._take_up_to(there) else self._num_without + 1
         if self._num_without == 1:
             self._ring.sleep()
-        self._looks = self._num_without < _LOOKS_WITHOUT
-        if self._looks:
+        if self._num_without < _LOOKS_WITHOUT:
             self._loop.call_later(LOOK_S, self._look)
+        else:
+            self._coming.remove(self)
 
     def close(self) -> None:
         """Take what is left; look no more. Called when the pipe has been read."""
         if not self._is_closed:
             self._is_closed = True
+            self._coming.discard(self)
             self._take_up_to(self._ring.num_written)
             self._ring.close()
 

@@ -27,6 +27,7 @@ from msgspec.structs import replace
 
 from monarch_nb._host.agent.output import OutputReader
 from monarch_nb._host.agent.rank_command import module_path, rank_command
+from monarch_nb._host.agent.ring_lines import RingLines
 from monarch_nb._host.agent.zygote_switch import ZygoteSwitch
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.starting import RANKS_PER_REQUEST, ZygoteAnswer, ZygoteRequest
@@ -95,6 +96,7 @@ class Supervisor:
         self.oom_kills = OomKills()
         self._pipes = select.epoll()
         self._readers: dict[int, OutputReader] = {}
+        self._coming: set[RingLines] = set()
         self._zygote: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self.warm = False
@@ -254,7 +256,9 @@ class Supervisor:
     def _make_pipes(self, rank: Rank) -> list[int]:
         ends = []
         for stream in ("stdout", "stderr"):
-            reader = OutputReader(self._loop, rank.token, stream, lambda piece: self._take_piece(rank, piece))
+            reader = OutputReader(
+                self._loop, rank.token, stream, lambda piece: self._take_piece(rank, piece), self._coming
+            )
             rank.outputs.append(reader)
             ends.append(reader.write_end)
             self._readers[reader.fd] = reader
@@ -333,6 +337,8 @@ class Supervisor:
             reader = self._readers.get(fd)
             if reader is not None:
                 reader.drain()
+        for lines in list(self._coming):
+            lines.read()
 
     # --- ending
 
