@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -208,12 +210,19 @@ def _first_answer(spec: HostSpec) -> float:
         on_engine.cancel("bench")
 
 
-def _rows(engine: str, spec: HostSpec, bare: Callable[[str], list[str]]) -> None:
+def _no_queue() -> float:
+    return 0.0
+
+
+def _rows(
+    engine: str, spec: HostSpec, bare: Callable[[str], list[str]], queue_s: Callable[[], float] = _no_queue
+) -> None:
     """Print the rows of an engine: ranks without torch, and with it, each beside an interpreter that imports
     as much.
 
     Args:
         bare: returns the command that has an interpreter run a program there.
+        queue_s: returns how long the hosts of the last start waited to be given out: not counted.
     """
     without = replace(spec, setup=(*spec.setup, "export MONARCH_NB_PRELOAD=none"))
     for what, each, program in (
@@ -221,10 +230,14 @@ def _rows(engine: str, spec: HostSpec, bare: Callable[[str], list[str]]) -> None
         ("ranks with torch", spec, "import torch"),
     ):
         command = bare(program)
-        pairs = [
-            (_first_answer(each), took(partial(subprocess.run, command, check=True))) for _ in range(ROUNDS)
-        ]
-        ours, floor = (min(times) for times in zip(*pairs, strict=True))
+        rounds = []
+        for _ in range(ROUNDS):
+            ours = _first_answer(each)
+            queued = queue_s()
+            rounds.append((ours - queued, took(partial(subprocess.run, command, check=True)), queued))
+        ours, floor, queued = (min(times) for times in zip(*rounds, strict=True))
+        if queued:
+            say(f"{engine}, {what}: in the queue, not counted", queued, "s", "")
         say(
             f"{engine}, {what}: command to first answer", ours, "s", f"at most {1.5 * floor + 1:.2f} s",
             f"interpreter, {program!r} {floor:.2f} s",
@@ -248,9 +261,20 @@ def _slurm(folder: Path) -> None:
     try:
         spec = HostSpec("slurm", hosts=HostRange(2, 2), setup=(slurmd.SETUP,))
         srun = ["srun", "--nodes=2", "--ntasks=2", sys.executable, "-c"]
-        _rows("slurm, 2 nodes, with its queue", spec, lambda p: [*srun, p])
+        _rows(
+            "slurm, 2 nodes", spec, lambda p: [*srun, p], lambda: _in_queue_s(cluster.folder / "log" / "ctld")
+        )
     finally:
         cluster.close()
+
+
+def _in_queue_s(log: Path) -> float:
+    """Return the seconds from the last batch job's submission to its allocation, as Slurm's log has them."""
+    submitted, allocated = (
+        re.findall(rf"^\[(.+?)\] {what} JobId=\d+ ", log.read_text(), re.MULTILINE)[-1]
+        for what in ("_slurm_rpc_submit_batch_job:", "sched(?:: Allocate|/backfill: _start_job: Started)")
+    )
+    return (datetime.fromisoformat(allocated) - datetime.fromisoformat(submitted)).total_seconds()
 
 
 PARTS: dict[str, Callable[[], None]] = {"loss": loss, "scale": scale, "engines": engines}

@@ -1,16 +1,19 @@
 """A training step of `parallelize` beside FSDP2, DDP and TP by hand, on the same ranks and groups, and the
 first step: CPU seconds of a rank and wall seconds, interleaved.
 
-Run: `python -m tests.benchmarks.bench_parallelize [rounds [strategy ...]]`. By hand is measured twice in each
-round. Of all rounds the lower quartile counts: what other programs take doesn't come evenly. A ratio says
-nothing where by hand differs from itself as much. BENCH_WIDTH=512 makes a model whose step takes several
-times as long: what is added to a step doesn't grow with it.
+Run: `python -m tests.benchmarks.bench_parallelize [rounds [strategy ...]]`. A round measures by hand twice and
+ours once, in an order that is drawn anew. Ratios are medians of the rounds' ratios, with the interval that has
+95 of 100 medians of rounds drawn from these. A ratio says nothing where by hand differs from itself as much.
+BENCH_WIDTH=512 makes a model whose step takes several times as long: what is added to a step doesn't grow
+with it. BENCH_STEPS: of one measurement.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import random
+import statistics
 import sys
 import time
 from typing import Any
@@ -26,7 +29,7 @@ from monarch_nb._rank.tensor.modules import OnRank
 from monarch_nb.distributed import Mesh
 from tests.tensor.models import GPT
 
-STEPS = 4
+STEPS = int(os.environ.get("BENCH_STEPS", "4"))
 """Of one measurement: what asking the ranks for their CPU time costs counts as ours."""
 ROUNDS = 25
 WIDTH = int(os.environ.get("BENCH_WIDTH", "128"))
@@ -100,24 +103,37 @@ def measure(mesh: Mesh, strategy: str, rounds: int) -> None:
     print(f"  by hand, made included: {of_hand[1]:.2f} s wall, {of_hand[0]:.2f} s CPU")
     ours(mesh, model, optimizer, tokens, targets, 1)
     mesh.execute(by_hand, strategy, tokens, targets, 1)
-    rows, here = [], 0.0
-    for _ in range(rounds):
-        one = mesh.execute(by_hand, strategy, tokens, targets, STEPS)[0]
+    here = 0.0
+
+    def measured(which: str) -> tuple[float, float]:
+        nonlocal here
+        if which != "ours":
+            return mesh.execute(by_hand, strategy, tokens, targets, STEPS)[0]
         before = time.process_time()
         mine = ours(mesh, model, optimizer, tokens, targets, STEPS)
         here += time.process_time() - before
-        two = mesh.execute(by_hand, strategy, tokens, targets, STEPS)[0]
-        rows.append((one, mine, two))
+        return mine
+
+    rows = []
+    for _ in range(rounds):
+        found = {which: measured(which) for which in random.sample(("one", "two", "ours"), 3)}
+        rows.append(found)
     print(f"  this process: {here / rounds / STEPS * 1e3:.1f} ms of CPU a step")
     for n, what in enumerate(("rank CPU", "wall")):
-        one, mine, two = (quartile([row[k][n] for row in rows]) for k in range(3))
+        times = {which: [row[which][n] for row in rows] for which in ("one", "two", "ours")}
+        one, two, mine = (statistics.median(each) / STEPS * 1e3 for each in times.values())
         print(f"  {what}: by hand {one:.1f} ms a step, again {two:.1f}, ours {mine:.1f}")
-        print(f"    ours / hand {2 * mine / (one + two):.3f}, hand / hand {two / one:.3f}")
+        hand = [(a * b) ** 0.5 for a, b in zip(times["one"], times["two"], strict=True)]
+        print(
+            f"    ours / hand {ratio(times['ours'], hand)}, hand / hand {ratio(times['two'], times['one'])}"
+        )
 
 
-def quartile(seconds: list[float]) -> float:
-    """Return the lower quartile of measurements, in ms a step."""
-    return sorted(seconds)[len(seconds) // 4] / STEPS * 1e3
+def ratio(ours: list[float], theirs: list[float]) -> str:
+    """Return the median of ratios, and the interval of 95 % of medians of as many drawn from them."""
+    found = [a / b for a, b in zip(ours, theirs, strict=True)]
+    medians = sorted(statistics.median(random.choices(found, k=len(found))) for _ in range(2000))
+    return f"{statistics.median(found):.3f} ({medians[50]:.3f} to {medians[-51]:.3f})"
 
 
 if __name__ == "__main__":
