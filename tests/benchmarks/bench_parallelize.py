@@ -1,9 +1,9 @@
 """A training step of `parallelize` beside FSDP2, DDP and TP by hand, on the same ranks and groups, and the
 first step: CPU seconds of a rank and wall seconds, interleaved.
 
-Run: `python -m tests.benchmarks.bench_parallelize [rounds [strategy ...]]`. A round measures by hand twice and
-ours once, in an order that is drawn anew. Ratios are medians of the rounds' ratios, with the interval that has
-95 of 100 medians of rounds drawn from these. A ratio says nothing where by hand differs from itself as much.
+Run: `python -m tests.benchmarks.bench_parallelize [rounds [strategy ...]]`. A round measures by hand twice
+and ours once, in an order drawn anew. Ratios are medians of the ratios of rounds, with the interval that has
+95 of 100 such medians. A ratio says nothing where by hand differs from itself as much.
 BENCH_WIDTH=512 makes a model whose step takes several times as long: what is added to a step doesn't grow
 with it. BENCH_STEPS: of one measurement.
 """
