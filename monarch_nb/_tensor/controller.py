@@ -53,14 +53,22 @@ from monarch_nb._tensor.metadata import (
     intern,
 )  # fmt: skip
 from monarch_nb._tensor.place import Places, users_place
-from monarch_nb._tensor.plan import Plan, TemplateMaker, floats_travel, positions, written_names
+from monarch_nb._tensor.plan import (
+    Plan,
+    TemplateMaker,
+    floats_travel,
+    only_numbers,
+    positions,
+    takes_only_numbers,
+    written_names,
+)
 from monarch_nb._tensor.propagation import Outcome, Propagation
 from monarch_nb._tensor.recorder import Foreign, Recorder
 from monarch_nb._tensor.recovery import recover
 from monarch_nb._tensor.scaling import UNSCALE, unscale
 from monarch_nb._tensor.slots import FULL, Handle, Slots
 from monarch_nb._tensor.stream import Stream, words_of
-from monarch_nb._tensor.tensor import Tensor, maker_of
+from monarch_nb._tensor.tensor import Tensor, maker_of, short_key
 from monarch_nb._units import size_text
 from monarch_nb.exceptions import DeviceMeshError, MeshError, MeshUsageError, SupervisionError, WrongTensor
 
@@ -283,6 +291,8 @@ class Engine:
         if travels is None:
             travels = _travels[number] = floats_travel(func)
             _operators.append(func)
+            if takes_only_numbers(func):
+                only_numbers.add(number)
         for each in args:
             kind = type(each)
             if kind is Tensor:
@@ -308,6 +318,8 @@ class Engine:
         plan = self.plans.get(tuple(key))
         if plan is None:
             return self._new(Operation(func, args, kwargs or {}, tensors, scalars), tuple(key))
+        if number in only_numbers and not kwargs:
+            self.plans[short_key(number, args)] = plan
         return self.command(plan, tensors, scalars)
 
     def _gather(

@@ -68,6 +68,19 @@ def floats_travel(func: Any) -> bool:
     return found
 
 
+only_numbers: set[int] = set()
+"""Ids of the operations that were done whose arguments are one tensor, then integers and lists of these:
+views, mostly. Their arguments identify the plan by themselves, without their types.
+"""
+_NUMBERS = ("int", "List[int]", "bool", "Optional[int]")
+
+
+def takes_only_numbers(func: Any) -> bool:
+    """Return whether an operation belongs to `only_numbers`."""
+    kinds = [str(a.type) for a in schema_of(func).arguments]
+    return kinds[:1] == ["Tensor"] and all(each in _NUMBERS for each in kinds[1:])
+
+
 class TemplateMaker:
     """The maker of the template of a call: `Hole` for each tensor, `ScalarHole` for each float sent with the
     command, in the order of `gather`.

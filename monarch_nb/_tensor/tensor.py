@@ -25,6 +25,7 @@ from monarch_nb._tensor import reduction as reduction_of
 from monarch_nb._tensor.drawing import html_of
 from monarch_nb._tensor.metadata import Grid, Meta, contiguous
 from monarch_nb._tensor.operators import binary
+from monarch_nb._tensor.plan import only_numbers
 from monarch_nb._tensor.slots import DroppedHandle
 from monarch_nb.exceptions import MeshError, WrongTensor
 
@@ -98,13 +99,15 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         meta = first.mesh_meta
         engine = meta.grid.engine
         if not kwargs:  # most operations have one or two tensors, and were done before
-            num, plan = len(args), None
+            num, plan, tensors = len(args), None, args
             if num == 1:
                 plan = engine.plans.get((id(func), meta))
             elif num == 2 and type(args[1]) is cls:
                 plan = engine.plans.get((id(func), meta, args[1].mesh_meta))
+            elif id(func) in only_numbers:
+                plan, tensors = engine.plans.get(short_key(id(func), args)), (first,)
             if plan is not None:
-                return engine.command(plan, args, ())
+                return engine.command(plan, tensors, ())
             if func is _detach:
                 return first.without_history()
         return engine.dispatch(func, args, kwargs)
@@ -325,6 +328,15 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         return f"{text},\n       " if "\n" in text else f"{text}, "
 
 
+def short_key(number: int, args: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the key of the plan of an operation of `only_numbers`.
+
+    Args:
+        number: the operation's id.
+    """
+    return (number, args[0].mesh_meta, *[tuple(each) if type(each) is list else each for each in args[1:]])
+
+
 def maker_of(meta: Meta) -> Callable[[], Any]:
     """Return the factory of tensors with this metadata, like the class `Tensor`, but without recording their
     places in the source.
@@ -342,6 +354,8 @@ def engine_in(args: Any, kwargs: Any) -> Engine:
     for each in args:
         if isinstance(each, Tensor):
             return each.engine
+        if isinstance(each, (list, tuple)) and each and isinstance(each[0], Tensor):  # `cat` and the like
+            return each[0].engine
     for each in pytree.tree_leaves((args, kwargs)):
         if isinstance(each, Tensor):
             return each.engine

@@ -171,3 +171,42 @@ def test_the_line_is_known_for_errors(mesh: Mesh) -> None:
         place = total.engine.places.of(total.mesh_handle.seq, total.engine.stream.count)
         assert place is not None
         assert (place.code, place.line) == (sys._getframe().f_code, line)
+
+
+VIEWS: tuple[Callable[[Any], Any], ...] = (
+    lambda x: x.view(4, 1, 4),
+    lambda x: x.view(4, 4, 1),
+    lambda x: x.view(1, 4, 4),
+    lambda x: x.transpose(0, 1),
+    lambda x: x.select(0, 1),
+    lambda x: x.select(1, 0),
+    lambda x: x.T,
+    lambda x: x.permute(0, 1),
+    lambda x: x[:, 1:3],
+    lambda x: x[:, 1:],
+    lambda x: x[:, ::2],
+    lambda x: x.unsqueeze(0),
+    lambda x: x.unsqueeze(1),
+    lambda x: x.cumsum(0),
+    lambda x: x.cumsum(1),
+    lambda x: x.argsort(1, True),
+    lambda x: x.argsort(1, False),
+    lambda x: x.split(2, 1)[1],
+    lambda x: x.split([1, 3], 1)[1],
+    lambda x: x.repeat(1, 2),
+    lambda x: x.repeat(2, 1),
+)
+
+
+def test_operations_are_told_apart_by_their_numbers(mesh: Mesh) -> None:
+    """They have plans of their own, though nothing but numbers distinguishes them."""
+    value = torch.rand(4, 4)
+    (one,) = laid_out(mesh, value)
+    (other,) = laid_out(mesh, value.double())
+    with torch.no_grad():
+        for _ in range(TIMES):
+            for view in VIEWS:
+                for mine, plain in ((one, value), (other, value.double())):
+                    found = view(mine).full()
+                    assert found.dtype == view(plain).dtype
+                    assert torch.equal(found, view(plain))
