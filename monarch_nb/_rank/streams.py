@@ -1,8 +1,8 @@
 """stdout and stderr of a rank: text is written to the pipe on descriptor 1, with marks that name its cell.
 
-Both Python streams use one pipe, so their order is kept. Where one of them prints many lines, they go through
-memory instead (`bursts`). What C code or a subprocess writes to descriptors 1
-and 2 belongs to the cell that runs. Lines leave at once, so a crash finds them written.
+Both Python streams use one pipe, so their order is kept. Many lines go through memory instead (`bursts`).
+What C code or a subprocess writes to descriptors 1 and 2 belongs to the cell that runs. Lines leave at once,
+so a crash finds them written.
 
 Descriptors 1 and 2 and `sys.stdout` are the user's to close, redirect or replace. We keep copies, and look
 after each piece of work (`OutputPipe.settle`).
@@ -84,14 +84,19 @@ class OutputPipe:
 
     def begin_origin(self, origin: int) -> None:
         """Assign unmarked output from now on to cell `origin`, also after its end."""
-        self.burst.stop()
-        self.num_lines = 0
+        self._end_burst()
         with self.lock:
             self.cell = origin
             self._marks_around.clear()
             if self._marked:
                 self._marked = False
                 self._write_all(marks.mark(self._token, marks.TEXT, origin, "stdout"))
+
+    def _end_burst(self) -> None:
+        """Have the next cell or call count its lines anew."""
+        self.burst.stop()
+        self.burst.has_stopped = False
+        self.num_lines = 0
 
     def write(self, origin: int, stream: str, data: bytes) -> None:
         """Write text of one cell and stream."""
@@ -119,8 +124,7 @@ class OutputPipe:
         """Mark the end of what was printed for a cell before an answer; return the mark's number, for the
         answer.
         """
-        self.burst.stop()
-        self.num_lines = 0
+        self._end_burst()
         with self.lock:
             for stream in self.streams.values():
                 stream.flush()
@@ -270,6 +274,8 @@ class RankStream(io.TextIOBase):
         def write(text: str) -> int:
             if not isinstance(text, str):
                 raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+            if pipe.burst.has_stopped:
+                pipe.burst.stop()
             size, origin, key = len(text), _context().origin, thread()
             begun = pop(key, None)
             if begun is not None:
@@ -300,9 +306,9 @@ class RankStream(io.TextIOBase):
         return write
 
     def _start_burst(self) -> None:
-        if self._pipe.burst.can_start():
-            self.flush()
-            self.write = self._pipe.burst.write
+        self.flush()
+        if self._pipe.burst.can_start() and (write := self._pipe.burst.write) is not None:
+            self.write = write
 
     def _send(self, origin: int, text: str) -> None:
         self._pipe.write(origin, self._stream, text.encode("utf-8", "replace"))

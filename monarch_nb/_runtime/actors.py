@@ -568,6 +568,8 @@ class ActorRunner:
             keep(message.ref, result)
         elif message.ref and not method.wants_port:
             self._answer(message, result)
+        elif message.origin in (transport := self.host.transport).unsettled:
+            transport.mark_output(message.origin)  # nobody waits, but here its output ends
         self._count(message)
         self.host.transport.settle()
 

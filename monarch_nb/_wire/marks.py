@@ -2,9 +2,9 @@
 
 What a rank prints goes through a pipe whose other end the host process holds, so that the last words of a
 crash are kept, C++ and NCCL output counts too, and order is as written. Marks are in that same pipe, so they
-can't overtake the text; where text lies in a ring buffer, a mark says up to which byte it comes first. A mark
-is an operating system command of the terminal's escape language with a token that is drawn anew for each
-rank, so that no program prints one by accident; a terminal that got one anyway would show nothing.
+can't overtake the text; where text lies in memory, marks say where it begins and ends. A mark is an operating
+system command of the terminal's escape language with a token that is drawn anew for each rank, so that no
+program prints one by accident; a terminal that got one anyway would show nothing.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ TEXT = "t"  #: text of this origin and stream follows
 DISPLAY = "d"  #: a rich display; the argument is base64 of JSON
 #: all output before this mark was printed before the answer that has the same number, which is the argument
 SETTLED = "s"
-#: text follows that lies in a ring buffer: the argument is the number of bytes that were written there so far
-RING = "r"
-#: from now on there's a ring buffer; the argument is the pid and the descriptor of the process that has it
-NEW_RING = "n"
+#: text of this origin follows that lies in memory, from the position in the argument on
+BURST = "b"
+#: the argument is the position where that text ends
+BURST_END = "e"
+#: there is such memory from now on: the argument is pid and descriptor, as in 123:45
+BURST_MEMORY = "m"
 
 _MAX_HELD_BYTES = 64 << 20
 
@@ -103,7 +105,7 @@ class Parser:
             self.stream = argument or self.stream
         elif kind == DISPLAY:
             yield from self._display(number, argument)
-        elif kind in (SETTLED, RING, NEW_RING):
+        elif kind in (SETTLED, BURST, BURST_END, BURST_MEMORY):
             yield Piece(kind, number, self.stream, argument.encode())
 
     def _display(self, origin: int, argument: str) -> Iterator[Piece]:

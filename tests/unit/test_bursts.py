@@ -17,7 +17,6 @@ import pytest
 from monarch_nb._host.agent.output import OutputReader
 from monarch_nb._host.loop import Loop
 from monarch_nb._wire.marks import SETTLED, TEXT, Piece
-from monarch_nb._wire.ring import KEEPS_ORDER
 
 PROGRAM = """
 import contextvars, os, signal, subprocess, sys, threading
@@ -97,9 +96,6 @@ def run() -> Iterator[type[Host]]:
         host.close()
 
 
-pytestmark = pytest.mark.skipif(not KEEPS_ORDER, reason="only where processors keep the order of writes")
-
-
 def after(text: str, name: str = "before") -> list[str]:
     """Return the lines that came when lines went through memory; those before are as they should be."""
     lines = text.splitlines()
@@ -124,7 +120,7 @@ def test_a_crash_finds_each_line_written(run: type[Host]) -> None:
 def test_lines_wait_for_a_host_process_that_is_busy(run: type[Host]) -> None:
     """More than the memory holds: the rest takes the pipe, and waits there."""
     host = run("burst()\nsys.stdin.readline()\nfor i in range(20_000): print('line', i, 'x' * 100)")
-    while host.reader._lines is None:  # by what `burst` prints
+    while host.reader._burst is None:  # by what `burst` prints
         host.reader.drain()
     assert host.process.stdin is not None
     host.process.stdin.write("go\n")
@@ -175,8 +171,8 @@ def test_what_was_printed_before_a_question_is_there_when_it_is_asked(run: type[
     host = run("burst()\nprint('last')\nsys.stderr.write('')\nsys.stdin.readline()")
     while "last" not in host.text:
         host.reader.drain()
-        for lines in list(host.reader._coming):
-            lines.read()
+        for burst in list(host.reader._coming):
+            burst.read()
     assert host.process.stdin is not None
     host.process.stdin.write("go\n")
     host.process.stdin.flush()
@@ -223,16 +219,56 @@ for t in threads: t.join()
 
 def test_lines_of_cells_keep_their_cell(run: type[Host]) -> None:
     body = """
-burst()
-for i in range(500): in_name_of(1 + i % 3, lambda: print(i))
-assert is_on()
+def call(number):
+    burst(f"before-{number}")
+    print(number)
+
+for number in range(1, 6):
+    in_name_of(number, lambda: call(number))
+    assert is_on()
+    pipe.mark_answer(number)
 """
     host = run(body)
     host.serve()
     found = [(p.origin, line) for p in host.pieces if p.kind == TEXT for line in p.data.decode().splitlines()]
-    assert [each for each in found if not each[1].startswith("before")] == [
-        (1 + i % 3, str(i)) for i in range(500)
-    ]
+    assert [each for each in found if not each[1].startswith("before")] == [(n, str(n)) for n in range(1, 6)]
+    assert all(line.startswith(("before", str(origin))) for origin, line in found)
+
+
+def test_values_that_do_something_when_they_are_printed(run: type[Host]) -> None:
+    """`print` looks up `write`, makes text of the value, which may end the burst, and calls that then."""
+    body = """
+class Value:
+    def __str__(self):
+        os.system("echo from a child")
+        return "value"
+for i in range(3):
+    burst(f"before-{i}")
+    print("first"), print(Value()), print("last")
+    pipe.mark_answer(0)
+"""
+    rest = run(body).serve()
+    for i in range(3):
+        lines = after(rest, f"before-{i}")
+        assert lines[:4] == ["first", "from a child", "value", "last"]
+        rest = "".join(f"{line}\n" for line in lines[4:])
+    assert rest == ""
+
+
+def test_lines_that_end_in_nothing_yet_are_seen_when_they_are_flushed(run: type[Host]) -> None:
+    host = run("burst()\nprint('one'), print('half', end='', flush=True)\nsys.stdin.readline()")
+    while "half" not in host.text:
+        host.reader.drain()
+    assert after(host.text) == ["one", "half"]
+    assert host.process.stdin is not None
+    host.process.stdin.write("go\n")
+    host.process.stdin.flush()
+    host.serve()
+
+
+def test_text_with_nuls(run: type[Host]) -> None:
+    host = run(r"burst()" + "\nprint(chr(0)), print('a' + chr(0) + 'b'), print('end')")
+    assert after(host.serve()) == ["\0", "a\0b", "end"]
 
 
 def test_signal_handlers_may_print(run: type[Host]) -> None:

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from monarch_nb._wire.marks import NEW_RING, TEXT, Parser, Piece
+from monarch_nb._wire.marks import BURST_MEMORY, TEXT, Parser, Piece
 
 PROGRAM = """
 import contextvars, sys
@@ -32,7 +32,7 @@ sys.stdout.flush()
 
 def pieces(body: str) -> list[Piece]:
     """Run a program with a rank's streams; return what its host process would see, neighbours of one kind
-    as one. Nobody takes the ring buffer that is offered for many lines (`test_bursts` does).
+    as one. Nobody reads the memory that is there for many lines (`test_bursts` does).
     """
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(body=body)], stdout=subprocess.PIPE, check=True
@@ -41,7 +41,7 @@ def pieces(body: str) -> list[Piece]:
     for piece in Parser("TOKEN", "stdout").feed(done.stdout):
         if found and piece.kind == TEXT and found[-1][:3] == piece[:3]:
             piece = piece._replace(data=found.pop().data + piece.data)
-        if piece.kind != NEW_RING:
+        if piece.kind != BURST_MEMORY:
             found.append(piece)
     return found
 

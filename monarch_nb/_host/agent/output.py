@@ -1,4 +1,4 @@
-"""Reads a rank's output from its pipe, and from its ring buffer if it has one, and cuts it into pieces."""
+"""Reads a rank's output from its pipe, or from memory that it shares, and cuts it into pieces."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
-from monarch_nb._host.agent.ring_lines import RingLines, open_ring
+from monarch_nb._host.agent.burst_reader import BurstReader, open_text
 from monarch_nb._host.loop import Loop
 from monarch_nb._wire import marks
 from monarch_nb._wire.marks import Parser, Piece
 
 PIPE_BYTES = 1 << 20
 READ_BYTES = 1 << 18
+_OF_BURSTS = (marks.BURST, marks.BURST_END, marks.BURST_MEMORY)
 
 
 class OutputReader:
@@ -25,13 +26,12 @@ class OutputReader:
         token: str,
         stream: str,
         on_piece: Callable[[Piece], None],
-        coming: set[RingLines] | None = None,
+        coming: set[BurstReader] | None = None,
     ) -> None:
         self._loop = loop
         self._parser = Parser(token, stream)
-        self._lines: RingLines | None = None
+        self._burst: BurstReader | None = None
         self._coming = set() if coming is None else coming
-        self._lines_parser = Parser(token, stream)
         self._on_piece = on_piece
         self.fd, self.write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.fd, False)
@@ -52,19 +52,22 @@ class OutputReader:
 
     def _feed(self, data: bytes) -> None:
         for piece in self._parser.feed(data):
-            if piece.kind == marks.NEW_RING:
-                self._open_ring(piece.data)
-            elif piece.kind != marks.RING:
+            if piece.kind in _OF_BURSTS:
+                self._on_burst(piece)
+            else:
                 self._on_piece(piece)
-            elif self._lines is not None and piece.data.isdigit():
-                self._lines.on_mark(int(piece.data))
 
-    def _open_ring(self, whose: bytes) -> None:
-        ring = open_ring(whose) if self._lines is None else None
-        if ring is not None:
-            self._lines = RingLines(
-                ring, self._loop, self._lines_parser, self._on_piece, self.drain, self._coming
-            )
+    def _on_burst(self, piece: Piece) -> None:
+        """Handle a mark of lines that don't come by the pipe."""
+        if piece.kind == marks.BURST_MEMORY:
+            text = open_text(piece.data) if self._burst is None else None
+            if text is not None:
+                self._burst = BurstReader(text, self._loop, self._on_piece, self.drain, self._coming)
+        elif self._burst is not None and piece.data.isdigit():
+            if piece.kind == marks.BURST:
+                self._burst.on_begin(piece.origin, int(piece.data))
+            else:
+                self._burst.on_end(int(piece.data))
 
     def begin_origin(self, origin: int) -> None:
         """Assign unmarked output from now on to `origin`."""
@@ -83,8 +86,9 @@ class OutputReader:
 
     def close(self) -> None:
         """Stop reading."""
-        if self._lines is not None:
-            self._lines.close()
+        if self._burst is not None:
+            self._burst.close()
+            self._burst = None
         if self.fd >= 0:
             self.on_close(self)
             self._loop.forget_file(self.fd)

@@ -25,9 +25,9 @@ from typing import Any
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from monarch_nb._host.agent.burst_reader import BurstReader
 from monarch_nb._host.agent.output import OutputReader
 from monarch_nb._host.agent.rank_command import module_path, rank_command
-from monarch_nb._host.agent.ring_lines import RingLines
 from monarch_nb._host.agent.zygote_switch import ZygoteSwitch
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.starting import RANKS_PER_REQUEST, ZygoteAnswer, ZygoteRequest
@@ -45,6 +45,7 @@ COMMAND_S = 120.0
 """Limit for a command of the user's to become a rank."""
 _PR_SET_CHILD_SUBREAPER = 36
 _LAST_LINES = 20
+_LAST_BYTES = 4096
 
 
 @dataclass
@@ -67,6 +68,8 @@ class Rank:
 
     def remember(self, text: bytes) -> None:
         """Keep the last lines, for the report of the rank's end."""
+        if text.count(b"\n", -_LAST_BYTES) > _LAST_LINES:  # mostly, where much is printed
+            self.tail, text = [], text[-_LAST_BYTES:]
         joined = b"".join([*self.tail, text])
         self.tail = joined.splitlines(True)[-_LAST_LINES:]
 
@@ -96,7 +99,7 @@ class Supervisor:
         self.oom_kills = OomKills()
         self._pipes = select.epoll()
         self._readers: dict[int, OutputReader] = {}
-        self._coming: set[RingLines] = set()
+        self._coming: set[BurstReader] = set()
         self._zygote: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self.warm = False
@@ -337,8 +340,8 @@ class Supervisor:
             reader = self._readers.get(fd)
             if reader is not None:
                 reader.drain()
-        for lines in list(self._coming):
-            lines.read()
+        for burst in list(self._coming):
+            burst.read()
 
     # --- ending
 

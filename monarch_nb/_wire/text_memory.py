@@ -1,0 +1,145 @@
+"""Memory that text of a rank lies in, and that its host process reads: for programs that print many lines.
+
+Text in it has left the rank: the host process finds it there whatever becomes of the rank, as it does with a
+pipe, but no system call is made for it, nor a function of Python's called. So nobody can say where it ends
+but the text itself: what wasn't written yet is NUL. Each byte is written once, so what isn't NUL is there for
+good, in whatever order a processor shows it. Text with NULs of its own is read when a mark says how much
+there is.
+
+The memory is far larger than what is in use: pages that were read are given back.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+
+HEADER_BYTES = mmap.PAGESIZE
+SIZE_BYTES = 1 << 32
+MOST_BYTES = 1 << 25
+"""How much may be there that wasn't read: whoever writes then has to wait, by another way."""
+READ_BYTES = 1 << 18
+_NUM_READ, _IS_READY = 0, 1  # words of 8 bytes in the header
+_WORD = struct.Struct("=Q")
+
+
+class TextMemory(mmap.mmap):
+    """The writing end: a file for `TextIOWrapper(..., write_through=True)`.
+
+    Use `make`.
+    """
+
+    fd: int
+    _first: int
+    _words: memoryview
+
+    @classmethod
+    def make(cls) -> TextMemory:
+        """Return new memory.
+
+        Raises:
+            OSError: if there's none, or pages can't be given back.
+        """
+        fd = os.memfd_create("monarch_nb-text", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, SIZE_BYTES)
+            made = cls(fd, SIZE_BYTES)
+            made.madvise(mmap.MADV_REMOVE, HEADER_BYTES, HEADER_BYTES)
+        except OSError:
+            os.close(fd)
+            raise
+        made.fd, made._first = fd, HEADER_BYTES
+        made._words = memoryview(made)[:HEADER_BYTES].cast("Q")
+        made.seek(HEADER_BYTES)
+        return made
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether somebody reads it."""
+        return self._words[_IS_READY] == 1
+
+    @property
+    def ends_with_line(self) -> bool:
+        """Whether the last line is ended."""
+        return self[self.tell() - 1] in b"\n\r\0"
+
+    def has_room(self) -> bool:
+        """Give back what was read; return whether text may be written here."""
+        read = self._words[_NUM_READ]
+        end = read - read % mmap.PAGESIZE
+        if HEADER_BYTES <= self._first < end <= self.tell():
+            self.madvise(mmap.MADV_REMOVE, self._first, end - self._first)
+            self._first = end
+        return self.tell() - max(read, self._first) < MOST_BYTES and self.tell() < SIZE_BYTES // 2
+
+    def rewind(self) -> bool:
+        """Go back to the beginning if all was read; return whether it was."""
+        if self._words[_NUM_READ] < self.tell():
+            return False
+        self.madvise(mmap.MADV_REMOVE, HEADER_BYTES, SIZE_BYTES - HEADER_BYTES)
+        self._words[_NUM_READ] = self._first = HEADER_BYTES
+        self.seek(HEADER_BYTES)
+        return True
+
+    # --- what a file has
+
+    def readable(self) -> bool:
+        """Return whether text can be read."""
+        return False
+
+    def writable(self) -> bool:
+        """Return whether text can be written."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return whether somebody may seek."""
+        return False
+
+    def flush(self, *_: object) -> None:
+        """Do nothing: what was written is there."""
+
+    def close(self) -> None:
+        """Do nothing: a stream that ends leaves the memory to its reader."""
+
+
+class TextReader:
+    """The reading end.
+
+    Args:
+        fd: the memory's descriptor; belongs to this from now on.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.at = HEADER_BYTES
+        """Where the next text lies."""
+        os.pwrite(fd, _WORD.pack(1), _IS_READY * _WORD.size)
+
+    def lines(self) -> bytes:
+        """Return whole lines that were written since; not all, if there are many."""
+        if os.pread(self._fd, 1, self.at) in (b"\0", b""):
+            return b""
+        data = os.pread(self._fd, READ_BYTES, self.at)
+        data, is_cut, _ = data.partition(b"\0")
+        if is_cut:
+            data = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]
+        return self._taken(data)
+
+    def text(self, up_to: int) -> bytes:
+        """Return what lies before a position; not all, if it's much; nothing if that was read."""
+        return self._taken(os.pread(self._fd, max(0, min(up_to - self.at, READ_BYTES)), self.at))
+
+    def rest(self) -> bytes:
+        """Return what is there, when nobody writes any more; not all, if it's much."""
+        return self._taken(os.pread(self._fd, READ_BYTES, self.at).rstrip(b"\0"))
+
+    def _taken(self, data: bytes) -> bytes:
+        if data:
+            self.at += len(data)
+            os.pwrite(self._fd, _WORD.pack(self.at), _NUM_READ * _WORD.size)
+        return data
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self._fd)

@@ -1,0 +1,111 @@
+"""Memory that a rank's text lies in: it comes out as it went in, however writer and reader take turns."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_nb._wire import text_memory
+from monarch_nb._wire.text_memory import HEADER_BYTES, MOST_BYTES, READ_BYTES, TextMemory, TextReader
+
+
+class Pair:
+    """Both ends of one memory."""
+
+    def __init__(self) -> None:
+        self.memory = TextMemory.make()
+        file: Any = self.memory
+        self.write = io.TextIOWrapper(file, "utf-8", "replace", newline="\n", write_through=True).write
+        self.reader = TextReader(self.memory.fd)
+
+    def lines(self) -> str:
+        return b"".join(iter(self.reader.lines, b"")).decode()
+
+    def text(self) -> str:
+        end = self.memory.tell()
+        return b"".join(iter(lambda: self.reader.text(end), b"")).decode()
+
+    def used_bytes(self) -> int:
+        return os.fstat(self.memory.fd).st_blocks * 512
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.reader.close()
+
+
+@given(st.lists(st.one_of(st.text(max_size=50), st.sampled_from(["\n", "x" * 5000, None])), max_size=60))
+def test_text_comes_out_as_it_went_in(steps: list[str | None]) -> None:
+    """None: what is there is read."""
+    pair = Pair()
+    wrote, read = "", ""
+    for step in steps:
+        if step is not None:
+            pair.write(step)
+            wrote += step.encode("utf-8", "replace").decode()
+            continue
+        found = pair.lines()
+        assert found == "" or found[-1] in "\n\r"
+        read += found
+        shown = wrote.split("\0")[0]  # where it has NULs, only the end of it says so
+        last = max(shown.rfind("\n"), shown.rfind("\r")) + 1
+        assert len(read) >= last if "\0" not in wrote else wrote.startswith(read)
+    assert read + pair.text() == wrote
+    pair.reader.close()
+
+
+def test_lines_longer_than_one_read(pair: Pair) -> None:
+    pair.write("x" * 3 * READ_BYTES)
+    assert len(pair.lines()) == 3 * READ_BYTES
+    pair.write("y\n")
+    assert pair.lines() == "y\n"
+
+
+def test_what_was_read_takes_no_memory(pair: Pair) -> None:
+    for _ in range(20):
+        pair.write("line\n" * 100_000)
+        pair.lines()
+        assert pair.memory.has_room()
+    assert pair.used_bytes() < 1 << 16
+
+
+def test_a_reader_that_is_behind_leaves_no_room(pair: Pair) -> None:
+    while pair.memory.has_room():
+        pair.write("line\n" * 100_000)
+    assert MOST_BYTES <= pair.used_bytes() < MOST_BYTES + (1 << 20)
+    assert not pair.memory.rewind()
+    pair.lines()
+    assert pair.memory.has_room()
+
+
+def test_memory_is_used_from_the_beginning_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_memory, "SIZE_BYTES", 1 << 20)
+    pair.write("line\n" * 200_000)
+    pair.lines()
+    assert not pair.memory.has_room()
+    monkeypatch.undo()
+    assert pair.memory.rewind() and pair.memory.tell() == HEADER_BYTES
+    assert pair.memory.has_room() and pair.memory.ends_with_line
+    pair.reader.at = HEADER_BYTES  # as a mark tells it
+    pair.write("new\n")
+    assert pair.lines() == "new\n"
+
+
+def test_what_a_writer_that_died_has_left(pair: Pair) -> None:
+    pair.write("line\n" * 100_000 + "half")
+    assert b"".join(iter(pair.reader.rest, b"")).decode() == "line\n" * 100_000 + "half"
+
+
+def test_unfinished_lines_are_known(pair: Pair) -> None:
+    assert pair.memory.ends_with_line
+    for text, ended in (("a", False), ("\n", True), ("10%\r", True), ("b", False)):
+        pair.write(text)
+        assert pair.memory.ends_with_line is ended
