@@ -18,10 +18,12 @@ help:
 	@echo "make bench      our figures against raw baselines; soak: the long test"
 	@echo "make gpu        all that needs an NVIDIA GPU, in ten minutes at most; GPU_PYTHON=... has torch with CUDA"
 
-# pip compiles to byte code what it installs, a file at a time, and that takes longer than the rest; here, all processors do it after.
-# Files that aren't for this Python can't be compiled: nobody imports them.
-INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
-COMPILE = $(PY) -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
+# By uv where it can: pip takes ten times as long. What pip compiles to byte code, a file at a time, all processors compile after.
+# Files that aren't for this Python can't be compiled: nobody imports them. Nor does anybody import most of what is left out: two
+# fifths of all that there is.
+INSTALL = $(PY) tests/install.py
+NOT_COMPILED = /(tests|kubernetes|transformers/models|databricks|ray/(data|rllib|serve|train|tune))/
+COMPILE = $(PY) -m compileall -q -j 0 -x '$(NOT_COMPILED)' $(VENV)/lib > /dev/null 2>&1 || true
 
 # torch first: a range would pull a build with several GB of CUDA packages where the CPU build is wanted.
 $(VENV)/.ready: pyproject.toml
@@ -89,7 +91,7 @@ docs: $(VENV)/.docs
 
 # Frameworks are many and large: where the registry lacks one, the tests go on without, and say so.
 $(VENV)/.frameworks: $(VENV)/.ready
-	$(PY) tests/install_extras.py frameworks titan kubernetes
+	$(PY) tests/install_extras.py frameworks titan kubernetes ray
 	$(COMPILE)
 	touch $@
 

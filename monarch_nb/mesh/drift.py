@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,9 @@ _NUM_NAMES = 3
 _ENVIRONMENT = "%mesh sync --env, or see %mesh diff --env --hosts"
 _known: weakref.WeakKeyDictionary[Session, dict[int, str]] = weakref.WeakKeyDictionary()
 """Differences of hosts, by session; "" for hosts that are being compared for the first time."""
+_again: weakref.WeakKeyDictionary[Session, bool] = weakref.WeakKeyDictionary()
+"""Sessions whose hosts are being compared again; whether that was asked for once more meanwhile."""
+_again_lock = threading.Lock()
 
 
 def compare_later(session: Session, hosts: Iterable[int]) -> threading.Thread | None:
@@ -52,13 +55,32 @@ def compare_newcomers(session: Session, hosts: Iterable[int]) -> threading.Threa
 
 
 def compare_again(session: Session) -> threading.Thread | None:
-    """Compare hosts that differed again, after a sync."""
-    differed = sorted(host for host, text in _known.get(session, {}).items() if text)
-    return _begin_comparison(session, differed) if differed else None
+    """Compare hosts that differed again, after a sync. While that goes on, further calls have it done once
+    more afterwards: it costs each host up to a second, and syncs may follow each other faster.
+    """
+    if not any(_known.get(session, {}).values()):
+        return None
+    with _again_lock:
+        is_running = session in _again
+        _again[session] = is_running
+    return None if is_running else _in_a_thread(_compare_again, session)
+
+
+def _compare_again(session: Session) -> None:
+    is_wanted = True
+    while is_wanted:
+        _compare(session, sorted(host for host, text in _known[session].items() if text))
+        with _again_lock:
+            if is_wanted := _again.pop(session):
+                _again[session] = False
 
 
 def _begin_comparison(session: Session, hosts: Sequence[int]) -> threading.Thread:
-    thread = threading.Thread(target=_compare, args=(session, hosts), name="monarch_nb-compare", daemon=True)
+    return _in_a_thread(_compare, session, hosts)
+
+
+def _in_a_thread(work: Callable[..., None], *arguments: object) -> threading.Thread:
+    thread = threading.Thread(target=work, args=arguments, name="monarch_nb-compare", daemon=True)
     thread.start()
     return thread
 

@@ -114,6 +114,19 @@ def any_mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
         pytest.skip("in the long form only: MONARCH_NB_HOSTILE=full")
 
 
+@pytest.fixture
+def no_test_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare samples the search for the `unittest.TestCase` that wants them: there is none, and to read the
+    source of all frames for that takes half the time.
+    """
+    from torch.testing._internal import common_utils
+    from torch.testing._internal.opinfo import core
+
+    for module in (common_utils, core):
+        monkeypatch.setattr(module, "extract_test_fn", lambda: None)
+
+
+@pytest.mark.usefixtures("no_test_case")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_operations_are_those_of_one_process(any_mesh: Mesh, part: int) -> None:
