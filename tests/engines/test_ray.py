@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from processes import TAG, wait_for_exit
 from sshd import Profiles
@@ -24,11 +25,13 @@ from monarch_nb._client import session as sessions
 from monarch_nb.exceptions import MeshError, MeshStartError, MeshUsageError
 from monarch_nb.job import RayJob, job_loads
 from monarch_nb.job.allocation import Allocation, Plan, list_records, read_record, write_record
-from monarch_nb.job.engines import ENGINES, EngineError, State, engine_of
+from monarch_nb.job.engines import ENGINES, EngineError, State, engine_of, ray_program
 from monarch_nb.job.profiles import find_profile
 from monarch_nb.mesh import Mesh, on_engine
 
 T = 60
+ASKS_ON_S = 8.0
+"""Less than what asks Ray waits for another question."""
 PYTHON = os.environ.get("MONARCH_NB_TEST_RAY", sys.executable)
 HAS_RAY = sys.executable != PYTHON or importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(
@@ -49,6 +52,7 @@ def address() -> Iterator[str]:
     ) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
+        ray_program.close_idle()
 
 
 @pytest.fixture
@@ -172,6 +176,24 @@ def test_a_program_that_is_killed_forgets_no_mesh_inside(laptop: Terminal) -> No
     os.kill(json.loads((laptop.folder / "run" / "monarch_nb-big.json").read_text())["pid"], signal.SIGKILL)
     wait_until(lambda: "no mesh runs" in laptop.types("list"), "nothing runs here")
     assert "is ready" in laptop.notebook("%load_ext monarch_nb", "%mesh start big", "%mesh stop")
+
+
+@needs_ray
+@pytest.mark.timeout(240)
+def test_what_asks_ray_ends_with_the_program_for_which_it_asks(address: str) -> None:
+    question = {"address": address, "do": "nodes"}
+    asks = (
+        "from monarch_nb.job.engines import ray_program; "
+        f"ray_program.ask({PYTHON!r}, {question}, is_repeatable=True); print(flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", asks], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        (asking,) = psutil.Process(process.pid).children()
+        process.kill()
+    assert wait_for_exit(asking.pid, ASKS_ON_S), "at once, not as when nobody asks for a while"
 
 
 def test_a_cluster_that_is_gone_is_said_at_once_and_can_be_forgotten(profiles: Profiles) -> None:

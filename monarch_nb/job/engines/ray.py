@@ -7,7 +7,6 @@ Ray for the hosts, as this one would.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket as sockets
@@ -18,12 +17,10 @@ import msgspec
 
 from monarch_nb._wire.invitation import Invitation
 from monarch_nb.job.allocation import Allocation
-from monarch_nb.job.engines import shell
+from monarch_nb.job.engines import ray_program, shell
 from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Inside, Look, State, Usable
 from monarch_nb.job.spec import INSIDE, HostSpec
 
-DRIVER_S = 60.0
-_DRIVER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ray_driver.py")
 IN_RAY = "MONARCH_NB_IN_RAY"
 """Variable of the program that starts a mesh inside: JSON of `address`, of Ray; `driver`, an interpreter that
 has ray; `hosts`, the name for the actor that has them; `invitation`, the path of a file.
@@ -140,7 +137,7 @@ class Ray(Engine):
         return sum(all(node.get(k, 0) >= v for k, v in bundle.items()) for node in nodes), len(nodes)
 
     def _ask(self, spec: HostSpec, **request: object) -> str:
-        """Run the driver with a request; return its answer as JSON.
+        """Ask the driver; return its answer as JSON.
 
         Raises:
             EngineError: if Ray can't be reached, with Ray's message.
@@ -148,11 +145,8 @@ class Ray(Engine):
         address = spec.own_value("address", "auto")
         if why := _unreachable(address):
             raise EngineError(why)
-        text = json.dumps({"address": address, **request})
-        done = shell.run([_driver(spec), "-P", _DRIVER], text, DRIVER_S)
-        if done.code != 0:
-            raise EngineError(f"ray at {address}: {done.words}")
-        return done.out.strip().splitlines()[-1]
+        is_repeatable = request["do"] not in ("submit", "submit_inside")
+        return ray_program.ask(_driver(spec), {"address": address, **request}, is_repeatable=is_repeatable)
 
 
 def inside(asked: Allocation) -> Inside:

@@ -1,7 +1,8 @@
 """Requests to Ray, in a separate process: the program that starts a mesh may use Ray differently.
 
-Run as a file, by an interpreter that has ray and may have nothing else of ours: a request is read as JSON
-from standard input, and answered as JSON in the last line of standard output.
+Run as a file, by an interpreter that has ray and may have nothing else of ours: each line of standard input
+is a request as JSON, which is answered by a line of standard output, as JSON; a failure ends the process. It
+ends, too, when its input does, or when nothing was asked for a while: see `ray_program`.
 
 A detached actor, `MeshHosts`, has the placement group and an actor on each node, which runs the launcher. All
 of these end with it, and it ends when all launchers have. Another, `MeshInside`, runs the program that starts
@@ -14,6 +15,7 @@ import contextlib
 import ctypes
 import json
 import os
+import queue
 import shutil
 import signal
 import subprocess
@@ -29,6 +31,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # t
 
 NAMESPACE = "monarch_nb"
 ASK_S = 10.0
+IDLE_S = 10.0
+"""How long the next request is waited for."""
+LAST_S = 60.0
+"""How long a request may go on whose asker has ended; what was asked for is found by name later."""
 
 
 class Host:
@@ -246,10 +252,21 @@ def nodes() -> list[dict[str, float]]:
     return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
 
 
+def read(requests: queue.SimpleQueue[str | None]) -> None:
+    """Pass requests on until whoever asks has ended; then end this process, if need be amid a request."""
+    for line in sys.stdin:
+        requests.put(line)
+    requests.put(None)
+    time.sleep(LAST_S)
+    os._exit(1)
+
+
 def main() -> None:
-    """Execute the request on standard input, and print the answer."""
-    request = json.loads(sys.stdin.read())
-    address = request.pop("address")
+    """Execute the requests on standard input, and print the answers."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what Ray itself prints is no answer
+    requests: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    threading.Thread(target=read, args=(requests,), daemon=True).start()
     known: dict[str, Any] = {
         "submit": submit,
         "submit_inside": submit_inside,
@@ -258,9 +275,21 @@ def main() -> None:
         "end": end_hosts,
         "nodes": nodes,
     }
-    what = known[request.pop("do")]
-    ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
-    print("\n" + json.dumps(what(**request)), flush=True)
+    is_connected = False
+    while True:
+        try:
+            line = requests.get(timeout=IDLE_S)
+        except queue.Empty:
+            return
+        if line is None:
+            return
+        request = json.loads(line)
+        address = request.pop("address")
+        what = known[request.pop("do")]
+        if not is_connected:
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
+            is_connected = True
+        print(json.dumps(what(**request)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

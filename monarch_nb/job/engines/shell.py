@@ -8,7 +8,9 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import IO
 
 from monarch_nb._client.ssh import SSH_FAILED, Done, ssh_command, ssh_trouble
 from monarch_nb.job.engines.base import EngineError
@@ -27,17 +29,37 @@ def run(
         EngineError: if the command doesn't exist, or takes too long.
     """
     try:
-        done = subprocess.run(
-            argv, input=text.encode(), capture_output=True, timeout=timeout_s, start_new_session=True,
-            env={**os.environ, **(env or {})},
-        )  # fmt: skip
-    except FileNotFoundError:
-        raise EngineError(f"{argv[0]} isn't installed here, or not on PATH") from None
-    except OSError as error:
-        raise EngineError(f"{argv[0]} can't be run: {error.strerror}") from None
+        with _saying_why(argv[0]):
+            done = subprocess.run(
+                argv, input=text.encode(), capture_output=True, timeout=timeout_s, start_new_session=True,
+                env={**os.environ, **(env or {})},
+            )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise EngineError(f"{' '.join(argv[:3])} has given no answer within {timeout_s:g} s") from None
     return Done(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+
+def start(argv: Sequence[str], errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a command on this machine that is told and answers in lines; it writes errors to a file.
+
+    Raises:
+        EngineError: if the command doesn't exist.
+    """
+    with _saying_why(argv[0]):
+        return subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+        )
+
+
+@contextmanager
+def _saying_why(command: str) -> Iterator[None]:
+    """Raise an `EngineError` for a command that can't be run."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise EngineError(f"{command} isn't installed here, or not on PATH") from None
+    except OSError as error:
+        raise EngineError(f"{command} can't be run: {error.strerror}") from None
 
 
 def run_at(login: str, argv: Sequence[str], text: str = "", timeout_s: float = COMMAND_S) -> Done:
