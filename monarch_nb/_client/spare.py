@@ -2,7 +2,8 @@
 
 Importing torch takes most of a second. `%load_ext monarch_nb` starts a private host process whose zygote does
 that in the background, so `%mesh start` finds it done. It ends with this program unless a mesh takes it over.
-MONARCH_NB_PREWARM=0 turns this off.
+MONARCH_NB_PREWARM=0 turns this off. Where a mesh runs already, a notebook mostly goes on with that, after a
+restart of its kernel, say: then there's no spare either.
 
 Where an interpreter is kept warm for all programs of an environment (`warm`), that one is taken instead of
 starting one.
@@ -26,10 +27,13 @@ _ready: Connection | None = None
 
 
 def prepare() -> None:
-    """Start a spare in the background, unless there is one or the user has disabled that."""
+    """Start a spare in the background, unless there is one, a mesh runs, or the user has disabled that."""
     global _starting
     if os.environ.get("MONARCH_NB_PREWARM", "1") == "0":
         return
+    with suppress(OSError):  # whoever uses it says what is wrong with the directory
+        if launch.list_connections():
+            return
     with _lock:
         if _starting is None and _ready is None:
             _starting = threading.Thread(target=_start, name="monarch_nb-spare", daemon=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from kernels import FileLatch, Notebook
 
@@ -41,6 +42,18 @@ def test_what_an_actor_prints_comes_once(notebook: Notebook) -> None:
         "[0-1] said",
         "[1, 1]",
     ]
+
+
+def test_a_notebook_that_finds_a_mesh_keeps_nothing_warm_beside_it(notebook: Notebook) -> None:
+    """It goes on with that mesh; what nobody takes would stay as long as its kernel."""
+    second = Notebook()
+    try:
+        assert "again" in second.text("%load_ext monarch_nb")
+        kernel = psutil.Process(int(second.text("import os; os.getpid()")))
+        assert "attached" in second.text("%mesh attach again")
+        assert [p.name() for p in kernel.children(recursive=True) if p.name().startswith("mnb-")] == []
+    finally:
+        second.close()
 
 
 @pytest.mark.parametrize(
