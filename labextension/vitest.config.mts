@@ -14,6 +14,9 @@ export default defineConfig({
   plugins: [svgAsText],
   test: {
     environment: 'jsdom',
+    // One document for all files: to make one for each takes six times as long as all tests.
+    pool: 'threads',
+    isolate: false,
     setupFiles: ['tests/setup.ts'],
     include: ['tests/**/*.test.{ts,tsx}'],
     server: { deps: { inline: [/@jupyter/, /@lumino/] } }
