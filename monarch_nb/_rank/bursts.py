@@ -83,8 +83,8 @@ class Burst:
             self._make_memory()
         elif memory.is_ready and (memory.has_room() or memory.rewind()):
             self._origin, self._end = call_context.get().origin, memory.tell()
+            self.is_on = True  # first: an interrupt may come now, and `stop` tells that it's over
             self._pipe.write_mark(marks.BURST, str(self._end), self._origin)
-            self.is_on = True
             self._began.set()
         return self.is_on
 
@@ -127,13 +127,13 @@ class Burst:
     def _make_memory(self) -> None:
         try:
             memory = TextMemory.make()
-        except (OSError, ValueError):
+            threading.Thread(target=self._watch, args=(memory,), name="monarch_nb-lines", daemon=True).start()
+        except (OSError, ValueError, RuntimeError):  # no memory, or no more threads
             self._is_possible = False
             return
         file: Any = memory
         self.write = io.TextIOWrapper(file, "utf-8", "replace", newline="\n", write_through=True).write
         self._end = memory.tell()
-        threading.Thread(target=self._watch, args=(memory,), name="monarch_nb-lines", daemon=True).start()
         self._memory = memory
         _watch_descriptors(self.stop)
         self._pipe.write_mark(marks.BURST_MEMORY, f"{os.getpid()}:{memory.fd}")

@@ -329,6 +329,20 @@ print("\\udc80 \\N{{SNOWMAN}}")
     assert after(run(body).serve()) == ["True", "? \N{SNOWMAN}"]
 
 
+@pytest.mark.parametrize(
+    "lack",
+    [
+        "threading.Thread.start = lambda _thread: exec('raise RuntimeError')",
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, -1))",
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, -1))",
+    ],
+)
+def test_lines_take_the_pipe_where_there_is_no_thread_or_memory(run: type[Host], lack: str) -> None:
+    host = run(f"{lack}\nfor i in range(20_000): print('line', i)\nassert not is_on()")
+    assert host.serve().splitlines() == [f"line {i}" for i in range(20_000)]
+    assert host.process.wait() == 0
+
+
 def test_long_lines_come_whole(run: type[Host]) -> None:
     body = """
 burst()
