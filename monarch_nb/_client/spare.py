@@ -27,13 +27,10 @@ _ready: Connection | None = None
 
 
 def prepare() -> None:
-    """Start a spare in the background, unless there is one, a mesh runs, or the user has disabled that."""
+    """Start a spare in the background, unless there is one or the user has disabled that."""
     global _starting
     if os.environ.get("MONARCH_NB_PREWARM", "1") == "0":
         return
-    with suppress(OSError):  # whoever uses it says what is wrong with the directory
-        if launch.list_connections():
-            return
     with _lock:
         if _starting is None and _ready is None:
             _starting = threading.Thread(target=_start, name="monarch_nb-spare", daemon=True)

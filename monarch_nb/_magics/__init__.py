@@ -45,13 +45,15 @@ def load(shell: Any) -> None:
     shell.input_transformers_cleanup.append(explain_verbs)
     shell.events.register("post_run_cell", StaleClasses(magics.state).__call__)
     shell.events.register("pre_run_cell", CodeWatch(magics.state).__call__)
-    spare.prepare()
+    runs = False
     try:
-        say_what_runs(shell)
+        runs = say_what_runs(shell)
     except OSError as error:
         # For example a home that isn't writable: the extension is loaded, and features that need it report
         # the error again.
         print(explanation(error, "%load_ext monarch_nb"), file=sys.stderr)
+    if not runs:  # else that one is attached to, mostly
+        spare.prepare()
 
 
 def unload(shell: Any) -> None:

@@ -133,12 +133,15 @@ def stop(state: State, arguments: Namespace) -> None:
     state.drop(mesh.name)
 
 
-def say_what_runs(shell: Any) -> None:
-    """List running meshes, with cells that have ended on them unseen. For `%load_ext`."""
+def say_what_runs(shell: Any) -> bool:
+    """List running meshes, with cells that have ended on them unseen; return whether there are any. For
+    `%load_ext`.
+    """
     from monarch_nb._client.launch import list_connections
     from monarch_nb.mesh import attach as attach_mesh
 
-    for connection in list_connections():
+    running = list_connections()
+    for connection in running:
         note = ""
         try:
             mesh = attach_mesh(connection.name, listens=False)
@@ -150,3 +153,4 @@ def say_what_runs(shell: Any) -> None:
             f"mesh {connection.name!r} runs{': ' + note if note else ''}. Attach: %mesh attach "
             f"{connection.name}"
         )
+    return bool(running)

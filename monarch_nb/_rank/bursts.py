@@ -48,8 +48,7 @@ class Burst:
     """Many lines of one cell or call.
 
     Attributes:
-        is_on: whether text is to be written here, by `write`.
-        write: writes text; None before there was a burst.
+        is_on: whether text is to be written by what `start` has returned.
         has_stopped: whether there was one in the cell or call that runs: then `stop` is called before text
             takes the pipe, for `print` may have looked up `write` before, and made text of a value meanwhile.
         main_is_busy: tells whether the main thread runs code of the user's.
@@ -65,28 +64,30 @@ class Burst:
         self._counted_from = 0.0
         """When the last line was that isn't counted."""
         self._began = threading.Event()
-        self.write: Callable[[str], int] | None = None
+        self._write: Callable[[str], int] | None = None
         self.is_on = self.has_stopped = False
         self.main_is_busy: Callable[[], bool] = lambda: True
 
-    def can_start(self) -> bool:
-        """Prepare for lines of the running cell or call, or say that they take the pipe."""
+    def start(self) -> Callable[[str], int] | None:
+        """Return what writes text of the running cell or call; None if it takes the pipe on."""
         if not (self._is_possible and self._prints_alone() and self._pipe.is_own(1)):
             self._pipe.num_lines = _NEVER
-            return False
+            return None
         self._pipe.num_lines = 0
         before, self._counted_from = self._counted_from, time.monotonic()
-        memory = self._memory
         if self._counted_from - before > QUICK_S:
-            pass
-        elif memory is None:
+            return None
+        memory = self._memory
+        if memory is None:
             self._make_memory()
-        elif memory.is_ready and (memory.has_room() or memory.rewind()):
-            self._origin, self._end = call_context.get().origin, memory.tell()
-            self.is_on = True  # first: an interrupt may come now, and `stop` tells that it's over
-            self._pipe.write_mark(marks.BURST, str(self._end), self._origin)
-            self._began.set()
-        return self.is_on
+            return None
+        if not memory.is_ready or not (memory.has_room() or memory.rewind()):
+            return None
+        self._origin, self._end = call_context.get().origin, memory.tell()
+        self.is_on = True  # first: an interrupt may come now, and `stop` tells that it's over
+        self._pipe.write_mark(marks.BURST, str(self._end), self._origin)
+        self._began.set()
+        return self._write
 
     def stop(self) -> None:
         """Let text take the pipe from now on; it's behind what was written here.
@@ -132,7 +133,7 @@ class Burst:
             self._is_possible = False
             return
         file: Any = memory
-        self.write = io.TextIOWrapper(file, "utf-8", "replace", newline="\n", write_through=True).write
+        self._write = io.TextIOWrapper(file, "utf-8", "replace", newline="\n", write_through=True).write
         self._end = memory.tell()
         self._memory = memory
         _watch_descriptors(self.stop)

@@ -307,8 +307,7 @@ class RankStream(io.TextIOBase):
 
     def _start_burst(self) -> None:
         self.flush()
-        if self._pipe.burst.can_start() and (write := self._pipe.burst.write) is not None:
-            self.write = write
+        self.write = self._pipe.burst.start() or self.write
 
     def _send(self, origin: int, text: str) -> None:
         self._pipe.write(origin, self._stream, text.encode("utf-8", "replace"))
