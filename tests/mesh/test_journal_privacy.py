@@ -77,7 +77,9 @@ def on_disk(mesh: Mesh) -> bytes:
     ("text", "kept"),
     [
         ("AKIAABCDEFGHIJKLMNOP", ""), ("hf_" + "a1B2" * 8, ""), ("ghp_" + "x9" * 18, ""),
-        ("github_pat_" + "a_b1" * 8, ""),
+        ("github_pat_" + "a_b1" * 8, ""), ("ASIAABCDEFGHIJKLMNOP", ""), ("gho_" + "x9" * 18, ""),
+        ("glpat-" + "x9" * 10, ""), ("xoxb-" + "1-a" * 8, ""), ("bearer " + "abcd" * 6, "bearer "),
+        ("-----BEGIN RSA PRIVATE KEY-----abc-----END", "-----BEGIN RSA PRIVATE KEY----------END"),
         ("sk-proj-" + "a1" * 12, ""), ("password=hunter2", "password="),
         ("PASSWORD: 'hunter2'", "PASSWORD: ''"),
         ("Authorization: Bearer abc.def.ghi", "Authorization: Bearer "),

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
+from monarch_nb._host.agent.burst_reader import Bursts
 from monarch_nb._host.agent.output import PIPE_BYTES, OutputReader
 from monarch_nb._host.loop import Loop
 from monarch_nb._wire.marks import SETTLED, TEXT, Piece
@@ -66,7 +67,8 @@ class Host:
     def __init__(self, body: str) -> None:
         self.pieces: list[Piece] = []
         self.loop = Loop()
-        self.reader = OutputReader(self.loop, "TOKEN", "stdout", self.pieces.append)
+        self.bursts = Bursts(self.loop)
+        self.reader = OutputReader(self.loop, "TOKEN", "stdout", self.pieces.append, self.bursts)
         self.reader.on_close = lambda _reader: self.loop.stop()
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM.format(body=body)],
@@ -181,8 +183,7 @@ def test_what_was_printed_before_a_question_is_there_when_it_is_asked(run: type[
     host = run("burst()\nprint('last')\nsys.stderr.write('')\nsys.stdin.readline()")
     while "last" not in host.text:
         host.reader.drain()
-        for burst in list(host.reader._coming):
-            burst.read()
+        host.bursts.read()
     assert host.process.stdin is not None
     host.process.stdin.write("go\n")
     host.process.stdin.flush()

@@ -1,7 +1,7 @@
 """Reads many lines of one cell or call from memory that the rank shares with this process.
 
 A mark in the rank's pipe says where they begin, and another one where they end (`marks.BURST`, `BURST_END`).
-Between the two this process looks by itself, seldom where little comes.
+Between the two this process looks by itself, at all ranks at once, seldom where little comes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,46 @@ from monarch_nb._host.loop import Loop
 from monarch_nb._wire.marks import TEXT, Piece
 from monarch_nb._wire.text_memory import TextReader
 
-LOOK_S = 0.004
-MAX_LOOK_S = 0.032
-"""Seconds between two looks: more from look to look that finds nothing."""
+SOON_S, LOOK_S, MAX_LOOK_S = 0.004, 0.016, 0.032
+"""Seconds from the beginning of lines to the first look, and from look to look: twice as many after one that
+finds nothing.
+"""
+
+
+class Bursts:
+    """The readers of this host whose ranks' lines come at the moment. Owned by the loop thread."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._coming: set[BurstReader] = set()
+        self._wait_s = LOOK_S
+        self._looks = False
+
+    def __contains__(self, reader: BurstReader) -> bool:
+        return reader in self._coming
+
+    def add(self, reader: BurstReader) -> None:
+        """Look at a reader's memory from now on."""
+        self._coming.add(reader)
+        self._wait_s = LOOK_S
+        if not self._looks:
+            self._looks = True
+            self._loop.call_later(SOON_S, self._look)
+
+    def discard(self, reader: BurstReader) -> None:
+        """Look at a reader's memory no more."""
+        self._coming.discard(reader)
+
+    def read(self) -> bool:
+        """Take the lines that are there; False if there are none."""
+        return sum(reader.read() for reader in list(self._coming)) > 0
+
+    def _look(self) -> None:
+        found = self.read()
+        self._looks = bool(self._coming)
+        if self._looks:
+            self._wait_s = LOOK_S if found else min(2 * self._wait_s, MAX_LOOK_S)
+            self._loop.call_later(self._wait_s, self._look)
 
 
 class BurstReader:
@@ -24,44 +61,37 @@ class BurstReader:
 
     Args:
         read_pipe: reads what the pipe has, which may end what is read here.
-        coming: of all ranks here, those whose lines come at the moment.
+        bursts: of all ranks here.
     """
 
     def __init__(
         self,
         text: TextReader,
-        loop: Loop,
+        bursts: Bursts,
         on_piece: Callable[[Piece], None],
         read_pipe: Callable[[], None],
-        coming: set[BurstReader],
     ) -> None:
         self._text = text
-        self._loop = loop
+        self._bursts = bursts
         self._on_piece = on_piece
         self._read_pipe = read_pipe
-        self._coming = coming
         self._origin = 0
-        self._wait_s = LOOK_S
-        self._looks = False
 
     def on_begin(self, origin: int, start: int) -> None:
         """Read lines of a cell or call from a position on."""
-        self._origin, self._text.at, self._wait_s = origin, start, LOOK_S
-        self._coming.add(self)
-        if not self._looks:
-            self._looks = True
-            self._loop.call_later(LOOK_S, self._look)
+        self._origin, self._text.at = origin, start
+        self._bursts.add(self)
 
     def on_end(self, position: int) -> None:
         """Read what is left up to a position; nothing comes after it."""
-        if self in self._coming:
-            self._coming.discard(self)
+        if self in self._bursts:
+            self._bursts.discard(self)
             self._pass_on(lambda: self._text.text(position))
 
     def read(self) -> bool:
         """Take the lines that are there; False if there are none."""
         self._read_pipe()
-        return self in self._coming and self._pass_on(self._text.lines)
+        return self in self._bursts and self._pass_on(self._text.lines)
 
     def _pass_on(self, read: Callable[[], bytes]) -> bool:
         found = False
@@ -70,17 +100,10 @@ class BurstReader:
             self._on_piece(Piece(TEXT, self._origin, "stdout", data))
         return found
 
-    def _look(self) -> None:
-        found = self.read()
-        self._looks = self in self._coming
-        if self._looks:
-            self._wait_s = LOOK_S if found else min(2 * self._wait_s, MAX_LOOK_S)
-            self._loop.call_later(self._wait_s, self._look)
-
     def close(self) -> None:
         """Take what is left; look no more. Called when the pipe has been read, and the rank has ended."""
-        if self in self._coming:
-            self._coming.discard(self)
+        if self in self._bursts:
+            self._bursts.discard(self)
             self._pass_on(self._text.rest)
         self._text.close()
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
-from monarch_nb._host.agent.burst_reader import BurstReader, open_text
+from monarch_nb._host.agent.burst_reader import BurstReader, Bursts, open_text
 from monarch_nb._host.loop import Loop
 from monarch_nb._wire import marks
 from monarch_nb._wire.marks import Parser, Piece
@@ -21,17 +21,12 @@ class OutputReader:
     """The reading end of one pipe. Owned by the loop thread."""
 
     def __init__(
-        self,
-        loop: Loop,
-        token: str,
-        stream: str,
-        on_piece: Callable[[Piece], None],
-        coming: set[BurstReader] | None = None,
+        self, loop: Loop, token: str, stream: str, on_piece: Callable[[Piece], None], bursts: Bursts
     ) -> None:
         self._loop = loop
         self._parser = Parser(token, stream)
         self._burst: BurstReader | None = None
-        self._coming = set() if coming is None else coming
+        self._bursts = bursts
         self._on_piece = on_piece
         self.fd, self.write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.fd, False)
@@ -62,7 +57,7 @@ class OutputReader:
         if piece.kind == marks.BURST_MEMORY:
             text = open_text(piece.data) if self._burst is None else None
             if text is not None:
-                self._burst = BurstReader(text, self._loop, self._on_piece, self.drain, self._coming)
+                self._burst = BurstReader(text, self._bursts, self._on_piece, self.drain)
         elif self._burst is not None and piece.data.isdigit():
             if piece.kind == marks.BURST:
                 self._burst.on_begin(piece.origin, int(piece.data))

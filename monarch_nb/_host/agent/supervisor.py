@@ -25,7 +25,7 @@ from typing import Any
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from monarch_nb._host.agent.burst_reader import BurstReader
+from monarch_nb._host.agent.burst_reader import Bursts
 from monarch_nb._host.agent.output import OutputReader
 from monarch_nb._host.agent.rank_command import module_path, rank_command
 from monarch_nb._host.agent.zygote_switch import ZygoteSwitch
@@ -99,7 +99,7 @@ class Supervisor:
         self.oom_kills = OomKills()
         self._pipes = select.epoll()
         self._readers: dict[int, OutputReader] = {}
-        self._coming: set[BurstReader] = set()
+        self._bursts = Bursts(loop)
         self._zygote: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self.warm = False
@@ -260,7 +260,7 @@ class Supervisor:
         ends = []
         for stream in ("stdout", "stderr"):
             reader = OutputReader(
-                self._loop, rank.token, stream, lambda piece: self._take_piece(rank, piece), self._coming
+                self._loop, rank.token, stream, lambda piece: self._take_piece(rank, piece), self._bursts
             )
             rank.outputs.append(reader)
             ends.append(reader.write_end)
@@ -340,8 +340,7 @@ class Supervisor:
             reader = self._readers.get(fd)
             if reader is not None:
                 reader.drain()
-        for burst in list(self._coming):
-            burst.read()
+        self._bursts.read()
 
     # --- ending
 
