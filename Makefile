@@ -78,8 +78,10 @@ labcheck: labextension/node_modules
 unit: env
 	$(PY) -m pytest tests/unit
 
+TUTORIALS = --nbval-lax --nbval-current-env --nbval-cell-timeout 120 --nbval-sanitize-with notebooks/sanitize.cfg notebooks
+
 notebooks: env
-	MONARCH_NB_LIVE=0 $(PY) -m pytest -n $(WORKERS) --dist loadfile --nbval-lax --nbval-current-env --nbval-cell-timeout 120 --nbval-sanitize-with notebooks/sanitize.cfg notebooks
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(TUTORIALS)
 
 $(VENV)/.docs: $(VENV)/.ready
 	$(INSTALL) -e '.[docs]'
@@ -101,13 +103,13 @@ $(VENV)/.frameworks: $(VENV)/.ready
 # same time.
 # Tests that failed beside others get one more try alone, and the report names them: what a busy machine makes slow isn't broken,
 # what fails alone is. Processes that are left behind (exit status 7), and all else that isn't a test that failed, get none.
+# A tutorial's cell that failed fails alone, too: it lacks the cells before it.
 test: $(VENV)/.node $(VENV)/.docs
 	$(MAKE) -j2 --output-sync=target $(VENV)/.frameworks labcheck
 	@$(PY) -m pip uninstall --yes -qq rfc3987-syntax
 	$(MAKE) -j2 --output-sync=target lint docs
-	$(PY) -m pytest tests -n $(WORKERS) --dist loadscope --durations 30 || { [ $$? = 1 ] && echo "=== once more, alone: what failed" && \
-	  $(PY) -m pytest tests --last-failed --last-failed-no-failures none -v; }
-	$(MAKE) notebooks
+	$(PY) -m pytest tests $(TUTORIALS) -n $(WORKERS) --dist loadscope --durations 30 || { [ $$? = 1 ] && echo "=== once more, alone: what failed" && \
+	  $(PY) -m pytest tests $(TUTORIALS) --last-failed --last-failed-no-failures none -v; }
 
 soak: env
 	MONARCH_NB_SOAK_CALLS=100000 MONARCH_NB_SOAK_FAULTS=200 MONARCH_NB_SOAK_BREAKS=200 MONARCH_NB_HOSTILE=full $(PY) -m pytest tests -m soak --timeout 900

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
 
 NEEDS = {"14_titan.ipynb": "torchtitan"}
 
+_NAMES = pytest.StashKey[str]()
+
 collect_ignore = [name for name, package in NEEDS.items() if find_spec(package) is None]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let the names of meshes be each process' own where several run tutorials (`pytest -n 3`)."""
-    if hasattr(config, "workerinput"):
-        folder = tempfile.TemporaryDirectory(prefix="mnb-", ignore_cleanup_errors=True)
-        config.add_cleanup(folder.cleanup)
-        os.environ["XDG_RUNTIME_DIR"] = os.environ["JUPYTER_RUNTIME_DIR"] = folder.name
+    """Make a directory for the names of this process' meshes: several may run tutorials (`pytest -n 3`)."""
+    folder = tempfile.TemporaryDirectory(prefix="mnb-", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    config.stash[_NAMES] = folder.name
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Start a tutorial's kernel as a reader's, whatever tests that ran here before have set. What cells show
+    is compared: nothing of it may change meanwhile.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONARCH_NB_LIVE", "0")
+        for name in ("MONARCH_NB_PRELOAD", "MONARCH_NB_WITH_KERNEL"):
+            patch.delenv(name, raising=False)
+        for name in ("XDG_RUNTIME_DIR", "JUPYTER_RUNTIME_DIR"):
+            patch.setenv(name, item.config.stash[_NAMES])
+        yield
 
 
 def pytest_report_header() -> list[str]:

@@ -37,7 +37,7 @@ settings.register_profile("loaded", deadline=None, suppress_health_check=[Health
 settings.load_profile("loaded")
 """How long an example takes says how busy the machine is, not whether the code is right."""
 
-_FIRST = ("rxe", "lab", "engines", "notebook", "mesh")
+_FIRST = ("rxe", "lab", "engines", "notebook", "mesh", "notebooks")
 """Folders that take longest are begun first, so that all processes end at about the same time."""
 _ALONE = ("rxe", "lab", "engines")
 """One virtual machine, one browser and one Slurm at a time are what a small machine can carry."""
@@ -55,7 +55,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
 
     def place(item: pytest.Item) -> int:
-        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        tests = item.path.is_relative_to(here)
+        folder = item.path.relative_to(here).parts[0] if tests else item.path.parent.name
         return _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
 
     items.sort(key=place)
@@ -69,6 +70,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
 

@@ -5,7 +5,9 @@ Run: `python -m tests.benchmarks.bench_parallelize [rounds [strategy ...]]`. A r
 and ours once, in an order drawn anew. Ratios are medians of the ratios of rounds, with the interval that has
 95 of 100 such medians. A ratio says nothing where by hand differs from itself as much.
 BENCH_WIDTH=512 makes a model whose step takes several times as long: what is added to a step doesn't grow
-with it. BENCH_STEPS: of one measurement.
+with it. BENCH_STEPS: of one measurement. BENCH_APART=1: ranks share the last processor, and what drives them
+has the others, as on a machine with more processors than ranks: where ranks fill all there are, a step's wall
+seconds include those of this process.
 """
 
 from __future__ import annotations
@@ -89,6 +91,22 @@ def cpu_of(mesh: Mesh) -> float:
     return float(sum(found)) / len(found)
 
 
+def move_to(processors: set[int]) -> int:
+    """Run all threads of this process on some processors only; return the parent process."""
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), processors)
+    return os.getppid()
+
+
+def move_apart(mesh: Mesh) -> None:
+    """Give the ranks the last processor, and this process and the one that starts ranks the others."""
+    *others, last = sorted(os.sched_getaffinity(0))
+    move_to(set(others))
+    (host,) = set(mesh.execute(move_to, {last}))
+    for thread in os.listdir(f"/proc/{host}/task"):
+        os.sched_setaffinity(int(thread), others)
+
+
 def measure(mesh: Mesh, strategy: str, rounds: int) -> None:
     """Print a strategy's figures."""
     tokens, targets = torch.randint(1000, (8, 64)), torch.randint(1000, (512,))
@@ -138,5 +156,7 @@ def ratio(ours: list[float], theirs: list[float]) -> str:
 
 if __name__ == "__main__":
     with Mesh((2,), ("data_parallel",)) as ranks:
+        if os.environ.get("BENCH_APART") == "1":
+            move_apart(ranks)
         for each in sys.argv[2:] or ("fsdp", "ddp", "tp"):
             measure(ranks, each, int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS)
