@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from monarch_nb._journal import record as records
 from monarch_nb._protocol.cells import (
@@ -67,6 +67,21 @@ class Watcher(Protocol):
     def message(self, text: str) -> None:
         """Handle a message for the user."""
         ...
+
+
+class LeavesOut(Protocol):
+    """The part of a watcher that need not be sent all lines: that lines were left out is told it."""
+
+    may_leave_out: bool
+
+    def left_out(self, num_lines: int) -> None:
+        """Handle that lines were left out here, for they came faster than this watcher could take them."""
+        ...
+
+
+def may_leave_out(watcher: object) -> bool:
+    """Say whether a watcher need not be sent all lines."""
+    return bool(getattr(watcher, "may_leave_out", False))
 
 
 class Feed(Pending):
@@ -137,6 +152,10 @@ class Feed(Pending):
             elif record.kind == records.RESULT:
                 self._ended.add(record.rank)
                 self._watcher.ended(record.rank, CellEnd.of_json(record.data))
+            elif record.kind == records.LEFT_OUT:
+                self._decoders.clear()
+                if may_leave_out(self._watcher):
+                    cast(LeavesOut, self._watcher).left_out(*records.NUMBER.unpack(record.data))
             else:
                 self._watcher.message(record.data.decode())
         self._acknowledge(len(data))

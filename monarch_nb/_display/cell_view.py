@@ -273,6 +273,13 @@ class CellView:
             self._touch()
         self._tell()
 
+    def leave_out(self, num_lines: int) -> None:
+        """Note that ranks have printed lines here that aren't known: they came too fast."""
+        with self._lock:
+            self._fold.leave_out(num_lines)
+            self._touch()
+        self._tell()
+
     def close(self) -> None:
         """Mark the cell as no longer waited for: unfinished lines are shown as lines. Later events are still
         shown.

@@ -163,10 +163,16 @@ class Fold:
         self._num_forgotten = 0
         self._num_undrained = 0
         self._touched: list[_Line] = []
+        self._left_out: dict[_Line, int] = {}
+        """Rows that stand for lines which weren't fed here, and how many each stands for."""
 
     @property
     def num_rows(self) -> int:
-        """Folded lines so far, also those no longer held."""
+        """Folded lines so far, also those no longer held, and those that were left out."""
+        return self._num_held + sum(self._left_out.values()) - len(self._left_out)
+
+    @property
+    def _num_held(self) -> int:
         return self._num_rows + self._num_forgotten
 
     def knows(self, rank: int) -> bool:
@@ -256,6 +262,14 @@ class Fold:
         self._touched.append(row)
         self._num_rows += 1
 
+    def leave_out(self, num_lines: int) -> None:
+        """Add a row for lines that aren't fed here. Unfinished lines are complete then: their ends aren't fed
+        either.
+        """
+        self.finish()
+        self.say(self._note(num_lines).text)
+        self._left_out[self._last] = num_lines
+
     def finish(self) -> None:
         """Turn unfinished lines into complete ones. Later text starts new lines."""
         for place in self._places.values():
@@ -273,12 +287,14 @@ class Fold:
         lines in the middle.
         """
         cap = self._max_rows
-        if cap is None or self.num_rows <= cap:
+        if cap is None or self._num_held <= cap:
             return _in_public(self._walk())
         top = _up_to(self._walk(), cap // 2)
         tail = _up_to(self._walk_back(), cap - cap // 2)[::-1]
-        middle = self._displays_but({*top, *tail}) if DISPLAY in self._index else []
-        note = _public(self._note(self.num_rows - cap), 0)
+        shown = {*top, *tail}
+        middle = self._displays_but(shown) if DISPLAY in self._index else []
+        left_out = sum(number - 1 for row, number in self._left_out.items() if row not in shown)
+        note = _public(self._note(self._num_held - cap + left_out), 0)
         return [*_in_public(top), note, *_in_public(middle), *_in_public(tail)]
 
     def _displays_but(self, known: set[_Line]) -> list[_Line]:
@@ -500,7 +516,7 @@ class Fold:
             texts[text] = [row for row in texts[text] if not first <= row.label <= last]
             if not texts[text]:
                 del texts[text]
-        self._num_undrained += sum(row.touched for row in dropped)
+        self._num_undrained += sum(self._left_out.get(row, 1) for row in dropped if row.touched)
         self._touched = [
             row for row in self._touched if not first <= row.label <= last or row.stream == DISPLAY
         ]

@@ -47,6 +47,13 @@ class _Newest:
         self._num_held -= num_gone
         self.num_lines -= num_gone
 
+    def leave_out(self, num_lines: int) -> None:
+        """Count lines only, and all that came before them."""
+        self._older += [row for row in self._rows if row.stream == DISPLAY]
+        self._rows.clear()
+        self._num_held = 0
+        self.num_lines += num_lines
+
     @property
     def num_hidden(self) -> int:
         """The number of lines that are counted only."""
@@ -116,6 +123,11 @@ class Lines:
     def say(self, text: str) -> None:
         """Add a line that no rank has printed."""
         self._add(Row((), NOTE, text))
+
+    def leave_out(self, num_lines: int) -> None:
+        """Count lines that weren't fed here, and all that came before them."""
+        self._rows.leave_out(num_lines)
+        self._new.leave_out(num_lines)
 
     def _add(self, row: Row) -> None:
         self._rows.add(row)

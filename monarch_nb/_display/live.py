@@ -187,6 +187,11 @@ class LiveDisplay:
         if os.environ.get("MONARCH_NB_LIVE", "1") != "0":
             view.listen(self._on_change)
 
+    @property
+    def shows_part(self) -> bool:
+        """Whether of many lines the first and the last ones are shown. Text that is printed has all."""
+        return isinstance(self._publisher, NotebookPublisher)
+
     def __enter__(self) -> LiveDisplay:
         return self
 

@@ -17,10 +17,12 @@ class ViewWatcher:
 
     Args:
         show_errors: show what ranks raise in the view; a cell that raises it itself leaves it out.
+        may_leave_out: of many lines, the view shows the first and the last ones: no more need come.
     """
 
-    def __init__(self, view: CellView, *, show_errors: bool = False) -> None:
+    def __init__(self, view: CellView, *, show_errors: bool = False, may_leave_out: bool = False) -> None:
         self._view = view
+        self.may_leave_out = may_leave_out
         self._show_errors = show_errors
 
     def text(self, rank: int, stream: str, text: str) -> None:
@@ -51,6 +53,10 @@ class ViewWatcher:
     def waits(self, text: str) -> None:
         """Show what the cell waits for; an empty text: it no longer waits."""
         self._view.wait_for(text)
+
+    def left_out(self, num_lines: int) -> None:
+        """Note that there were lines which aren't known here."""
+        self._view.leave_out(num_lines)
 
     def message(self, text: str) -> None:
         """Show a message of the host process in the view."""

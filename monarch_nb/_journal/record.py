@@ -2,7 +2,7 @@
 
     offset  bytes  field
          0      4  number of bytes of data
-         4      1  kind (TEXT, DISPLAY, NOTE, GROUP, RESULT; SETTLED travels only)
+         4      1  kind (TEXT, DISPLAY, NOTE, GROUP, RESULT; SETTLED and LEFT_OUT travel only)
          5      1  stream: 0 stdout, 1 stderr
          6      2  index of the group of ranks, in the order in which the journal met them
          8      4  rank
@@ -29,8 +29,10 @@ GROUP: Final = 4  #: the name of a group; stands before its first record in each
 RESULT: Final = 5  #: how a cell ended on a rank, as JSON
 # : a rank's output has come as far as one of its answers; data: MARK of its proc and the number in the answer
 SETTLED: Final = 6
+LEFT_OUT: Final = 7  #: lines that a watcher isn't sent, since it didn't keep up; data: NUMBER of them
 
 MARK: Final = struct.Struct("<QI")
+NUMBER: Final = struct.Struct("<Q")
 
 STREAMS: Final = ("stdout", "stderr")
 CLIENT_ORIGIN: Final = 1 << 31

@@ -79,7 +79,7 @@ def show_cell(
         run = mesh.submit(
             source,
             ranks,
-            watcher=ViewWatcher(view),
+            watcher=ViewWatcher(view, may_leave_out=True),
             number=number,
             timeout=timeout,
             rerun_of=rerun_of,
@@ -125,7 +125,7 @@ def start_cell(
     run = mesh.submit(
         source,
         ranks,
-        watcher=ViewWatcher(view, show_errors=True),
+        watcher=ViewWatcher(view, show_errors=True, may_leave_out=True),
         number=number,
         timeout=timeout,
         script=script,

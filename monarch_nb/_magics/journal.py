@@ -83,7 +83,7 @@ def result(state: State, arguments: Namespace) -> None:
     view = CellView(entry.ran_on, entry.width(mesh))
     with LiveDisplay(view):
         view.started(ago_s=time.time() - entry.when)
-        run = mesh.journal.replay(entry, ViewWatcher(view))
+        run = mesh.journal.replay(entry, ViewWatcher(view, may_leave_out=True))
         view.describe_rest(run.goes_on)
         ended = run.wait()
     run.seen()

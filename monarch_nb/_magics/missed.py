@@ -33,7 +33,7 @@ def show_missed(mesh: Mesh) -> None:
     for entry in missed.cells:
         view = CellView(entry.ran_on, entry.width(mesh), title=_title(entry))
         views.append(view)
-        run = mesh.journal.replay(entry, ViewWatcher(view, show_errors=True))
+        run = mesh.journal.replay(entry, ViewWatcher(view, show_errors=True, may_leave_out=True))
         view.describe_rest(run.goes_on)
         view.started(ago_s=time.time() - entry.when)
         runs.append(run)

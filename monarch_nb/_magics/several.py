@@ -49,8 +49,9 @@ def _show(
         interrupts.pass_to(lambda: _interrupt(runs))
         for mesh, view in zip(meshes, views, strict=True):
             view.started()
+            watcher = ViewWatcher(view, may_leave_out=True)
             run = mesh.submit(
-                source, ranks[mesh.name], watcher=ViewWatcher(view), number=number, timeout=arguments.timeout,
+                source, ranks[mesh.name], watcher=watcher, number=number, timeout=arguments.timeout,
                 always=arguments.always,
             )  # fmt: skip
             view.describe_rest(run.goes_on)

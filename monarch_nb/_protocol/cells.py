@@ -24,6 +24,7 @@ class RunCell(Request[None], frozen=True):
         profile: what to record in a profile.
         script: the script that runs, if it is one; `source` is the line that starts it.
         always: whether ranks that are started later run it, too, once it has ended well.
+        may_leave_out: whether lines may be left out where whoever asks doesn't keep up.
     """
 
     source: str
@@ -39,6 +40,7 @@ class RunCell(Request[None], frozen=True):
     profile: ProfileOptions | None = None
     script: Script | None = None
     always: bool = False
+    may_leave_out: bool = False
 
 
 class CellWork(Record, frozen=True):
@@ -55,9 +57,10 @@ class ForgetDefinitions(Request[int], frozen=True):
 
 
 class WatchCell(Request[None], frozen=True):
-    """Show a cell from its beginning."""
+    """Show a cell from its beginning; `may_leave_out` as in `RunCell`."""
 
     n: int
+    may_leave_out: bool = False
 
 
 class WatchOutput(Request[None], frozen=True):

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from monarch_nb._client import waiting
-from monarch_nb._client.feed import Feed, Watcher
+from monarch_nb._client.feed import Feed, LeavesOut, Watcher, may_leave_out
 from monarch_nb._client.interrupts import Interrupts
 from monarch_nb._client.kernel import KernelShutDown
 from monarch_nb._display import ansi
@@ -197,6 +197,15 @@ class CellRun:
         return self
 
     # --- events, in the reading thread
+
+    @property
+    def may_leave_out(self) -> bool:
+        """Whether the watcher need not see all lines."""
+        return may_leave_out(self._watcher)
+
+    def left_out(self, num_lines: int) -> None:
+        """Tell the watcher that lines were left out."""
+        cast(LeavesOut, self._watcher).left_out(num_lines)
 
     def text(self, rank: int, stream: str, text: str) -> None:
         """Pass a rank's output text to the watcher."""

@@ -91,6 +91,7 @@ class Cells:
                 profile=None if profile is None else profile.options,
                 script=script,
                 always=always,
+                may_leave_out=run.may_leave_out,
             )
         )
 
@@ -180,12 +181,12 @@ class Cells:
                 source, ranks, watcher=watcher, number=number, timeout=timeout, script=script, always=always
             ).get()
         view = CellView(ranks, len(self._mesh))
-        with LiveDisplay(view):
+        with LiveDisplay(view) as display:
             view.started()
+            watcher = ViewWatcher(view, may_leave_out=display.shows_part)
             run = self.submit(
-                source, ranks, watcher=ViewWatcher(view), number=number, timeout=timeout, script=script,
-                always=always,
-            )  # fmt: skip
+                source, ranks, watcher=watcher, number=number, timeout=timeout, script=script, always=always
+            )
             return run.get()
 
     def profile(

@@ -301,7 +301,7 @@ class History:
         """Show a cell from its beginning: its output so far at once, the rest as it arrives."""
         run = CellRun(self._mesh, entry.ran_on, watcher)
         run.result.reason = entry.record.reason
-        return run.start(WatchCell(entry.n))
+        return run.start(WatchCell(entry.n, run.may_leave_out))
 
     def output(
         self,

@@ -150,6 +150,19 @@ def test_a_hundred_thousand_lines(notebook: Notebook, show: Callable[[str], str]
         assert [int(line.split()[2]) for line in grep.splitlines()] == list(range(25_000))
 
 
+def test_a_million_lines_are_shown_in_part_and_counted(
+    notebook: Notebook, show: Callable[[str], str]
+) -> None:
+    text = show("%%mesh --ranks 0\nfor i in range(1_000_000): print('line', i)\n'the value'").splitlines()
+    assert text[0] == "[0] line 0" and text[-2:] == ["[0] line 999999", "[0] 'the value'"]
+    notes = [line for line in text if "not shown; all of them: %mesh logs" in line]
+    counted = sum(int(note.split()[1].replace(",", "")) for note in notes)
+    assert counted + len(text) - len(notes) - 1 in (1_000_000, 1_000_001), "a line may be shown in part"
+    # The journal has what the display was spared, and the next cell waits for nothing.
+    assert "line 500000\n" in show("%mesh logs --grep 'line 500000'") + "\n"
+    assert show("%%mesh --ranks 0\n1") == "[0] 1"
+
+
 def test_many_lines_and_what_others_print_in_between(show: Callable[[str], str]) -> None:
     """They go by different ways; both must have been tried."""
     show(f"%%mesh\nimport sys\nwhile not {IS_BURST}: print('until the host process reads memory')")

@@ -130,6 +130,7 @@ EXAMPLES = [
     "_protocol.base",
     "_protocol.registry",
     "_host.controller.heal_steps",
+    "_host.controller.left_out",
     "_host.controller.workflow",
     "_journal.disk",
     "_journal.entries",

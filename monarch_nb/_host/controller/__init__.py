@@ -9,7 +9,8 @@ them:
     cells        which cell runs on which ranks; cell_states: how it ends (pure), by cell_events
     definitions  cells that later ranks get, too
     escalation   how far one has gone to end a cell (pure); interrupts: who wants that
-    journal_service  what was done and printed; output_service, watch: who is shown what of it
+    journal_service  what was done and printed; output_service, watch: who is shown what of it; left_out: what
+                 isn't shown where a display doesn't keep up (pure)
     asking       questions to ranks
     environment  what a mesh runs with, for the journal; environments: what each host's ranks start in
     status_publisher  the state, live

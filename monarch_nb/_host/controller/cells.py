@@ -285,17 +285,19 @@ class Cells:
         submitted = Submitted(n, request.group, procs)
         if all(is_free.values()):
             self._happens(submitted)  # ranks begin while the rest is done
-        self._add_asker(running, n, *watcher)
+        self._add_asker(running, request, n, *watcher)
         if not all(is_free.values()):  # a message is due: that the cell waits, or that ranks are lost
             self._happens(submitted)
         if request.timeout_s is not None:
             time_is_up = EndWanted(n, f"timeout {request.timeout_s:g}")
             self._controller.loop.call_later(request.timeout_s, partial(self._happens, time_is_up))
 
-    def _add_asker(self, running: _Running, n: int, client: int, ref: int) -> None:
+    def _add_asker(self, running: _Running, request: RunCell, n: int, client: int, ref: int) -> None:
         """Make the program that has submitted a cell a watcher of it."""
         if ref:
-            watch = self._controller.output.watch_cell(client, ref, n, None, None)
+            watch = self._controller.output.watch_cell(
+                client, ref, n, None, None, may_leave_out=request.may_leave_out
+            )
             watch.tell(protocol.CellBegan(n), soon=True)
             running.watches.append(watch)
 
@@ -433,22 +435,27 @@ class Cells:
         if entry is None or entry.kind != EntryKind.CELL:
             raise RequestError(f"the journal has no cell #{request.n}; see %mesh history")
         if self._states.knows(request.n):
-            self._watch_running(sender, request.n, entry.position)
+            self._watch_running(sender, request, entry.position)
         else:
-            self._watch_over(sender, request.n, entry)
+            self._watch_over(sender, request, entry)
         return LATER
 
-    def _watch_running(self, sender: Sender, n: int, position: int) -> None:
+    def _watch_running(self, sender: Sender, request: WatchCell, position: int) -> None:
+        n = request.n
         self._happens(TellDone(n))  # to existing watchers: a new one learns it from the history
-        watch = self._controller.output.watch_cell(sender.proc, sender.ref, n, position, None)
+        watch = self._controller.output.watch_cell(
+            sender.proc, sender.ref, n, position, None, may_leave_out=request.may_leave_out
+        )
         self._running[n].watches.append(watch)
         for message in self._states.history(n):
             watch.tell(message)
 
-    def _watch_over(self, sender: Sender, n: int, entry: JournalEntry) -> None:
-        controller = self._controller
+    def _watch_over(self, sender: Sender, request: WatchCell, entry: JournalEntry) -> None:
+        n, controller = request.n, self._controller
         until = min(entry.end_position + LATE_BYTES, controller.journal.store.end)
-        watch = controller.output.watch_cell(sender.proc, sender.ref, n, entry.position, until)
+        watch = controller.output.watch_cell(
+            sender.proc, sender.ref, n, entry.position, until, may_leave_out=request.may_leave_out
+        )
         watch.tell(protocol.CellBegan(n))
         if entry.missing:
             watch.tell(protocol.CellMessage(entry.missing))

@@ -91,13 +91,15 @@ class OutputService:
         """Make a client a watcher of its own calls' output, and of output without an origin."""
         self._own.append(self._watch(client.proc, 0, _own_output(client.number)))
 
-    def watch_cell(self, client: int, ref: int, n: int, position: int | None, until: int | None) -> Watch:
+    def watch_cell(
+        self, client: int, ref: int, n: int, position: int | None, until: int | None, *, may_leave_out: bool
+    ) -> Watch:
         """Make a client a watcher of a cell's output and end."""
 
         def wanted(record: Record) -> bool:
             return record.origin == n
 
-        return self._watch(client, ref, wanted, position, until, cell=n)
+        return self._watch(client, ref, wanted, position, until, cell=n, may_leave_out=may_leave_out)
 
     def _watch(
         self,
@@ -107,9 +109,12 @@ class OutputService:
         position: int | None = None,
         until: int | None = None,
         cell: int | None = None,
+        may_leave_out: bool = False,
     ) -> Watch:
         send = self._controller.send_to_rank
-        watch = Watch(self._controller.loop, self._store, send, client, ref, wanted, position, until)
+        watch = Watch(
+            self._controller.loop, self._store, send, client, ref, wanted, position, until, may_leave_out
+        )
         return self.watches.add(watch, cell)
 
     @handles(SettleOutput)

@@ -4,12 +4,16 @@ The journal on disk is the one source. A watch that keeps up gets each piece as 
 more than `WINDOW_BYTES` ahead of what its client has taken is left to read on from disk later. So a slow or
 stopped client costs the host process nothing, and misses nothing but what the journal itself had to drop or
 couldn't keep, which it's told.
+
+A display of a cell has no use for millions of lines, and a kernel that folds them all is busy long after the
+ranks. Where the client has said so, lines are left out of what it hasn't kept up with, all but the last ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from monarch_nb._host.controller.left_out import LeftOut
 from monarch_nb._host.loop import Loop
 from monarch_nb._journal import record as records
 from monarch_nb._journal.output import Appended, OutputStore
@@ -21,6 +25,11 @@ from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 
 WINDOW_BYTES = 8 << 20
+KEEPS_UP_BYTES, LAST_BYTES = 1 << 21, 1 << 19
+"""How far a client may be behind before lines are left out, and how many of the last bytes it's sent then."""
+_SCAN_BYTES = 1 << 20
+MANY_LINES = 2000
+"""Lines in `_SCAN_BYTES` from which they are left out: it's the number of lines that takes time."""
 _BATCH_BYTES = 1 << 18
 _MAX_CELLS = 100
 """Maximum number of watched cells; beyond that, the oldest ended one is no longer watched for late output."""
@@ -37,6 +46,7 @@ class Watch:
         wanted: predicate that selects records, which it sees without their data.
         position: where in the journal to begin; None: with what is printed from now on.
         until: where to end; None: when `tell` is called with `last`.
+        may_leave_out: whether lines may be left out where the client doesn't keep up.
     """
 
     def __init__(
@@ -49,6 +59,7 @@ class Watch:
         wanted: Wanted,
         position: int | None = None,
         until: int | None = None,
+        may_leave_out: bool = False,
     ) -> None:
         self.client = client
         self.ref = ref
@@ -59,6 +70,12 @@ class Watch:
         self._until = until
         self._position = store.end if position is None else position
         self._live = position is None
+        self._may_leave_out = may_leave_out
+        self._window = KEEPS_UP_BYTES if may_leave_out else WINDOW_BYTES
+        self._is_behind = False
+        """Whether output has waited for the client since lines were left out last."""
+        self._left_out = LeftOut()
+        self._left_out_up_to = 0
         self._batch: list[bytes] = []
         self._batch_bytes = 0
         self._ahead_bytes = 0
@@ -81,7 +98,7 @@ class Watch:
         record, packed, kept = new
         if self.over or (kept and not self._live) or not self._wanted(record):
             return
-        if not self._live or self._ahead_bytes > WINDOW_BYTES:
+        if not self._live or self._ahead_bytes > (self._window if kept else WINDOW_BYTES):
             self._leave_behind(new)
             return
         self._note_unkept()
@@ -90,14 +107,14 @@ class Watch:
             self._batch_bytes += len(packed)
             self._schedule_soon()
         else:
-            self._add(packed)
+            self._add(self._left_out.go_on(packed))
 
     def _leave_behind(self, new: Appended) -> None:
         """Leave a new record in the journal, since the client hasn't acknowledged the previous ones. If the
         journal lacks the record, a cell's result is sent at once, and other output counts as missing.
         """
         if new.kept:
-            self._live = False
+            self._live, self._is_behind = False, True
             self._position = self._store.end - len(new.packed)
         elif new.record.kind == records.RESULT:  # the end of a cell must be known
             self._add(new.packed)
@@ -176,9 +193,17 @@ class Watch:
 
     def _catch_up(self) -> None:
         """Read one part of the journal from disk; other callbacks run before the next part."""
-        if self._ahead_bytes > WINDOW_BYTES:
+        if self._ahead_bytes > self._window:
+            self._is_behind = True
             return  # `taken` continues
-        scan = self._store.scan(self._position, self._wanted)
+        end = self._store.end if self._until is None else min(self._until, self._store.end)
+        if self._may_leave_out and self._is_behind and end - self._position > KEEPS_UP_BYTES:
+            self._left_out_up_to = end - LAST_BYTES
+        self._is_behind = False
+        leaves_out = self._left_out_up_to - self._position
+        scan = self._store.scan(
+            self._position, self._wanted, min(leaves_out, _SCAN_BYTES) if leaves_out > 0 else _SCAN_BYTES
+        )
         self._position = scan.position
         if scan.num_lost_bytes:
             self._add(
@@ -187,9 +212,10 @@ class Watch:
                     f"{size_text(self._store.max_bytes)}"
                 )
             )
-        if scan.data:
-            self._add(scan.data)
-        end = self._store.end if self._until is None else min(self._until, self._store.end)
+        is_left_out = leaves_out > 0 and scan.data.count(b"\n") >= MANY_LINES
+        found = (self._left_out.leave_out if is_left_out else self._left_out.go_on)(scan.data)
+        if found:
+            self._add(found)
         if self._position >= end:
             self._live = True
             self._note_unkept()
