@@ -70,7 +70,6 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
 
