@@ -22,8 +22,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from monarch_nb._rank import collectives, rendezvous
 from monarch_nb._rank.tensor.private import (
-    gloo_devices,
-    make_gloo,
     ranks_of_groups,
     register_group,
     replace_concatenate,
@@ -161,8 +159,6 @@ class Meshes:
         """The store as groups see it: they keep its part in C only."""
         self._definitions: dict[int, GridDefinition] = {}
         self._groups: dict[str, Any] = {}
-        self._devices: list[Any] = []
-        """What gloo's groups connect by."""
         self.by_number: dict[int, OwnMesh] = {}
 
     @property
@@ -227,7 +223,6 @@ class Meshes:
             unregister_group(name)
             ranks_of_groups.pop(group, None)
         self._groups.clear()
-        self._devices = []
         collectives.set_own_groups(self._name, [], 0)
 
     def _make_groups(self, grid: GridDefinition) -> None:
@@ -250,7 +245,7 @@ class Meshes:
         if device_type() == "cuda":
             kind, make, store = dist.ProcessGroup.BackendType.NCCL, _nccl, self.store
         else:
-            kind, make, store = dist.ProcessGroup.BackendType.GLOO, self._gloo, self._abortable
+            kind, make, store = dist.ProcessGroup.BackendType.GLOO, _gloo, self._abortable
         prefixed = dist.PrefixStore(f"{name}/", store)
         backend = make(dist.PrefixStore(f"{device_type()}/", prefixed), place, size)
         group = dist.ProcessGroup(prefixed, place, size)
@@ -258,13 +253,6 @@ class Meshes:
         ranks_of_groups[group] = {r: i for i, r in enumerate(members)}
         register_group(name, group)
         return group
-
-    def _gloo(self, store: Any, place: int, size: int) -> Any:
-        """Make gloo's group. It connects all ranks here, for which half an hour would be too much."""
-        self._devices = self._devices or gloo_devices()
-        made = make_gloo(store, place, size, timedelta(seconds=CONNECT_S / GLOO_TIMES), self._devices)
-        set_timeout(made, timedelta(seconds=TIMEOUT_S))
-        return made
 
     def _meet(self, where: str, ranks: Sequence[int]) -> None:
         """Wait for the others as long as there's hope: they may come much later."""
@@ -323,6 +311,13 @@ class Abortable(dist.Store):  # type: ignore[misc]
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no rank has set {keys} within {limit_s:g} s")
             time.sleep(POLL_S)
+
+
+def _gloo(store: Any, place: int, size: int) -> Any:
+    """Make gloo's group. It connects all ranks here, for which half an hour would be too much."""
+    made = dist.ProcessGroupGloo(store, place, size, timeout=timedelta(seconds=CONNECT_S / GLOO_TIMES))
+    set_timeout(made, timedelta(seconds=TIMEOUT_S))
+    return made
 
 
 def _nccl(store: Any, place: int, size: int) -> Any:

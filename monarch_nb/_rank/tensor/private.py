@@ -7,7 +7,6 @@ DTensor's rules, wrapper subclasses and process groups without a default one hav
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -146,25 +145,6 @@ def default_to_lists(is_meant: Any) -> None:
 def is_replicated(value: DTensor) -> bool:
     """Say whether each rank has the whole of a tensor."""
     return all(each.is_replicate() for each in value.placements)
-
-
-def gloo_devices() -> list[Any]:
-    """Return what groups of gloo's connect by, of the interfaces that torch would take. Each has a thread
-    that wakes a hundred times a second.
-    """
-    names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
-    make = dist.ProcessGroupGloo
-    return [make.create_device(interface=name) for name in names] or [make.create_default_device()]
-
-
-def make_gloo(store: Any, place: int, size: int, timeout: timedelta, devices: list[Any]) -> Any:
-    """Make a group of gloo's that connects by devices that other groups use, too. Torch makes new ones for
-    each.
-    """
-    options = methodcaller("_Options")(dist.ProcessGroupGloo)
-    for name, value in (("_devices", devices), ("_threads", 2 * len(devices)), ("_timeout", timeout)):
-        setattr(options, name, value)
-    return dist.ProcessGroupGloo(store, place, size, options)
 
 
 def set_timeout(backend: Any, timeout: timedelta) -> None:
