@@ -169,7 +169,7 @@ def why_no_docker() -> str:
     if shutil.which("docker-compose") is None:
         return "no docker-compose: apt-get install docker.io docker-compose"
     if subprocess.run(["docker", "info"], capture_output=True, timeout=T).returncode:
-        return "no docker daemon runs here"
+        return "no docker daemon runs here: tests/engines/start_docker.sh"
     there = subprocess.run(["docker", "image", "inspect", "python:3.11-slim"], capture_output=True, timeout=T)
     return "no image python:3.11-slim here: docker pull python:3.11-slim" if there.returncode else ""
 
