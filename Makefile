@@ -22,7 +22,7 @@ help:
 # Files that aren't for this Python can't be compiled: nobody imports them. Nor does anybody import most of what is left out: two
 # fifths of all that there is.
 INSTALL = $(PY) tests/install.py
-NOT_COMPILED = /(tests|databricks|kagglesdk|kubernetes|mlflow|mypyc|pip|pyasn1_modules|sqlalchemy|sympy/physics|transformers/models|Cryptodome|ray/(data|rllib|serve|train|tune))/
+NOT_COMPILED = /(tests|databricks|kagglesdk|kubernetes|mlflow|mypyc|pyasn1_modules|sqlalchemy|sympy/physics|transformers/models|Cryptodome|ray/(data|rllib|serve|train|tune))/
 COMPILE = $(PY) -m compileall -q -j 0 -x '$(NOT_COMPILED)' $(VENV)/lib > /dev/null 2>&1 || true
 
 # torch first: a range would pull a build with several GB of CUDA packages where the CPU build is wanted.
