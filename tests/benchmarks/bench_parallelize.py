@@ -102,7 +102,7 @@ def move_apart(mesh: Mesh) -> None:
     """Give the ranks the last processor, and this process and the one that starts ranks the others."""
     *others, last = sorted(os.sched_getaffinity(0))
     move_to(set(others))
-    (host,) = set(mesh.execute(move_to, {last}))
+    host = mesh.execute(move_to, {last})  # one number: all ranks say the same
     for thread in os.listdir(f"/proc/{host}/task"):
         os.sched_setaffinity(int(thread), others)
 
