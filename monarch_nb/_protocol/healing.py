@@ -131,8 +131,9 @@ class CheckpointGather(Request[Gathered], frozen=True):
     keep: int
 
 
-class CheckpointFailed(Request[None], frozen=True):
-    """A rank doesn't save any more: it can't write, or (no `reason`) has heard that another one can't.
+class CheckpointFailed(Request[str], frozen=True):
+    """A rank doesn't save any more: it can't write, or (no `reason`) has heard that another one can't. The
+    answer says which one couldn't first, and why.
 
     Attributes:
         path: what was written so far.

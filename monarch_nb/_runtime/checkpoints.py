@@ -165,8 +165,10 @@ class Checkpoints:
 
     def _tell_failure(self, error: Exception, path: str, version: int, epoch: int) -> None:
         """Tell the controller that this rank has given up saving, so that the others needn't wait. Returns
-        once this checkpoint's files are removed.
+        once this checkpoint's files are removed. Where another rank has given up first, they were: then that
+        one's reason counts.
         """
+        is_gone = bool(path) and not os.path.isdir(path)
         own = "" if isinstance(error, CheckpointError) else _why(error, path)
         if own:
             self._error = CheckpointError(own)
@@ -180,8 +182,11 @@ class Checkpoints:
             reason=own,
             asked=self._asked,
         )
-        with suppress(TransportClosed):
-            self._transport.reader.wait(self._transport.request(address.CONTROLLER, failed), None)
+        with suppress(TransportClosed, RequestFailed):
+            reply = self._transport.request(address.CONTROLLER, failed)
+            self._transport.reader.wait(reply, None)
+            if is_gone and (first := reply.read()):
+                self._error = CheckpointError(first)
 
     @property
     def _prefix(self) -> str:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -350,6 +351,34 @@ def test_one_rank_whose_disk_is_full_keeps_nobody_waiting(procs: ProcMesh, tmp_p
         saver.checkpoint.call().get(T)
     (folder,) = tmp_path.iterdir()
     assert list(folder.iterdir()) == []
+
+
+def test_a_rank_that_writes_after_another_has_given_up_says_that_ones_reason(
+    procs: ProcMesh, tmp_path: Path
+) -> None:
+    """What was written is removed then: it isn't that which can't be written to."""
+    flat = procs.flatten("rank")
+    flat.slice(rank=1).execute(_limit_files, 50_000).get(T)
+    flat.slice(rank=0).execute(_write_late).get(T)
+    saver: Any = procs.spawn("saver", Saver, str(tmp_path))
+    with pytest.raises(ActorError, match=r"CheckpointError.*rank 1: File too large") as caught:
+        saver.checkpoint.call().get(T)
+    assert "No such file" not in str(caught.value)
+
+
+def _write_late() -> None:
+    """Have this rank write a checkpoint once its folder is gone."""
+    from torch.distributed.checkpoint import FileSystemWriter
+
+    write = FileSystemWriter.write_data
+
+    def late(self: Any, *args: Any) -> Any:
+        while Path(self.path).is_dir():
+            time.sleep(0.01)
+        FileSystemWriter.write_data = write
+        return write(self, *args)
+
+    FileSystemWriter.write_data = late
 
 
 def _limit_files(num_bytes: int) -> None:

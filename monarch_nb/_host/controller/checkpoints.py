@@ -150,9 +150,10 @@ class CheckpointService:
         return LATER
 
     @handles(CheckpointFailed)
-    def do_checkpoint_failed(self, request: CheckpointFailed, sender: Sender) -> None:
+    def do_checkpoint_failed(self, request: CheckpointFailed, sender: Sender) -> str:
         """Record that a rank has given up saving: it can't write, or was told that another one can't."""
         actor_id, version, slot, reason = request.actor_id, request.version, request.slot, request.reason
+        failure = None
         if request.epoch == self.epoch(actor_id):
             failure = self._failures.get((actor_id, version))
             if failure is None and reason:
@@ -163,6 +164,7 @@ class CheckpointService:
                     del self._failures[actor_id, version]
         if request.path:
             shutil.rmtree(request.path, ignore_errors=True)
+        return failure.reason if failure is not None else ""
 
     def _fail(self, failed: CheckpointFailed) -> _Failure:
         """Tell the members that wait for a rank that it can't write; and programs, unless one has requested
