@@ -165,7 +165,14 @@ on_engine.give_back("big")
 
 
 def why_no_docker() -> str:
-    """Return why docker/ can't be run here; empty if it can. Nothing is downloaded for a test."""
+    """Return why docker/ can't be run here; empty if it can. Nothing is downloaded for a test. A daemon that
+    is being started (`.ci/run`) is waited for.
+    """
+    if status := os.environ.get("MONARCH_NB_TEST_DOCKER"):
+        path = Path(status)
+        wait_until(lambda: path.is_file() and path.read_text().strip(), "a docker daemon", 400)
+        if path.read_text().strip() != "0":
+            return f"start_docker.sh: {path.with_name('started').read_text().strip()}"
     if shutil.which("docker-compose") is None:
         return "no docker-compose: apt-get install docker.io docker-compose"
     if subprocess.run(["docker", "info"], capture_output=True, timeout=T).returncode:
