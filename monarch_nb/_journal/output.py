@@ -26,7 +26,7 @@ from monarch_nb._journal.secrets import mask
 
 MAX_BYTES = 1 << 30
 SEGMENT_BYTES = 32 << 20
-_SCAN_BYTES = 1 << 20
+SCAN_BYTES = 1 << 20
 MARK_BYTES = 1 << 18
 """Distance of positions from which reading can start, when going backwards."""
 
@@ -216,7 +216,7 @@ class OutputStore:
     # --- reading
 
     def scan(
-        self, position: int, wanted: Callable[[Record], bool] | None, max_bytes: int = _SCAN_BYTES
+        self, position: int, wanted: Callable[[Record], bool] | None, max_bytes: int = SCAN_BYTES
     ) -> Scan:
         """Read from `position` on: the wanted records of about the next `max_bytes`.
 

@@ -8,9 +8,11 @@ cd "$1"
 folder=$PWD
 export DOCKER_HOST="unix://$folder/docker.sock"
 if [ "${2:-start}" = stop ]; then
-  [ ! -f pid ] || kill "$(cat pid)"
-  for _ in $(seq 100); do [ -f pid ] || break; sleep 0.1; done
-  ip link delete docker0 2> /dev/null || true
+  if [ -f pid ]; then # else what is there is another daemon's
+    kill "$(cat pid)"
+    for _ in $(seq 100); do [ -f pid ] || break; sleep 0.1; done
+    ip link delete docker0 2> /dev/null || true
+  fi
   rm -rf "$folder"
   exit
 fi

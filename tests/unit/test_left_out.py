@@ -107,10 +107,8 @@ def test_whole_lines_are_left_out_and_counted(tmp_path: Path, seed: int) -> None
         for rank in (0, 1):
             watched.print(data[rank][at : at + step], rank)
         if seed % 2 and at > 3 * KEEPS_UP_BYTES:  # it takes something meanwhile
-            num, watched.num_untaken = (
-                watched.num_untaken // 2,
-                watched.num_untaken - watched.num_untaken // 2,
-            )
+            num = watched.num_untaken // 2
+            watched.num_untaken -= num
             watched.watch.taken(num)
             watched.loop.run()
     watched.print(b"x", kind=records.RESULT)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from monarch_nb._host.controller.left_out import LeftOut
 from monarch_nb._host.loop import Loop
 from monarch_nb._journal import record as records
-from monarch_nb._journal.output import Appended, OutputStore
+from monarch_nb._journal.output import SCAN_BYTES, Appended, OutputStore
 from monarch_nb._journal.record import Record
 from monarch_nb._protocol.base import encode
 from monarch_nb._protocol.cells import CaughtUp, RecordsPrinted, WatchMessage
@@ -27,9 +27,8 @@ from monarch_nb._wire import message as wire
 WINDOW_BYTES = 8 << 20
 KEEPS_UP_BYTES, LAST_BYTES = 1 << 21, 1 << 19
 """How far a client may be behind before lines are left out, and how many of the last bytes it's sent then."""
-_SCAN_BYTES = 1 << 20
 MANY_LINES = 2000
-"""Lines in `_SCAN_BYTES` from which they are left out: it's the number of lines that takes time."""
+"""Lines in `SCAN_BYTES` from which they are left out: it's the number of lines that takes time."""
 _BATCH_BYTES = 1 << 18
 _MAX_CELLS = 100
 """Maximum number of watched cells; beyond that, the oldest ended one is no longer watched for late output."""
@@ -201,9 +200,8 @@ class Watch:
             self._left_out_up_to = end - LAST_BYTES
         self._is_behind = False
         leaves_out = self._left_out_up_to - self._position
-        scan = self._store.scan(
-            self._position, self._wanted, min(leaves_out, _SCAN_BYTES) if leaves_out > 0 else _SCAN_BYTES
-        )
+        part = min(leaves_out, SCAN_BYTES) if leaves_out > 0 else SCAN_BYTES
+        scan = self._store.scan(self._position, self._wanted, part)
         self._position = scan.position
         if scan.num_lost_bytes:
             self._add(
