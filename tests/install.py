@@ -1,11 +1,11 @@
-"""Installs packages into this environment: by uv, which costs a tenth of the processor time that pip takes;
-by pip where uv can't be had, or can't do it.
+"""Installs packages into this environment, or another one: by uv, which costs a tenth of the processor time
+that pip takes; by pip where uv can't be had, or can't do it.
 
 uv reads none of pip's settings: where packages come from is said to it as pip knows it. Nothing is compiled
 to byte code: the Makefile does that. Nothing is kept in uv's cache: the environment's files would be links to
 it.
 
-usage: install.py REQUIREMENT [...], as after `pip install`
+usage: install.py [--python PYTHON] REQUIREMENT [...], as after `pip install`; PYTHON: the other environment's
 """
 
 from __future__ import annotations
@@ -18,18 +18,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 PIP = [sys.executable, "-m", "pip"]
-PIP_INSTALL = [*PIP, "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
-UV_INSTALL = [
-    sys.executable,
-    "-m",
-    "uv",
-    "pip",
-    "install",
-    "--quiet",
-    "--no-cache",
-    "--python",
-    sys.executable,
-]
+PIP_OPTIONS = ["--quiet", "--disable-pip-version-check", "--no-compile"]
+UV_INSTALL = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-cache"]
 # Of all sources the newest version, as pip does it.
 UV_INSTALL += ["--index-strategy", "unsafe-best-match"]
 _LIKE_PIP = {
@@ -48,16 +38,18 @@ _IGNORED += ("root-user-action", "no-input", "retries")
 """They say nothing of what is installed, nor where from."""
 
 
-def main(requirements: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Install requirements; return pip's exit status."""
-    return 0 if install(requirements, says_why=True) else 1
+    if arguments[:1] == ["--python"]:
+        return 0 if install(arguments[2:], says_why=True, python=arguments[1]) else 1
+    return 0 if install(arguments, says_why=True) else 1
 
 
-def install(requirements: Sequence[str], *, says_why: bool) -> bool:
+def install(requirements: Sequence[str], *, says_why: bool, python: str = sys.executable) -> bool:
     """Install requirements beside what is there; say whether that was possible."""
-    if _has_uv() and _run([*UV_INSTALL, *_where_from(), *requirements], says_why=False):
+    if _has_uv() and _run([*UV_INSTALL, "--python", python, *_where_from(), *requirements], says_why=False):
         return True
-    return _run([*PIP_INSTALL, *requirements], says_why=says_why)
+    return _run([*PIP, "--python", python, "install", *PIP_OPTIONS, *requirements], says_why=says_why)
 
 
 def _has_uv() -> bool:
@@ -65,7 +57,9 @@ def _has_uv() -> bool:
     settings = {name for name, _ in _settings()}
     if settings - _LIKE_PIP.keys() - _VARIABLES.keys() - set(_IGNORED):
         return False  # whatever it means: pip knows
-    return importlib.util.find_spec("uv") is not None or _run([*PIP_INSTALL, "uv"], says_why=False)
+    if importlib.util.find_spec("uv") is not None:
+        return True
+    return _run([*PIP, "install", *PIP_OPTIONS, "uv"], says_why=False)
 
 
 def _settings() -> Iterator[tuple[str, str]]:

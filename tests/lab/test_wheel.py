@@ -51,7 +51,9 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh environment with the wheel; returns its bin."""
     folder = tmp_path_factory.mktemp("clean") / "venv"
     run(sys.executable, "-m", "venv", folder)
-    run(folder / "bin" / "python", "-m", "pip", "install", "--quiet", f"{wheel}[notebook]")
+    python = folder / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", wheel)
+    run(sys.executable, ROOT / "tests" / "install.py", "--python", python, f"{wheel}[notebook]")
     return folder / "bin"
 
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from waiting import wait_until
+
 from monarch_nb._why import Diagnosis, HangReport
 from monarch_nb.actor import Actor, endpoint
 from monarch_nb.mesh import CellRun, Mesh
@@ -25,13 +27,19 @@ def until(
     mesh: Mesh, kind: str, wanted: Callable[[Diagnosis], bool] = lambda _: True
 ) -> tuple[HangReport, Diagnosis]:
     """Ask why until there's a diagnosis of that kind; return it, with its report."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
+
+    report = None
+
+    def look() -> tuple[HangReport, Diagnosis] | None:
+        nonlocal report
         report = mesh.why()
         found = [v for v in report.diagnoses if v.kind == kind and wanted(v)]
-        if found and all(r.state != "starting" for r in report.rows):
-            return report, found[0]
-        assert time.monotonic() < deadline, f"no diagnosis {kind!r}:\n{report}"
+        return (report, found[0]) if found and all(r.state != "starting" for r in report.rows) else None
+
+    try:
+        return wait_until(look, f"a diagnosis {kind!r}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}:\n{report}") from None
 
 
 def free(mesh: Mesh, run: CellRun) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from debugged_actors import Debugged
+from waiting import wait_until
 
 from monarch_nb import mesh as meshes
 from monarch_nb._client import session as sessions
@@ -39,12 +39,14 @@ def mesh() -> Iterator[Mesh]:
 
 def stops_on(debugger: MeshDebugger, ranks: set[int]) -> list[Stop]:
     """Return the stops once exactly these ranks stand."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        found = debugger.stops()
-        if {s.rank for s in found} == ranks:
-            return found
-        assert time.monotonic() < deadline, f"{ranks} should stand, and {found} do"
+    found: list[Stop] = []
+
+    def look() -> bool:
+        found[:] = debugger.stops()
+        return {s.rank for s in found} == ranks
+
+    wait_until(look, f"ranks {ranks} that stand")
+    return found
 
 
 def test_breakpoints_one_after_the_other(mesh: Mesh, unhandled: list[Any]) -> None:

@@ -17,6 +17,7 @@ import debugged_actors
 import pytest
 from debugged_actors import Debugged, DebuggedAsync
 from own_meshes import own_mesh
+from waiting import wait_until
 
 from monarch_nb import mesh as meshes
 from monarch_nb._debug import MeshDebugger, Prompt, Stop
@@ -58,9 +59,13 @@ def debugger(mesh: Mesh) -> Iterator[MeshDebugger]:
 
 def wait_for(debugger: MeshDebugger, num: int, wanted: Callable[[Stop], bool] = lambda _: True) -> list[Stop]:
     """Return the stops once there are as many."""
-    deadline = time.monotonic() + PATIENCE_S
-    while len(found := [s for s in debugger.stops() if wanted(s)]) != num:
-        assert time.monotonic() < deadline, found
+    found: list[Stop] = []
+
+    def look() -> bool:
+        found[:] = [s for s in debugger.stops() if wanted(s)]
+        return len(found) == num
+
+    wait_until(look, f"{num} ranks that stand")
     return found
 
 
@@ -278,8 +283,7 @@ def test_debug_on_error_stops_by_itself(mesh: Mesh, debugger: MeshDebugger) -> N
 
 def test_breakpoints_from_outside_with_a_condition(mesh: Mesh, debugger: MeshDebugger) -> None:
     run = mesh.submit("import time\ni = 0\nwhile i < 10**9:\n    i += 1\n    time.sleep(0.01)\n", number=6)
-    while not all(r.line for r in mesh.status().ranks):
-        pass
+    wait_until(lambda: all(r.line for r in mesh.status().ranks), "all ranks stand somewhere")
     found = debugger.break_at("In[6]", 5, "i > 3 and rank != 1")
     assert found == dict.fromkeys(range(4), "breakpoint at In[6]:5 if i > 3 and rank != 1")
     assert "not set: the condition 'i >' is not Python" in debugger.break_at("In[6]", 5, "i >", "0")[0]

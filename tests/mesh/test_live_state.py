@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from own_meshes import own_mesh
 from sample_actors import AsyncHolder, Holder
+from waiting import wait_until
 
 from monarch_nb import mesh as meshes
 from monarch_nb._protocol.names import GetMesh
@@ -190,10 +191,13 @@ def test_a_collective_that_waits_is_named(mesh: Mesh, watcher: Watcher, tmp_path
 
 def test_memory_and_cpu_are_measured(mesh: Mesh, watcher: Watcher) -> None:
     mesh.run("import torch\nkept = torch.ones(64 << 20, dtype=torch.uint8)", "1")
-    status = mesh.status()
-    sizes = [r.memory_bytes for r in status.ranks]
-    assert all(size is not None for size in sizes)
-    assert (sizes[1] or 0) - (sizes[0] or 0) > 50 << 20
+
+    def has_grown() -> bool:  # what was read a moment ago isn't read again
+        sizes = [r.memory_bytes for r in mesh.status().ranks]
+        assert all(size is not None for size in sizes)
+        return (sizes[1] or 0) - (sizes[0] or 0) > 50 << 20
+
+    wait_until(has_grown, "rank 1 has taken memory")
     run = mesh.submit("while True: pass", "0")
     watcher.until(lambda s: (s.ranks[0].cpu_percent or 0) > 20 and s.hosts[0].cpu_percent is not None)
     mesh.interrupt()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 from own_meshes import own_mesh
+from waiting import wait_until
 
 from monarch_nb._host.agent.dumped import from_faulthandler, from_py_spy, is_whole
 from monarch_nb._host.agent.stack_service import find_py_spy
@@ -33,9 +33,16 @@ def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
 def until(
     mesh: Mesh, wanted: Callable[[Mapping[int, Any]], bool], **options: Any
 ) -> dict[int, Mapping[str, Any]]:
-    deadline = time.monotonic() + PATIENCE_S
-    while not wanted(found := mesh.stacks(**options)):
-        assert time.monotonic() < deadline, stacks_text(found)
+    found: dict[int, Mapping[str, Any]] = {}
+
+    def look() -> bool:
+        found.update(mesh.stacks(**options))
+        return wanted(found)
+
+    try:
+        wait_until(look, "the stacks that are wanted")
+    except AssertionError as error:
+        raise AssertionError(f"{error}:\n{stacks_text(found)}") from None
     return found
 
 

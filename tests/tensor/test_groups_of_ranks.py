@@ -16,7 +16,7 @@ from waiting import wait_until
 
 from monarch_nb._rank import rendezvous
 from monarch_nb._rank.tensor import meshes
-from monarch_nb._rank.tensor.meshes import Meshes
+from monarch_nb._rank.tensor.meshes import Meshes, group_name
 from monarch_nb._rank.tensor.protocol import GridDefinition
 
 GRID = GridDefinition(7, (2,), ("rows",), (0, 1))
@@ -90,11 +90,11 @@ class Dies(Abortable):
         super().set(key, value)
         os._exit(0)
 
-host, port, prefix, rank = sys.argv[1:]
+host, port, prefix, name, rank = sys.argv[1:]
 store = dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False)
 store.set(f"{prefix}/{rank}", "here")
 dies = Dies(store, lambda: None)
-groups = dist.PrefixStore(f"{prefix}.0.0/", dies)
+groups = dist.PrefixStore(f"{name}/", dies)
 dist.ProcessGroupGloo(dist.PrefixStore("cpu/", groups), int(rank), 2, timeout=timedelta(seconds=60))
 """
 
@@ -104,8 +104,8 @@ def test_one_that_dies_when_its_address_is_known_holds_up_nobody_for_long(
     of_rank: Callable[[int], Meshes], rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(meshes, "CONNECT_S", 2.0)
-    own, prefix = of_rank(rank), f"rank{rank}.0.{GRID.number}"
-    other = [sys.executable, "-c", DIES, own.store.host, str(own.store.port), prefix, str(1 - rank)]
+    own, prefix, name = of_rank(rank), f"rank{rank}.0.{GRID.number}", group_name(f"rank{rank}.0", GRID.ranks)
+    other = [sys.executable, "-c", DIES, own.store.host, str(own.store.port), prefix, name, str(1 - rank)]
     subprocess.run(other, check=True, timeout=PATIENCE_S)
     with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError):
         pool.submit(own.define, GRID).result(PATIENCE_S)
@@ -117,3 +117,23 @@ def test_operations_have_more_time_than_the_start(of_rank: Callable[[int], Meshe
     group = rank.by_number[8].get_group(0)
     backend: Any = group._get_backend(torch.device("cpu"))
     assert backend.options._timeout.total_seconds() == meshes.TIMEOUT_S > meshes.CONNECT_S
+
+
+def test_grids_of_the_same_ranks_share_their_groups(
+    of_rank: Callable[[int], Meshes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank had a group, with a thread that wakes a hundred times a second, for each axis of each grid."""
+    made: list[int] = []
+    gloo = meshes._gloo
+    monkeypatch.setattr(meshes, "_gloo", lambda *args: made.append(args[-1]) or gloo(*args))
+    rank = of_rank(0)
+    for number, shape in enumerate([(1,), (1, 1), (1, 1, 1)]):
+        rank.define(GridDefinition(number, shape, ("a", "b", "c")[: len(shape)], (0,)))
+    grids = [rank.by_number[number] for number in range(3)]
+    assert len({id(grid.get_group(axis)) for grid in grids for axis in range(grid.ndim)}) == len(made) == 1
+    assert grids[1]["b"].get_group(0) is grids[2].turned(("c", "a", "b")).get_group(0)
+
+
+def test_ranks_in_another_order_or_number_have_their_own_group() -> None:
+    assert len({group_name("x.0", ranks) for ranks in [(0, 1), (1, 0), (0,), (0, 11), (0, 1, 1)]}) == 5
+    assert len(group_name("x.0", range(100_000))) < 40

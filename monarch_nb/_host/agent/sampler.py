@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +17,12 @@ from monarch_nb._protocol.resources import MonitoredHost
 
 if TYPE_CHECKING:
     import psutil
+
+
+MEMORY_SHARE = 0.02
+"""At most this share of the time goes to reading the memory of a rank: the kernel walks all its pages. One
+that is asked for more often than that is told as it was last.
+"""
 
 
 class ProcessSample(NamedTuple):
@@ -48,6 +55,8 @@ class Sampler:
         self._thread: threading.Thread | None = None
         self._processes: dict[int, psutil.Process] = {}
         self._gpus: GpuReader | None = None
+        self._memory: dict[int, tuple[int, float]] = {}
+        """The memory of processes in bytes, and when it may be read again."""
 
     def ask(self, pids: Sequence[int], with_memory: Sequence[int], done: Callable[[Sample], None]) -> None:
         """Sample processes and the machine; `with_memory`: the pids whose memory is read, too."""
@@ -66,6 +75,7 @@ class Sampler:
         import psutil
 
         self._processes = {pid: p for pid, p in self._processes.items() if pid in set(pids)}
+        self._memory = {pid: read for pid, read in self._memory.items() if pid in self._processes}
         found: dict[int, ProcessSample] = {}
         for pid in pids:
             with suppress(psutil.Error, OSError):
@@ -82,7 +92,15 @@ class Sampler:
             process.cpu_percent()  # the first reading only sets the baseline
         else:
             cpu = process.cpu_percent()
-        return ProcessSample(cpu, process.memory_full_info().pss if with_memory else None)
+        return ProcessSample(cpu, self._read_memory(process) if with_memory else None)
+
+    def _read_memory(self, process: psutil.Process) -> int:
+        now = time.monotonic()
+        found, again = self._memory.get(process.pid, (0, 0.0))
+        if now >= again:
+            found = process.memory_full_info().pss
+            self._memory[process.pid] = found, now + (time.monotonic() - now) / MEMORY_SHARE
+        return found
 
     def _read_host(self) -> MonitoredHost:
         import psutil

@@ -6,11 +6,12 @@ Private names of torch are used here: a DeviceMesh makes groups of the default o
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -74,10 +75,10 @@ class OwnMesh(DeviceMesh):  # type: ignore[misc]
         """Return this mesh: torch.compile copies what it traces with."""
         return self
 
-    def use(self, groups: Mapping[str, Any]) -> None:
-        """Take process groups, one for each axis."""
-        self._dim_group_names = list(groups)
-        self._pg_registry.update(groups)
+    def use(self, names: Sequence[str], groups: Sequence[Any]) -> None:
+        """Take process groups and their names, one for each axis: the same one for axes of the same ranks."""
+        self._dim_group_names = list(names)
+        self._pg_registry.update(zip(names, groups, strict=True))
         self._lines: dict[str, OwnMesh] = {}
         self._turned: dict[tuple[str, ...], OwnMesh] = {}
         self._whole: OwnMesh | None = None
@@ -101,7 +102,7 @@ class OwnMesh(DeviceMesh):  # type: ignore[misc]
             _init_backend=False,
             _rank=self.get_rank(),
         )
-        made.use({self._dim_group_names[axis]: self.get_group(axis)})
+        made.use([self._dim_group_names[axis]], [self.get_group(axis)])
         made._whole = self
         return made
 
@@ -115,7 +116,9 @@ class OwnMesh(DeviceMesh):  # type: ignore[misc]
                 self.device_type, self.mesh.permute(order), mesh_dim_names=names, _init_backend=False,
                 _rank=self.get_rank(),
             )  # fmt: skip
-            made.use({self._dim_group_names[axis]: self.get_group(axis) for axis in order})
+            made.use(
+                [self._dim_group_names[axis] for axis in order], [self.get_group(axis) for axis in order]
+            )
             self._turned[names] = made
         return self._turned[names]
 
@@ -230,14 +233,20 @@ class Meshes:
         if self.rank not in grid.ranks:
             return
         self._meet(f"{self._name}.{self.epoch}.{grid.number}", grid.ranks)
-        groups = {}
-        for axis in range(len(grid.shape)):
-            members = _line_through(grid, self.rank, axis)
-            name = f"{self._name}.{self.epoch}.{grid.number}.{axis}.{members[0]}"
-            groups[name] = self._new_group(name, members)
-        mesh.use(groups)
-        self._groups.update(groups)
+        names = [self._group_of(_line_through(grid, self.rank, axis)) for axis in range(len(grid.shape))]
+        mesh.use(names, [self._groups[name] for name in names])
         collectives.set_own_groups(self._name, list(self._groups.values()), len(grid.ranks))
+
+    def _group_of(self, members: Sequence[int]) -> str:
+        """Return the name of the process group of these ranks, which all grids share: each one costs memory
+        and connections, gloo's a thread that wakes a hundred times a second besides.
+
+        All members are in each grid that asks for it, so they make it at the same place of the stream.
+        """
+        name = group_name(f"{self._name}.{self.epoch}", members)
+        if name not in self._groups:
+            self._groups[name] = self._new_group(name, members)
+        return name
 
     def _new_group(self, name: str, members: Sequence[int]) -> Any:
         """Make a process group of some ranks that meet at the store, and register it by its name."""
@@ -259,6 +268,17 @@ class Meshes:
         self.store.set(f"{where}/{self.rank}", "here")
         assert self._abortable is not None
         self._abortable.wait_for([f"{where}/{rank}" for rank in ranks])
+
+
+def group_name(prefix: str, members: Sequence[int]) -> str:
+    """Return the name of a process group of some ranks, in their order; short, however many they are.
+
+    Args:
+        prefix: the engine's name and its epoch.
+        members: their ranks.
+    """
+    digest = hashlib.sha256(",".join(map(str, members)).encode()).hexdigest()
+    return f"{prefix}.{len(members)}.{digest[:16]}"
 
 
 def _line_through(grid: GridDefinition, rank: int, axis: int) -> list[int]:
