@@ -29,6 +29,9 @@ from hypothesis import HealthCheck, settings
 from preloads import PRELOAD_TO_TRAIN
 from processes import PATIENCE_S, TAG, mesh_processes, wait_for_exit
 
+# What is imported and collected stays until the end: to look for garbage meanwhile takes a tenth of the time.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    gc.disable()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Whatever a script starts in the background inherits that, and no test could interrupt anything.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -70,6 +73,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
 
@@ -137,6 +141,8 @@ def own_directories(
         )  # what training uses besides takes as long again, for each mesh
         # Threads of OpenMP that have nothing to do would wait in a loop: other tests lack that time.
         patch.setenv("OMP_WAIT_POLICY", "passive")
+        # So would numpy's at the end of its import, which takes twice as long by that.
+        patch.setenv("OPENBLAS_NUM_THREADS", "1")
         patch.setenv(*TAG)
         yield
         request.config.stash[LEFT] = _left()

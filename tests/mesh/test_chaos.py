@@ -26,7 +26,7 @@ from monarch_nb.mesh import Mesh
 from monarch_nb.mesh.cell_run import CellError
 from monarch_nb.testing.chaos import KINDS, LETHAL, Chaos, Fault, inject, partition
 
-NUM_FAULTS = int(os.environ.get("MONARCH_NB_SOAK_FAULTS", "60"))
+NUM_FAULTS = int(os.environ.get("MONARCH_NB_SOAK_FAULTS", "30"))
 """In `make soak` 200."""
 NUM_RANKS = 3
 T = 60
