@@ -39,9 +39,23 @@ OPERATIONS: dict[str, tuple[Loss, list[tuple[int, ...]]]] = {
     "logsigmoid": (F.logsigmoid, [(8, 6)]),
     "addbmm": (torch.addbmm, [(4, 6), (2, 4, 3), (2, 3, 6)]),
     "renorm": (lambda x: x.renorm(2, 0, 1.0), [(8, 6)]),
+    "cdist": (torch.cdist, [(8, 4), (6, 4)]),
+    "cdist of batches": (torch.cdist, [(2, 8, 4), (2, 6, 4)]),
+    "bilinear": (F.bilinear, [(8, 3), (8, 4), (5, 3, 4)]),
+    "unsafe_split": (lambda x: torch.stack(torch.unsafe_split(x, 3, 1)), [(8, 6)]),
+    "squeeze_copy": (lambda x: torch.squeeze_copy(x, 1), [(8, 1, 6)]),
+    "mean of a margin loss": (lambda x: F.multi_margin_loss(x, torch.arange(8) % 5), [(8, 5)]),
+    "sum of a margin loss": (
+        lambda x: F.multi_margin_loss(x, torch.arange(8) % 5, reduction="sum"),
+        [(8, 5)],
+    ),
+    "a margin loss of labels": (
+        lambda x: F.multilabel_margin_loss(x, torch.tensor([[1, 3, -1, 0]] * 6), reduction="none"),
+        [(6, 4)],
+    ),
     "norm": (lambda x, y: F.pairwise_distance(x, y), [(8, 6), (8, 6)]),
 }
-GATHERED_BACKWARD = {"pad", "unfold"}
+GATHERED_BACKWARD = {"pad", "unfold", "mean of a margin loss"}
 """Their gradients have no rule yet."""
 
 

@@ -79,12 +79,55 @@ def _loss_with_logits(*args: Any, reduction: int = 1) -> Layouts:
     specs = _specs(args)
     for (out,), ins in _elementwise(1)(*specs):
         assert isinstance(out, Shard)
-        if reduction == 0:
-            yield [out], ins
-        elif reduction == 2:
-            yield [Partial("sum")], ins
-        elif specs[0].shape[out.dim] % specs[0].mesh.size() == 0:  # else parts would count alike
-            yield [Partial("avg")], ins
+        for loss in _loss_along(specs[0], out.dim, reduction):
+            yield [loss], ins
+
+
+def _loss_along(spec: Any, dim: int, reduction: int) -> Sequence[Placement]:
+    """Return how a loss is laid out where its input is sharded over a dimension; `reduction` is torch's
+    number: 0 for none, 1 for the mean, 2 for the sum. There is no layout for the mean of parts that differ in
+    size: they would count alike.
+    """
+    if reduction == 0:
+        return [Shard(dim)]
+    if reduction == 2:
+        return [Partial("sum")]
+    return [Partial("avg")] if spec.shape[dim] % spec.mesh.size() == 0 else []
+
+
+def _margin_loss(
+    spec: Any, _target: Any, _p: Any = 1, _margin: Any = 1, weight: Any = None, reduction: int = 1
+) -> Layouts:
+    """Return the layouts of multi_margin_loss of rows, each with a target; weights are those of classes."""
+    rows = _loss_along(spec, 0, reduction) if spec.ndim == 2 else []
+    return [([loss], [Shard(0), Shard(0)] + [_WHOLE] * is_spec(weight)) for loss in rows]
+
+
+def _margin_loss_of_labels(spec: Any, _target: Any, reduction: int) -> Layouts:
+    """Return the layouts of multilabel_margin_loss_forward, whose second output is kept for the backward."""
+    rows = _loss_along(spec, 0, reduction) if spec.ndim == 2 else []
+    return [([loss, Shard(0)], [Shard(0), Shard(0)]) for loss in rows]
+
+
+def _margin_loss_backward(
+    _gradient: Any, spec: Any, _target: Any, _p: Any, _margin: Any, weight: Any = None, reduction: int = 1
+) -> Layouts:
+    for layout in _gradient_of_rows(spec, reduction):
+        yield [Shard(0)], [layout, Shard(0), Shard(0)] + [_WHOLE] * is_spec(weight)
+
+
+def _margin_loss_of_labels_backward(
+    _gradient: Any, spec: Any, _target: Any, reduction: int, _is_target: Any
+) -> Layouts:
+    for layout in _gradient_of_rows(spec, reduction):
+        yield [Shard(0)], [layout, Shard(0), Shard(0), Shard(0)]
+
+
+def _gradient_of_rows(spec: Any, reduction: int) -> Sequence[Placement]:
+    """Return how a loss' gradient is laid out beside sharded rows; of a mean it counts all rows, of which a
+    rank has a part only.
+    """
+    return [] if spec.ndim != 2 or reduction == 1 else [Shard(0)] if reduction == 0 else [_WHOLE]
 
 
 # --- dimension by dimension
@@ -167,6 +210,13 @@ def _unsqueezed(spec: Any, dim: int) -> Sequence[int | None]:
     return [each + (each >= new) for each in range(spec.ndim)]
 
 
+def _squeezed(spec: Any, dim: Any = None) -> Sequence[int | None]:
+    dims = range(spec.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    gone = {_wrapped(each, spec.ndim) for each in dims} if spec.ndim else set()
+    gone = {each for each in gone if spec.shape[each] == 1}
+    return [None if each in gone else each - sum(g < each for g in gone) for each in range(spec.ndim)]
+
+
 # --- sums of parts
 
 
@@ -218,6 +268,52 @@ def _vdot(one: Any, other: Any) -> Layouts:
     return [([Partial()], [Shard(0), Shard(0)])]
 
 
+def _trilinear(
+    one: Any,
+    two: Any,
+    three: Any,
+    new_1: Sequence[int],
+    new_2: Sequence[int],
+    new_3: Sequence[int],
+    summed: Sequence[int],
+    *_: Any,
+) -> Layouts:
+    """Return the layouts of _trilinear, of which bilinear layers are made: the product of three inputs that
+    get new dimensions, and its sum over some.
+    """
+    for dim in range(one.ndim + len(new_1)):
+        ins = [_before(x, new, dim) for x, new in ((one, new_1), (two, new_2), (three, new_3))]
+        if ins != [_WHOLE] * 3:
+            yield [Partial() if dim in summed else Shard(dim - sum(s < dim for s in summed))], ins
+
+
+def _before(spec: Any, new: Sequence[int], dim: int) -> Placement:
+    """Return the placement of an input where the dimension is sharded that it has beside its new ones."""
+    own = dim - sum(each < dim for each in new)
+    return _WHOLE if dim in new or spec.shape[own] == 1 else Shard(own)
+
+
+def _distances(one: Any, other: Any, *_: Any) -> Layouts:
+    """Return the layouts of _cdist_forward: each row of one input beside each of the other's."""
+    ndim = max(one.ndim, other.ndim)
+    yield [Shard(ndim - 2)], [Shard(one.ndim - 2), _WHOLE]
+    yield [Shard(ndim - 1)], [_WHOLE, Shard(other.ndim - 2)]
+    if one.shape[:-2] == other.shape[:-2]:
+        for dim in range(ndim - 2):
+            yield [Shard(dim)], [Shard(dim)] * 2
+
+
+def _distances_backward(gradient: Any, one: Any, other: Any, *_: Any) -> Layouts:
+    """Return the layouts of _cdist_backward: the gradient of the first input's rows."""
+    if one.shape[:-2] != other.shape[:-2]:
+        return
+    rows, columns = gradient.ndim - 2, gradient.ndim - 1
+    yield [Shard(rows)], [Shard(rows), Shard(rows), _WHOLE, Shard(rows)]
+    yield [Partial()], [Shard(columns), _WHOLE, Shard(rows), Shard(columns)]
+    for dim in range(rows):
+        yield [Shard(dim)], [Shard(dim)] * 4
+
+
 def _counted(spec: Any, dim: int | None = None) -> Layouts:
     return [] if dim is not None else [([Partial()], [Shard(each)]) for each in range(spec.ndim)]
 
@@ -252,6 +348,10 @@ RULES: dict[Any, Rule] = {
     ),
     _aten._prelu_kernel_backward.default: _elementwise(2),
     _aten.binary_cross_entropy_with_logits.default: _loss_with_logits,
+    _aten.multi_margin_loss.default: _margin_loss,
+    _aten.multilabel_margin_loss_forward.default: _margin_loss_of_labels,
+    _aten.multi_margin_loss_backward.default: _margin_loss_backward,
+    _aten.multilabel_margin_loss_backward.default: _margin_loss_of_labels_backward,
     _aten.channel_shuffle.default: _leading(3),
     _aten.pixel_shuffle.default: _leading(3),
     _aten.pixel_unshuffle.default: _leading(3),
@@ -269,6 +369,12 @@ RULES: dict[Any, Rule] = {
     _aten.transpose_copy.int: _moved(_transposed),
     _aten.t_copy.default: _moved(_transposed),
     _aten.unsqueeze_copy.default: _moved(_unsqueezed),
+    **dict.fromkeys(
+        (_aten.squeeze_copy.default, _aten.squeeze_copy.dim, _aten.squeeze_copy.dims), _moved(_squeezed)
+    ),
+    _aten._trilinear.default: _trilinear,
+    _aten._cdist_forward.default: _distances,
+    _aten._cdist_backward.default: _distances_backward,
     _aten.mv.default: _mv,
     _aten.addmv.default: _addmv,
     _aten.addbmm.default: _addbmm,

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from monarch_nb._rank.tensor.private import attention_on_cpu, attention_on_cpu_backward, dispatcher, schema_of
 from monarch_nb._rank.tensor.rules import RULES, WRONG_IN_TORCH, Rule, is_spec
+
+_SAME_AS = {torch.ops.aten.unsafe_split.Tensor: torch.ops.aten.split.Tensor}
+"""Operations that differ only in what autograd may assume from those that torch has a rule for."""
 
 
 def has_rule(op: Any) -> bool:
@@ -76,6 +80,11 @@ def _note_arguments(op: Any) -> None:
 
 
 def _register() -> None:
+    known = dispatcher.sharding_propagator
+    for op, like in _SAME_AS.items():
+        if not has_rule(op):
+            known.op_strategy_funcs[op] = known.op_strategy_funcs[like]
+            known.op_to_schema_info[op] = known.op_to_schema_info[like]
     for op, rule in (RULES | WRONG_IN_TORCH).items():
         if not has_rule(op) or op in WRONG_IN_TORCH:
             register_sharding(op)(_by_rule(rule, len(schema_of(op).returns)))
