@@ -107,6 +107,7 @@ $(VENV)/.frameworks: $(VENV)/.ready
 test: $(VENV)/.node $(VENV)/.docs
 	$(MAKE) -j2 --output-sync=target $(VENV)/.frameworks labcheck
 	@$(PY) -m pip uninstall --yes -qq rfc3987-syntax
+	@cp tests/less_often.pth $$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 	$(MAKE) -j2 --output-sync=target lint docs
 	$(PY) -m pytest tests $(TUTORIALS) -n $(WORKERS) --dist loadscope --durations 30 || { [ $$? = 1 ] && echo "=== once more, alone: what failed" && \
 	  $(PY) -m pytest tests $(TUTORIALS) --last-failed --last-failed-no-failures none -v; }
