@@ -34,6 +34,25 @@ def wait_until(condition: Callable[[], Found], what: str, timeout_s: float = PAT
         time.sleep(min(max(0.005, 10 * (time.thread_time() - began)), 0.2))
 
 
+def ask_until(ask: Callable[[], Found], wanted: Callable[[Found], object], what: str) -> Found:
+    """Return the first answer that is wanted, whatever it is.
+
+    Raises:
+        AssertionError: that says what never came, and the last answer.
+    """
+    answers: list[Found] = []
+
+    def look() -> object:
+        answers[:] = [ask()]
+        return wanted(answers[0])
+
+    try:
+        wait_until(look, what)
+    except AssertionError as error:
+        raise AssertionError(f"{error}; last:\n{answers[0]}") from None
+    return answers[0]
+
+
 def wait_for_server(server: subprocess.Popen[bytes], runtime: Path, log: Path) -> int:
     """Return the port of a Jupyter server once it listens: the file that names the port is written before.
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from waiting import wait_until
+from waiting import ask_until
 
 from monarch_nb._why import Diagnosis, HangReport
 from monarch_nb.actor import Actor, endpoint
@@ -28,18 +28,14 @@ def until(
 ) -> tuple[HangReport, Diagnosis]:
     """Ask why until there's a diagnosis of that kind; return it, with its report."""
 
-    report = None
+    def found(report: HangReport) -> list[Diagnosis]:
+        return [v for v in report.diagnoses if v.kind == kind and wanted(v)]
 
-    def look() -> tuple[HangReport, Diagnosis] | None:
-        nonlocal report
-        report = mesh.why()
-        found = [v for v in report.diagnoses if v.kind == kind and wanted(v)]
-        return (report, found[0]) if found and all(r.state != "starting" for r in report.rows) else None
+    def is_told(report: HangReport) -> bool:
+        return bool(found(report)) and all(r.state != "starting" for r in report.rows)
 
-    try:
-        return wait_until(look, f"a diagnosis {kind!r}")
-    except AssertionError as error:
-        raise AssertionError(f"{error}:\n{report}") from None
+    report = ask_until(mesh.why, is_told, f"a diagnosis {kind!r}")
+    return report, found(report)[0]
 
 
 def free(mesh: Mesh, run: CellRun) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from debugged_actors import Debugged
-from waiting import wait_until
+from waiting import ask_until
 
 from monarch_nb import mesh as meshes
 from monarch_nb._client import session as sessions
@@ -39,14 +39,9 @@ def mesh() -> Iterator[Mesh]:
 
 def stops_on(debugger: MeshDebugger, ranks: set[int]) -> list[Stop]:
     """Return the stops once exactly these ranks stand."""
-    found: list[Stop] = []
-
-    def look() -> bool:
-        found[:] = debugger.stops()
-        return {s.rank for s in found} == ranks
-
-    wait_until(look, f"ranks {ranks} that stand")
-    return found
+    return ask_until(
+        debugger.stops, lambda stops: {s.rank for s in stops} == ranks, f"ranks {ranks} that stand"
+    )
 
 
 def test_breakpoints_one_after_the_other(mesh: Mesh, unhandled: list[Any]) -> None:

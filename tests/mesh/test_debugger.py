@@ -17,7 +17,7 @@ import debugged_actors
 import pytest
 from debugged_actors import Debugged, DebuggedAsync
 from own_meshes import own_mesh
-from waiting import wait_until
+from waiting import ask_until, wait_until
 
 from monarch_nb import mesh as meshes
 from monarch_nb._debug import MeshDebugger, Prompt, Stop
@@ -59,14 +59,9 @@ def debugger(mesh: Mesh) -> Iterator[MeshDebugger]:
 
 def wait_for(debugger: MeshDebugger, num: int, wanted: Callable[[Stop], bool] = lambda _: True) -> list[Stop]:
     """Return the stops once there are as many."""
-    found: list[Stop] = []
-
-    def look() -> bool:
-        found[:] = [s for s in debugger.stops() if wanted(s)]
-        return len(found) == num
-
-    wait_until(look, f"{num} ranks that stand")
-    return found
+    return ask_until(
+        lambda: [s for s in debugger.stops() if wanted(s)], lambda s: len(s) == num, f"{num} ranks that stand"
+    )
 
 
 def talk(mesh: Mesh, *lines: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from own_meshes import own_mesh
-from waiting import wait_until
+from waiting import ask_until
 
 from monarch_nb._host.agent.dumped import from_faulthandler, from_py_spy, is_whole
 from monarch_nb._host.agent.stack_service import find_py_spy
@@ -33,17 +33,7 @@ def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
 def until(
     mesh: Mesh, wanted: Callable[[Mapping[int, Any]], bool], **options: Any
 ) -> dict[int, Mapping[str, Any]]:
-    found: dict[int, Mapping[str, Any]] = {}
-
-    def look() -> bool:
-        found.update(mesh.stacks(**options))
-        return wanted(found)
-
-    try:
-        wait_until(look, "the stacks that are wanted")
-    except AssertionError as error:
-        raise AssertionError(f"{error}:\n{stacks_text(found)}") from None
-    return found
+    return ask_until(lambda: mesh.stacks(**options), wanted, "the stacks that are wanted")
 
 
 def holds(found: Mapping[int, Any]) -> bool:
