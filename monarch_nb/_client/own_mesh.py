@@ -11,16 +11,13 @@ import re
 import shlex
 import shutil
 import subprocess
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from monarch_nb._client import launch, membership
 from monarch_nb._client.connection_file import Connection
 from monarch_nb._client.mesh_name import check_mesh_name
-from monarch_nb._client.ssh import CONNECT_S, SSH_FAILED, Done, forward_command, ssh_command, ssh_trouble
+from monarch_nb._client.ssh import SSH_FAILED, Done, ssh_command, ssh_trouble
+from monarch_nb._client.tunnel import Tunnel, ssh_tunnel
 from monarch_nb._host.launcher import LauncherError, knock
 from monarch_nb._protocol.roles import Role
 from monarch_nb._wire.directory import new_directory, private_directory
@@ -29,7 +26,6 @@ from monarch_nb._wire.keys import KeyPair
 from monarch_nb.exceptions import MeshStartError, MeshUsageError, NameTaken
 
 ASK_S = 60.0
-_LOOK_S = 0.02
 _NOT_FOUND = 127
 _INVITATION = re.compile(rf"{TOKEN}\S+")
 
@@ -64,30 +60,30 @@ def join_far(text: str, name: str | None = None, python: str = "") -> Connection
             f"attach: {text} is an invitation for {invitation.role or 'host'}s, which is given to others; "
             "one of one's own is written by: monarch-nb share NAME --own --file FILE"
         )
-    return join_by(name, text, machine, invitation)
+    return join_by(name, text, ssh_tunnel(machine), invitation)
 
 
-def join_by(name: str, via: str, machine: str, invitation: Invitation) -> Connection:
-    """Connect to a mesh by an invitation of one's own, through a machine that can reach it; return the
-    connection for programs here from now on.
+def join_by(name: str, via: str, tunnel: Tunnel, invitation: Invitation) -> Connection:
+    """Connect to a mesh by an invitation of one's own, through a tunnel; return the connection for programs
+    here from now on.
 
     Args:
         name: what the mesh is called here.
         via: how it was reached, in words: the machine and the invitation's file.
 
     Raises:
-        MeshStartError: if the machine can't be reached, or the mesh lets nobody in.
+        MeshStartError: if the tunnel leads nowhere, or the mesh lets nobody in.
     """
     folder = new_directory()
     try:
-        return _joined(name, via, machine, invitation, os.path.join(folder, "member"))
+        return _joined(name, via, tunnel, invitation, os.path.join(folder, "member"))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def _joined(name: str, via: str, machine: str, invitation: Invitation, directory: str) -> Connection:
-    """Knock by one address after the other, as that machine reaches them; return the relay's connection.
+def _joined(name: str, via: str, tunnel: Tunnel, invitation: Invitation, directory: str) -> Connection:
+    """Knock by one address after the other, as they're reached there; return the relay's connection.
 
     Args:
         directory: where the relay's sockets will lie.
@@ -96,15 +92,15 @@ def _joined(name: str, via: str, machine: str, invitation: Invitation, directory
     socket, keys, tried = os.path.join(directory, "road"), KeyPair.new(), []
     for address in invitation.addresses:
         try:
-            with _forwarded(machine, socket, address):
+            with tunnel.opened(socket, address):
                 by_this = replace(invitation, addresses=(address,))
                 place = knock(by_this, membership.whoami(), None, keys, f"ipc://{socket}")
         except (LauncherError, InvitationError) as error:
             tried.append(str(error))
         else:
-            road = forward_command(machine, socket, address)
+            road = tunnel.command(socket, address)
             return membership.relayed(name, place, directory, road, via)
-    raise MeshStartError(f"mesh {invitation.mesh!r} on {machine} can't be attached to: {'; '.join(tried)}")
+    raise MeshStartError(f"mesh {invitation.mesh!r} on {tunnel.to} can't be attached to: {'; '.join(tried)}")
 
 
 def _run(machine: str, script: str) -> Done:
@@ -157,29 +153,3 @@ def _ask(machine: str, name: str, python: str) -> Invitation:
             f"interpreter there that has it ({done.words})"
         )
     raise MeshStartError(f"{machine}: {done.words}")
-
-
-@contextmanager
-def _forwarded(machine: str, socket: str, address: str) -> Iterator[None]:
-    """Have ssh lead a socket to an address that the machine can reach.
-
-    Raises:
-        MeshStartError: if it can't.
-    """
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            forward_command(machine, socket, address),
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
-        )  # fmt: skip
-        try:
-            deadline = time.monotonic() + 2 * CONNECT_S
-            while not os.path.exists(socket):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    errors.seek(0)
-                    words = errors.read().decode(errors="replace")
-                    raise MeshStartError(ssh_trouble(machine, Done(process.poll() or 1, "", words)))
-                time.sleep(_LOOK_S)
-            yield
-        finally:
-            process.terminate()
-            process.wait()

@@ -57,6 +57,7 @@ class Allocation:
         submitted_at: seconds since the epoch.
         is_up: whether the mesh has started; until then, it waits for its hosts.
         added: later requests, by which the mesh grew.
+        controller_id: the engine's identifier of a controller that runs alone, inside; empty: there's none.
     """
 
     mesh: str
@@ -71,11 +72,17 @@ class Allocation:
     plan: Plan = Plan()
     is_up: bool = False
     added: tuple[Allocation, ...] = ()
+    controller_id: str = ""
 
     @property
     def requests(self) -> tuple[Allocation, ...]:
         """All requests to the engine, each separately."""
         return (replace(self, added=()), *self.added)
+
+    @property
+    def bearer(self) -> Allocation:
+        """The request by which the mesh lives: of its controller, if that runs alone."""
+        return replace(self, id="") if self.controller_id else self
 
     @classmethod
     def new(cls, mesh: str, profile: str, spec: HostSpec, plan: Plan) -> Self:
@@ -84,7 +91,8 @@ class Allocation:
 
     def described(self) -> str:
         """Return a short description of the allocation."""
-        return f"{self.spec.engine}{f' job {self.id}' if self.id else ''}" + (
+        job = self.id or self.controller_id
+        return f"{self.spec.engine}{f' job {job}' if job else ''}" + (
             f" on {self.profile}" if self.profile != self.spec.engine else ""
         )
 

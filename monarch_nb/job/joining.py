@@ -147,7 +147,7 @@ class InsideWait:
             if look.state == State.QUEUED:
                 self._say(queued_text(asked, look))
             elif look.state == State.GRANTED:
-                self._say(f"{asked.described()}: the mesh is being started on {len(look.nodes)} hosts")
+                self._say(f"{asked.described()}: the mesh is being started on {_num_hosts(len(look.nodes))}")
                 if found := self._engine.invitation(asked):
                     return Invitation.from_json(found)
             else:
@@ -195,3 +195,7 @@ def queued_text(asked: Allocation, look: Look) -> str:
 
 def _hosts_text(spec: HostSpec) -> str:
     return f"{spec.wanted} host{'s' * (spec.wanted.most != 1)}"
+
+
+def _num_hosts(num: int) -> str:
+    return f"{num} host{'s' * (num != 1)}"

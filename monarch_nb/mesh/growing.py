@@ -291,7 +291,9 @@ def _without_lost(asked: Allocation, names: Sequence[str]) -> Allocation:
 def _of_requests(asked: Allocation, requests: Sequence[Allocation]) -> Allocation:
     """Return a mesh's record with other requests."""
     first, *others = requests or asked.requests
-    return replace(first, plan=asked.plan, is_up=asked.is_up, added=tuple(others))
+    return replace(
+        first, plan=asked.plan, is_up=asked.is_up, controller_id=asked.controller_id, added=tuple(others)
+    )
 
 
 # --- the record

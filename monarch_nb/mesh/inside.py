@@ -1,6 +1,8 @@
-"""Meshes whose controller runs on the first host of an allocation: requests them, waits, and connects.
+"""Meshes whose controller runs where the hosts are: requests them, waits, and connects.
 
 This machine needs nothing but a way to the engine's commands: for a cluster behind a login node, ssh. The
+program with the controller takes the job's hosts, or asks the engine for some. Where it may ask for nothing,
+as a pod may not, the controller runs alone, and this program requests hosts for it once it's connected. The
 mesh outlives it: it ends with its allocation, by `%mesh stop`, or when nobody has used it for its idle
 time-out. What runs there is `monarch_nb.mesh.inside_job`.
 """
@@ -14,7 +16,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from monarch_nb._client import launch, membership
+from monarch_nb._client.connection_file import Connection
 from monarch_nb._client.own_mesh import join_by
+from monarch_nb._client.session import Session
 from monarch_nb._protocol.programs import Status
 from monarch_nb._wire.invitation import Invitation, InvitationError
 from monarch_nb.actor.handle import session_of
@@ -101,12 +105,12 @@ def is_away(name: str) -> bool:
     asked = _record(name)
     if asked is None or launch.find_claim(name) is not None:
         return False
-    if not asked.id and not on_engine.is_being_requested(asked):
+    if not (asked.id or asked.controller_id or on_engine.is_being_requested(asked)):
         asked = _recalled(asked)
-    if on_engine.look_at(asked).state != State.ENDED:
+    if on_engine.look_at(asked.bearer).state != State.ENDED:
         return True
     with suppress(MeshError):
-        engine_of(asked.spec).end_allocation(asked)  # which removes its files
+        on_engine.end_all(asked)  # which removes its files
     records.remove_if_same(asked)
     return False
 
@@ -114,7 +118,7 @@ def is_away(name: str) -> bool:
 def _recalled(asked: Allocation) -> Allocation:
     """Return a request whose program ended before it could note its id, with that id."""
     found = engine_of(asked.spec).recalled(asked)
-    if found.id:
+    if found.id or found.controller_id:
         records.write_record(found)
     return found
 
@@ -144,7 +148,7 @@ def _finish(
     keeps_queued: bool,
 ) -> Mesh:
     try:
-        invitation = InsideWait(engine, asked, on_wait).until_open(wait_s)
+        invitation = InsideWait(engine, asked.bearer, on_wait).until_open(wait_s)
     except (KeyboardInterrupt, TimeoutError) as error:
         if keeps_queued or asked.is_up:  # a mesh that runs isn't ended because it's slow to be reached
             raise on_engine.queued(asked, error, wait_s) from None
@@ -155,15 +159,25 @@ def _finish(
     except MeshStartError:
         on_engine.drop(asked)
         raise
-    return _connected(asked, invitation)
+    connection = _joined(engine, asked, invitation)  # an error of that is no reason to end the mesh
+    if asked.controller_id and not asked.is_up:
+        session = Session.connect(connection, "")
+        return on_engine.finish(session, engine, asked, wait_s, on_wait, keeps_queued=keeps_queued)
+    return _attached(asked)
 
 
-def _connected(asked: Allocation, invitation: Invitation) -> Mesh:
-    """Connect to a mesh that runs; an error of that is no reason to end it."""
-    if asked.spec.login:
-        join_by(asked.mesh, f"{asked.spec.login}:{asked.described()}", asked.spec.login, invitation)
-    else:
-        membership.join(invitation.to_token(), asked.mesh)
+def _joined(engine: Engine, asked: Allocation, invitation: Invitation) -> Connection:
+    """Connect to a controller that runs."""
+    tunnel = engine.tunnel(asked)
+    if tunnel is None:
+        return membership.join(invitation.to_token(), asked.mesh)
+    via = f"{tunnel.to}:{asked.bearer.described()}"
+    known = next((c for c in launch.list_connections() if c.name == asked.mesh and c.via == via), None)
+    return known or join_by(asked.mesh, via, tunnel, invitation)
+
+
+def _attached(asked: Allocation) -> Mesh:
+    """Attach to a mesh that runs, and is connected here."""
     mesh = starting.attach(asked.mesh)
     if not asked.is_up:
         hosts = [host.index for host in session_of(mesh).request(Status()).hosts if host.index]

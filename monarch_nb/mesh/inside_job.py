@@ -1,7 +1,8 @@
 """`python -m monarch_nb.mesh.inside_job`: the program of a job inside which a mesh has its controller.
 
 It reads the record of the request from standard input, starts the mesh on the nodes of its job, or on hosts
-that it asks the engine for, writes an invitation for the user who has submitted it, and ends with the mesh.
+that it asks the engine for, or a controller alone, for which others ask for hosts. It writes an invitation
+for the user who has submitted it, and ends with the mesh.
 The other side is `monarch_nb.mesh.inside`.
 """
 
@@ -15,21 +16,23 @@ import sys
 import tempfile
 
 from monarch_nb._client import membership
+from monarch_nb._client.session import Session
 from monarch_nb._protocol.roles import Role, Share
 from monarch_nb._wire.process import wait_until_gone
 from monarch_nb.actor.handle import session_of
 from monarch_nb.exceptions import MeshError
 from monarch_nb.job import allocation as records
 from monarch_nb.job.allocation import Allocation
-from monarch_nb.job.engines import own_allocation, ray
+from monarch_nb.job.engines import kubernetes, own_allocation, ray
+from monarch_nb.job.engines.base import Inside
+from monarch_nb.job.engines.kubernetes import Kubernetes
 from monarch_nb.job.engines.ray import Ray
 from monarch_nb.job.engines.slurm import Slurm
 from monarch_nb.job.profiles import Profile
-from monarch_nb.mesh import on_engine
-from monarch_nb.mesh.core import Mesh
+from monarch_nb.mesh import on_engine, starting
 
 _WAIT_S = 3600.0
-_INSIDE = {Slurm.name: own_allocation.inside, Ray.name: ray.inside}
+_INSIDE = {Slurm.name: own_allocation.inside, Ray.name: ray.inside, Kubernetes.name: kubernetes.inside}
 
 
 def main() -> int:
@@ -43,13 +46,12 @@ def main() -> int:
     try:
         asked = Allocation.from_json(sys.stdin.read())
         within = _INSIDE[asked.spec.engine](asked)
-        profile = Profile(within.spec.engine, within.spec)
-        mesh = on_engine.start_on(asked.mesh, profile, asked.plan, with_program=within.with_program)
+        session = _started(asked, within)
         try:
-            _invite(mesh, within.invitation, asked.spec.network)
-            connection = session_of(mesh).connection
+            _invite(session, within)
+            connection = session.connection
             assert connection is not None
-            session_of(mesh).close()
+            session.close()
             print(f"mesh {asked.mesh!r} runs", flush=True)
             while not wait_until_gone(connection.pid, _WAIT_S):
                 pass
@@ -64,9 +66,21 @@ def main() -> int:
     return 0
 
 
-def _invite(mesh: Mesh, path: str, network: str) -> None:
+def _started(asked: Allocation, within: Inside) -> Session:
+    """Start the mesh, with its ranks if its hosts are requested here; return the session with it."""
+    if within.asks:
+        profile = Profile(within.spec.engine, within.spec)
+        mesh = on_engine.start_on(asked.mesh, profile, asked.plan, with_program=within.with_program)
+        return session_of(mesh)
+    session = starting.claimed(asked.mesh, has_ranks=False)
+    on_engine.adopt(session, asked, os.getpid() if within.with_program else None)
+    return session
+
+
+def _invite(session: Session, within: Inside) -> None:
     """Write an invitation for one's own programs; a reader finds all of it, or nothing."""
-    made = session_of(mesh).request(Share(Role.OWNER, network=network, own=True, stays=True))
+    made = session.request(Share(Role.OWNER, network=within.spec.network, own=True, stays=True))
+    path = within.invitation
     part = f"{path}.part"
     _remove(part)
     membership.write(part, made.invitation)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from monarch_nb._client import launch
 from monarch_nb._client.session import Session
+from monarch_nb._protocol.invitations import Withdraw
 from monarch_nb._protocol.names import GetMesh, SetName
 from monarch_nb._protocol.programs import Adopt, SetTimeLimit, Status
 from monarch_nb._protocol.states import OnFailure
@@ -34,6 +35,7 @@ from monarch_nb.mesh import starting
 from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
 
+_LOOK_S = 0.05
 SPAWN_S = 120.0
 """Limit for ranks to start on hosts that have joined."""
 
@@ -83,7 +85,7 @@ def start_on(
         drop(asked)
         starting.abandon(session)
         raise
-    return _finish(session, engine, asked, wait_s, on_wait, keeps_queued=keeps_queued)
+    return finish(session, engine, asked, wait_s, on_wait, keeps_queued=keeps_queued)
 
 
 def wait_on(
@@ -103,14 +105,14 @@ def wait_on(
         raise MeshNotFound(
             f"no request for hosts of a mesh {name!r} is waiting; see all requests: %mesh queue"
         )
-    session = Session.connect(launch.find_connection(name), "")
-    return _finish(session, engine_of(asked.spec), asked, wait_s, on_wait, keeps_queued=keeps_queued)
+    session, engine = Session.connect(launch.find_connection(name), ""), engine_of(asked.spec)
+    return finish(session, engine, asked, wait_s, on_wait, keeps_queued=keeps_queued)
 
 
 def waits(name: str) -> bool:
     """Say whether a mesh of that name waits for its hosts: its controller runs, its ranks don't."""
     asked = records.read_record(name)
-    if asked is None or asked.is_up or asked.spec.controller == INSIDE:
+    if asked is None or asked.is_up or (asked.spec.controller == INSIDE and not asked.controller_id):
         return False
     return any(c.name == name for c in launch.list_connections())
 
@@ -135,7 +137,7 @@ def check_ended(name: str) -> None:
     """Raise if an earlier mesh of that name still exists; release hosts of one whose controller is gone."""
     left = records.read_record(name)
     if left is not None and launch.find_claim(name) is None:
-        if left.spec.controller == INSIDE and engine_of(left.spec).look(left).state != State.ENDED:
+        if left.spec.controller == INSIDE and engine_of(left.spec).look(left.bearer).state != State.ENDED:
             raise NameTaken(
                 f"mesh {name!r} runs inside {left.described()}. Use it: %mesh start {name}; end it: %mesh "
                 f"cancel {name}; or choose another name"
@@ -153,25 +155,61 @@ def end_all(asked: Allocation) -> None:
     engine = engine_of(asked.spec)
     for each in asked.requests:
         engine.end_allocation(each)
+    engine.end_controller(asked)
 
 
 def _ask(session: Session, engine: Engine, asked: Allocation, with_program: bool | None) -> Allocation:
     """Reserve places in the mesh, publish the mesh's name, and submit the request to the engine."""
-    name = asked.mesh
     asked, invitation = reserve(session, engine, asked)
-    owner = os.getpid() if starting.ends_with_program(with_program) else None
-    adopt = Adopt(
-        name=name,
+    adopt(session, asked, os.getpid() if starting.ends_with_program(with_program) else None)
+    records.write_record(asked)  # first: if this process ends now, the record shows the request
+    asked = engine.submit(asked, invitation)
+    records.write_record(asked)
+    return asked
+
+
+def adopt(session: Session, asked: Allocation, owner: int | None) -> None:
+    """Publish the name of a mesh that has no ranks yet.
+
+    Args:
+        owner: pid of the program that it ends with; None: it outlives all.
+    """
+    request = Adopt(
+        name=asked.mesh,
         idle_timeout_s=asked.plan.idle_timeout_s,
-        connection_file=launch.connection_path(name),
+        connection_file=launch.connection_path(asked.mesh),
         env=dict(asked.plan.env),
         dims=dict(asked.plan.dims or ()),
         rank_set="",
-        journal=launch.new_journal(name),
+        journal=launch.new_journal(asked.mesh),
         owner_pid=owner,
     )
-    session.request(adopt)
-    records.write_record(asked)  # first: if this process ends now, the record shows the request
+    session.request(request)
+
+
+def _with_hosts(session: Session, engine: Engine, asked: Allocation) -> Allocation:
+    """Request the hosts of a mesh whose controller runs alone, unless that was done; if several programs wait
+    for the mesh, one of these does.
+    """
+    me = f"{os.getpid()} {time.time_ns()}"
+    first = session.request(SetName("requester", me, only_if_new=True))
+    while first != me:
+        found = records.read_record(asked.mesh)
+        if found is None:
+            raise MeshStartError(f"the request for mesh {asked.mesh!r} was cancelled meanwhile")
+        if found.id:
+            return found
+        if not is_running(int(first.split()[0]), None):
+            asked, first = found, session.request(SetName("requester", me))
+        time.sleep(_LOOK_S)
+    if asked.id:
+        return asked
+    if asked.hosts:  # that program has ended before it could note what it had requested
+        session.request(Withdraw(asked.plan.guest))
+        engine.end_allocation(asked)
+        asked = replace(asked, submitted_at=time.time(), submitted_by=os.getpid())
+    asked, invitation = reserve(session, engine, asked)
+    records.write_record(asked)
     asked = engine.submit(asked, invitation)
     records.write_record(asked)
     return asked
@@ -187,7 +225,7 @@ def drop(asked: Allocation) -> None:
 # --- waiting
 
 
-def _finish(
+def finish(
     session: Session,
     engine: Engine,
     asked: Allocation,
@@ -196,7 +234,12 @@ def _finish(
     *,
     keeps_queued: bool,
 ) -> Mesh:
+    """Return a mesh whose ranks are up, when its hosts have joined. Arguments and errors are those of
+    `start_on`.
+    """
     try:
+        if asked.controller_id:
+            asked = _with_hosts(session, engine, asked)
         hosts = Wait(session, engine, asked, on_wait).until_joined(wait_s)
         return _spawn_on(session, hosts, asked)
     except (KeyboardInterrupt, TimeoutError) as error:
@@ -369,7 +412,8 @@ def looks() -> list[tuple[Allocation, Look]]:
             if is_alone and not look.reason.startswith(_UNKNOWN):
                 look = _without_a_mesh(asked, look)
             found.append((each, look))
-        if is_alone and all(look.state == State.ENDED for _, look in rows):
+        has_ended = all(look.state == State.ENDED for _, look in rows)
+        if is_alone and has_ended and look_at(asked.bearer).state == State.ENDED:
             records.remove_if_same(asked)
     return found
 
@@ -389,7 +433,7 @@ _UNKNOWN = "unknown: "
 
 def is_being_requested(asked: Allocation) -> bool:
     """Return whether the program that makes a request hasn't noted yet what the engine calls it."""
-    return not asked.id and not asked.parts and is_running(asked.submitted_by, None)
+    return not (asked.id or asked.parts or asked.controller_id) and is_running(asked.submitted_by, None)
 
 
 def look_at(asked: Allocation) -> Look:

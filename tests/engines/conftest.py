@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import kube
 import pytest
 import slurmd
 import sshd
+from kube import Kube
 from sshd import Profiles
 
 from monarch_nb.exceptions import MeshError
@@ -57,5 +59,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurmd.Cluster
     if slurmd.why_not():
         pytest.skip(slurmd.why_not())
     found = slurmd.Cluster(tmp_path_factory.mktemp("slurm"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
+    """A Kubernetes of three nodes with two GPUs each."""
+    if why_not := kube.why_not():
+        pytest.skip(why_not)
+    found = Kube(tmp_path_factory.mktemp("kube"))
     yield found
     found.close()

@@ -7,6 +7,7 @@ No registry of packages has the server; `build_kubernetes.sh` beside this makes 
 from __future__ import annotations
 
 import base64
+import importlib.util
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kubelet_streams import Streams
 from processes import TAG
 from waiting import wait_until
 
@@ -32,6 +34,7 @@ _TOKEN, USER_TOKEN = "admin-token", "user-token"
 MISSING_IMAGE = "nowhere/missing:1"
 IMAGE = "team/monarch:1"
 PYTHON = sys.executable
+HAS_CLIENT = importlib.util.find_spec("kubernetes") is not None
 Object = dict[str, Any]
 
 
@@ -42,6 +45,8 @@ def why_not() -> str:
     missing = [name for name in _PROGRAMS if not os.access(f"{BIN}/{name}", os.X_OK)]
     if missing:
         return f"no {missing[0]} in {BIN}: tests/engines/build_kubernetes.sh makes it"
+    if not HAS_CLIENT:
+        return "no client: pip install kubernetes"
     return "" if shutil.which("etcd") else "no etcd: apt-get install etcd-server"
 
 
@@ -89,6 +94,7 @@ class Kube:
             "--use-service-account-credentials=false",
         )
         self._run("kube-scheduler", *own, f"--secure-port={scheduler}", f"--cert-dir={folder}/pki")
+        self.streams = Streams(folder, self._mounted_for)
         for i in (1, 2, 3):
             self._make_node(f"k{i}")
         self.make_namespace("default")
@@ -161,7 +167,11 @@ class Kube:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         ready = {"type": "Ready", "status": "True", "reason": "x", "message": "x"}
         ready |= {"lastHeartbeatTime": now, "lastTransitionTime": now}
-        status = {"status": {"capacity": has, "allocatable": has, "conditions": [ready]}}
+        where = {
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": self.streams.port}},
+        }
+        status = {"status": {"capacity": has, "allocatable": has, "conditions": [ready], **where}}
         self.ask("PATCH", f"/api/v1/nodes/{name}/status", status)
         self.ask("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
 
@@ -184,9 +194,15 @@ class Kube:
         found = self.ask("GET", f"{group}/namespaces/{namespace}/{kind}?{chosen}")
         return [each["metadata"]["name"] for each in found["items"]]
 
+    def _mounted_for(self, pod: str, command: list[str]) -> list[str]:
+        space, _, name = pod.partition("/")
+        found = self.ask("GET", f"/api/v1/namespaces/{space}/pods/{name}")
+        return _mounted(command, self.folder / "pods" / found["metadata"]["uid"])
+
     def close(self) -> None:
         """End all of it."""
         self.kubelet.close()
+        self.streams.close()
         for process in reversed(self._processes):
             process.kill()
             process.wait()
@@ -220,7 +236,8 @@ class Kubelet(threading.Thread):
 
     def _see_to(self, pod: Object) -> None:
         uid, process = pod["metadata"]["uid"], self.running.get(pod["metadata"]["uid"])
-        if not pod["spec"].get("nodeName"):
+        is_ours = "secret" in {kind for volume in pod["spec"]["volumes"] for kind in volume}
+        if not pod["spec"].get("nodeName") or not is_ours:
             return
         if "deletionTimestamp" in pod["metadata"]:
             if process is not None and process.poll() is None:
@@ -244,7 +261,8 @@ class Kubelet(threading.Thread):
         space = pod["metadata"]["namespace"]
         secret = self._kube.ask("GET", f"/api/v1/namespaces/{space}/secrets/{name}")
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "invitation").write_bytes(base64.b64decode(secret["data"]["invitation"]))
+        for file, content in secret["data"].items():
+            (folder / file).write_bytes(base64.b64decode(content))
         self._reported.add(uid)
         environment = {**os.environ, TAG[0]: TAG[1], "PATH": os.defpath}
         self.running[uid] = subprocess.Popen(
@@ -281,7 +299,12 @@ def _path(pod: Object) -> str:
 
 def _mounted(command: list[str], folder: Path) -> list[str]:
     """Return a container's command with what is mounted there as it lies here."""
-    where = {"/run/monarch_nb/invitation": folder / "invitation", "/dev/termination-log": folder / "words"}
+    where = {
+        "/run/monarch_nb/invitation": folder / "invitation",
+        "/run/monarch_nb/request": folder / "request",
+        "/dev/termination-log": folder / "words",
+        "/dev/shm/monarch_nb.invitation": folder / "own-invitation",
+    }
     found = command
     for inside, path in where.items():
         found = [word.replace(inside, str(path)) for word in found]

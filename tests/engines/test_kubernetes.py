@@ -22,6 +22,7 @@ from monarch_nb.exceptions import MeshError, MeshStartError, MeshUsageError
 from monarch_nb.job import KubernetesJob, job_loads, joining
 from monarch_nb.job.allocation import Allocation, Plan, list_records, read_record
 from monarch_nb.job.engines import ENGINES, EngineError, State, engine_of
+from monarch_nb.job.engines import kubernetes_manifest as manifest
 from monarch_nb.job.engines.kubernetes import Kubernetes
 from monarch_nb.job.profiles import find_profile
 from monarch_nb.job.spec import HostRange
@@ -29,18 +30,6 @@ from monarch_nb.mesh import Mesh, on_engine
 
 T = 60
 ONE_RANK = Plan((("procs", 1),))
-HAS_CLIENT = importlib.util.find_spec("kubernetes") is not None
-needs_client = pytest.mark.skipif(not HAS_CLIENT, reason="no client: pip install kubernetes")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
-    """A Kubernetes of three nodes with two GPUs each."""
-    if kube.why_not() or not HAS_CLIENT:
-        pytest.skip(kube.why_not() or "no client: pip install kubernetes")
-    found = Kube(tmp_path_factory.mktemp("kube"))
-    yield found
-    found.close()
 
 
 @pytest.fixture
@@ -208,8 +197,8 @@ def test_what_was_asked_for_is_found_without_its_number(server: Kube) -> None:
     spec = replace(find_profile("two", ENGINES).spec, hosts=HostRange(3, 3))
     asked = Allocation.new("lost", "two", spec, ONE_RANK)
     engine = Kubernetes()
-    made = engine._made(engine._api(spec), asked)
-    again = engine._made(engine._api(spec), asked)
+    made = engine._made(engine._api(spec), manifest.job(asked))
+    again = engine._made(engine._api(spec), manifest.job(asked))
     assert made.metadata.uid == again.metadata.uid, "asked for twice, had once"
     on_engine.records.write_record(asked)
     on_engine.cancel("lost")
@@ -256,7 +245,7 @@ def test_a_kubernetes_job_gives_pods_by_name(server: Kube) -> None:
     assert list_records() == []
 
 
-@needs_client
+@kube.needs_client
 def test_what_would_be_submitted_can_be_read(profiles: Profiles) -> None:
     profiles(
         '[lab]\nengine = "kubernetes"\nhosts = 4\ngpus = 8\n[lab.kubernetes]\nimage = "a/b:1"\nshm = "8Gi"\n'

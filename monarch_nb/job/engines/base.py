@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar
 
+from monarch_nb._client.tunnel import Tunnel, ssh_tunnel
 from monarch_nb._wire.invitation import Invitation
 from monarch_nb.exceptions import MeshError
 from monarch_nb.job.allocation import Allocation
@@ -40,7 +41,7 @@ class Capabilities:
     Attributes:
         queue: whether a request may wait for minutes or days, independently of the program.
         names: whether the hosts' names are known before they are requested.
-        inside: whether a mesh's controller can run on the first of the hosts.
+        inside: whether a mesh's controller can run where the hosts are.
     """
 
     queue: bool = False
@@ -56,11 +57,13 @@ class Inside:
         spec: which hosts it asks for, and by which engine.
         invitation: path of the file that it writes the invitation to the mesh to.
         with_program: whether the mesh ends with it; elsewhere the engine ends all processes of the mesh.
+        asks: whether it asks for hosts; otherwise, the program that has requested it does.
     """
 
     spec: HostSpec
     invitation: str
     with_program: bool = False
+    asks: bool = True
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,8 @@ class Engine(ABC):
 
     def submit_inside(self, allocation: Allocation) -> Allocation:
         """Request hosts on the first of which the mesh's controller runs; return the allocation with the
-        engine's id. See `monarch_nb.mesh.inside_job`.
+        engine's id. An engine that runs a controller alone sets `controller_id` instead: the hosts are
+        requested from it. See `monarch_nb.mesh.inside_job`.
         """
         raise EngineError(
             f"engine {self.name} can't have the controller inside: leave --controller inside away"
@@ -138,13 +142,21 @@ class Engine(ABC):
         """Return the invitation to a mesh with its controller inside, as JSON; empty until there is one."""
         return ""
 
+    def tunnel(self, allocation: Allocation) -> Tunnel | None:
+        """Return the way to a mesh with its controller inside; None if it can be reached from here."""
+        return ssh_tunnel(allocation.spec.login) if allocation.spec.login else None
+
     @abstractmethod
     def look(self, allocation: Allocation) -> Look:
-        """Return the present state of an allocation."""
+        """Return the present state of an allocation: of its controller, if no hosts were requested yet."""
 
     @abstractmethod
     def end_allocation(self, allocation: Allocation) -> None:
         """Release all hosts. Does nothing if the allocation has already ended."""
+
+    def end_controller(self, allocation: Allocation) -> None:
+        """End a controller that runs alone, and with it the mesh; most engines have none."""
+        return
 
     def further(self, asked: Sequence[Allocation], num: int) -> HostSpec:
         """Return the specification of a request for `num` more hosts for a mesh, in addition to those of

@@ -1,21 +1,28 @@
-"""Hosts from Kubernetes: a job whose pods run the launcher, and a secret with the invitation."""
+"""Hosts from Kubernetes: a job whose pods run the launcher, and a secret with the invitation.
+
+A controller inside is a pod of its own that may ask the cluster for nothing: its user requests hosts for it,
+and reaches it through the API server, from where no pod can be dialled, and which no pod can dial.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
+from monarch_nb._client.tunnel import Tunnel
 from monarch_nb._wire.invitation import Invitation
 from monarch_nb.job.allocation import Allocation
 from monarch_nb.job.engines import kubernetes_manifest as manifest
-from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, State, Usable
-from monarch_nb.job.engines.kubernetes_answers import CONFLICT, Event, Job, Node, Pod, Refused
-from monarch_nb.job.spec import HostSpec
+from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Inside, Look, State, Usable
+from monarch_nb.job.engines.kubernetes_answers import CONFLICT, RUNNING, Event, Job, Node, Pod, Refused
+from monarch_nb.job.spec import INSIDE, HostSpec
 
 if TYPE_CHECKING:
     from monarch_nb.job.engines.kubernetes_api import Api
@@ -26,6 +33,7 @@ _NEEDED = (
     ("create", "", "secrets"),
     ("list", "", "pods"),
 )
+_NEEDED_INSIDE = (("get", "", "pods/exec"), ("get", "", "pods/portforward"))
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kKMGTPE]i?)?")
 _STUCK_IMAGE = "image = in [.kubernetes] can't be pulled; for a private registry: pull_secret ="
 _STUCK = {
@@ -44,7 +52,7 @@ class Kubernetes(Engine):
     """The engine of Kubernetes."""
 
     name = "kubernetes"
-    can = Capabilities(queue=True)
+    can = Capabilities(queue=True, inside=True)
     own_keys = (
         "image",
         "namespace",
@@ -85,8 +93,9 @@ class Kubernetes(Engine):
         if wrong:
             return wrong
         api = self._api(spec)
+        needed = (*_NEEDED, *_NEEDED_INSIDE) if spec.controller == INSIDE else _NEEDED
         missing = [
-            f"{verb} {resource}" for verb, group, resource in _NEEDED if not api.may(verb, group, resource)
+            f"{verb} {resource}" for verb, group, resource in needed if not api.may(verb, group, resource)
         ]
         if missing:
             return [
@@ -97,29 +106,71 @@ class Kubernetes(Engine):
 
     def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
         api = self._api(allocation.spec)
-        made = self._made(api, allocation)
-
-        secret = manifest.secret(allocation, invitation, made.metadata.uid)
-        try:
-            api.call(dict[str, object], api.core.create_namespaced_secret, api.namespace, secret)
-        except Refused as refused:
-            if refused.status != CONFLICT:
-                raise
+        made = self._made(api, manifest.job(allocation))
+        self._make_secret(api, manifest.secret(allocation, invitation, made.metadata.uid))
         return replace(allocation, id=made.metadata.name, directory=api.namespace)
 
-    def _made(self, api: Api, allocation: Allocation) -> Job:
-        """Create the job; return the existing one if it was created before."""
+    def submit_inside(self, allocation: Allocation) -> Allocation:
+        api = self._api(allocation.spec)
+        made = self._made(api, manifest.controller_job(allocation))
+        self._make_secret(api, manifest.controller_secret(allocation, made.metadata.uid))
+        return replace(allocation, controller_id=made.metadata.name)
+
+    def _made(self, api: Api, wanted: manifest.Manifest) -> Job:
+        """Create a job; return the existing one if it was created before."""
 
         try:
-            return api.call(Job, api.batch.create_namespaced_job, api.namespace, manifest.job(allocation))
+            return api.call(Job, api.batch.create_namespaced_job, api.namespace, wanted)
         except Refused as refused:
             if refused.status != CONFLICT:
                 raise
-            return api.call(Job, api.batch.read_namespaced_job, manifest.name_of(allocation), api.namespace)
+            return api.call(Job, api.batch.read_namespaced_job, wanted["metadata"]["name"], api.namespace)
+
+    def _make_secret(self, api: Api, wanted: manifest.Manifest) -> None:
+        """Create a secret, unless it was created before."""
+
+        try:
+            api.call(dict[str, object], api.core.create_namespaced_secret, api.namespace, wanted)
+        except Refused as refused:
+            if refused.status != CONFLICT:
+                raise
+
+    def recalled(self, allocation: Allocation) -> Allocation:
+        if allocation.spec.controller != INSIDE or allocation.controller_id:
+            return allocation
+        api, name = self._api(allocation.spec), manifest.controller_name_of(allocation)
+        job = api.found(Job, api.batch.read_namespaced_job, name, api.namespace)
+        return allocation if job is None else replace(allocation, controller_id=name)
+
+    def invitation(self, allocation: Allocation) -> str:
+        from monarch_nb.job.engines import kubernetes_streams
+
+        api = self._api(allocation.spec)
+        pods = [pod for pod in self._pods(api, allocation.controller_id) if pod.status.phase == RUNNING]
+        if not pods:
+            return ""
+        done = kubernetes_streams.output_of(api, pods[0].metadata.name, ["cat", manifest.OWN_INVITATION])
+        return done.out if done.code == 0 else ""
+
+    def tunnel(self, allocation: Allocation) -> Tunnel | None:
+        from monarch_nb.job.engines import kubernetes_forward
+
+        spec, job = allocation.spec, allocation.controller_id
+        api = self._api(spec)
+        if api.is_within:
+            return None
+        lead = partial(kubernetes_forward.command, spec, job)
+        return Tunnel(api.server, lead, lambda done: done.words)
 
     def look(self, allocation: Allocation) -> Look:
+        """Return the state of the hosts; of the controller, if it runs alone and no hosts were requested."""
+        is_alone = allocation.controller_id and not allocation.id
+        if not is_alone:
+            return self._look(allocation, manifest.name_of(allocation), allocation.spec.wanted.least)
+        return self._look(allocation, allocation.controller_id, 1)
 
-        api, name = self._api(allocation.spec), manifest.name_of(allocation)
+    def _look(self, allocation: Allocation, name: str, least: int) -> Look:
+        api = self._api(allocation.spec)
         job = api.found(Job, api.batch.read_namespaced_job, name, api.namespace)
         if job is None:
             return Look(State.ENDED, "Kubernetes has no such job any more")
@@ -134,7 +185,7 @@ class Kubernetes(Engine):
         if job.metadata.deletion_timestamp:
             return Look(State.LEAVING, "its job is being deleted")
         placed = [pod for pod in pods if pod.spec.node_name]
-        if len(placed) >= allocation.spec.wanted.least:
+        if len(placed) >= least:
             return self._granted(placed)
         return self._queued(api, job, pods)
 
@@ -167,7 +218,14 @@ class Kubernetes(Engine):
         return Look(State.QUEUED, "its pods are about to be placed")
 
     def end_allocation(self, allocation: Allocation) -> None:
-        api, name = self._api(allocation.spec), manifest.name_of(allocation)
+        self._delete(allocation, manifest.name_of(allocation))
+
+    def end_controller(self, allocation: Allocation) -> None:
+        if allocation.spec.controller == INSIDE:
+            self._delete(allocation, manifest.controller_name_of(allocation))
+
+    def _delete(self, allocation: Allocation, name: str) -> None:
+        api = self._api(allocation.spec)
         delete = api.batch.delete_namespaced_job
         api.found(dict[str, object], delete, name, api.namespace, propagation_policy="Background")
         api.found(dict[str, object], api.core.delete_namespaced_secret, name, api.namespace)
@@ -183,7 +241,11 @@ class Kubernetes(Engine):
 
     def script(self, allocation: Allocation) -> str:
         found = manifest.job(allocation)
-        return json.dumps(found, indent=1) + f"\nand a secret {found['metadata']['name']} with the invitation"
+        said = json.dumps(found, indent=1) + f"\nand a secret {found['metadata']['name']} with the invitation"
+        if allocation.spec.controller != INSIDE:
+            return said
+        first = manifest.controller_job(allocation)
+        return f"{json.dumps(first, indent=1)}\nwith the controller, and when it runs:\n{said}"
 
     # --- queries
 
@@ -213,6 +275,14 @@ class Kubernetes(Engine):
         with suppress(Refused):
             return api.listed(Node, api.core.list_node)
         return []
+
+
+def inside(asked: Allocation) -> Inside:
+    """Return what the program of a controller's pod does: it starts a mesh without hosts."""
+    # Through the API server it's reached at its loopback address.
+    spec = replace(asked.spec, controller="", network="")
+    path = os.environ.pop(manifest.OWN_INVITATION_VARIABLE)
+    return Inside(spec, path, with_program=True, asks=False)
 
 
 # --- parsing

@@ -7,6 +7,7 @@ import msgspec
 from monarch_nb.job.engines.base import EngineError
 
 NOT_FOUND, CONFLICT, UNAUTHORIZED = 404, 409, 401
+RUNNING = "Running"
 
 
 class Refused(EngineError):

@@ -30,6 +30,9 @@ T = TypeVar("T")
 class Api:
     """A client of an API server, for one user and one namespace.
 
+    Attributes:
+        is_within: whether this program runs in a pod of the cluster, and so reaches others.
+
     Raises:
         EngineError: if there's no kubeconfig, if it isn't one, or if it has no such context.
     """
@@ -37,8 +40,9 @@ class Api:
     def __init__(self, spec: HostSpec) -> None:
         context = spec.own_value("context")
         path = os.path.expanduser(spec.own_value("kubeconfig")) or None
+        self.is_within = not (path or _has_file())
         try:
-            self.client, home = _from_file(path, context) if path or _has_file() else _from_pod()
+            self.client, home = _from_pod() if self.is_within else _from_file(path, context)
         except (config.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError) as error:
             raise EngineError(_no_config(path, context, error)) from None
         self.namespace = spec.own_value("namespace") or home or "default"
@@ -86,8 +90,14 @@ class Api:
         return msgspec.convert(answer.get("items") or [], list[kind])  # type: ignore[valid-type]
 
     def may(self, verb: str, group: str, resource: str) -> bool:
-        """Return whether this user has a permission in the namespace."""
+        """Return whether this user has a permission in the namespace.
+
+        Args:
+            resource: `pods`, or a part of one, as in `pods/exec`.
+        """
+        resource, _, part = resource.partition("/")
         attributes = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
+        attributes |= {"subresource": part} if part else {}
         review = {"spec": {"resourceAttributes": attributes}}
         answer = self.call(
             dict[str, Any], client.AuthorizationV1Api(self.client).create_self_subject_access_review, review
