@@ -6,11 +6,14 @@ JSON, of mode 0600; what lies there is believed only if it's ours and says what 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -162,6 +165,17 @@ def records_directory() -> str:
     return path
 
 
+@contextmanager
+def lock_records() -> Iterator[None]:
+    """Keep other programs of this user from doing meanwhile what they do under this lock."""
+    fd = os.open(records_directory(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
 def record_path(mesh: str) -> str:
     """Return the file of a mesh's record."""
     return os.path.join(records_directory(), f"{check_mesh_name(mesh)}.json")
@@ -170,21 +184,30 @@ def record_path(mesh: str) -> str:
 def write_record(allocation: Allocation, path: str = "") -> None:
     """Write a record atomically."""
     path = path or record_path(allocation.mesh)
-    part = f"{path}.{os.getpid()}.part"
+    os.replace(_written(allocation, path), path)
+
+
+def _written(allocation: Allocation, path: str) -> str:
+    """Write a record to a file of this thread's own beside `path`; return its path."""
+    part = f"{path}.{os.getpid()}.{threading.get_native_id()}.part"
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with open(fd, "w") as file:
         file.write(allocation.to_json())
-    os.replace(part, path)
+    return part
 
 
 def add_record(allocation: Allocation) -> bool:
-    """Write the record of a new request; return False if there is one for its mesh."""
+    """Write the record of a new request; return False if there is one for its mesh. A reader finds all of it,
+    or nothing.
+    """
+    path = record_path(allocation.mesh)
+    part = _written(allocation, path)
     try:
-        fd = os.open(record_path(allocation.mesh), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        os.link(part, path)
     except FileExistsError:
         return False
-    with open(fd, "w") as file:
-        file.write(allocation.to_json())
+    finally:
+        os.unlink(part)
     return True
 
 

@@ -167,13 +167,19 @@ def _finish(
 
 
 def _joined(engine: Engine, asked: Allocation, invitation: Invitation) -> Connection:
-    """Connect to a controller that runs."""
+    """Connect to a controller that runs; if several programs have waited for it, one of these does: whoever
+    comes later by an invitation puts out who came before.
+    """
+    with records.lock_records():
+        known = next((c for c in launch.list_connections() if c.name == asked.mesh and c.host), None)
+        return known or _join(engine, asked, invitation)
+
+
+def _join(engine: Engine, asked: Allocation, invitation: Invitation) -> Connection:
     tunnel = engine.tunnel(asked)
     if tunnel is None:
         return membership.join(invitation.to_token(), asked.mesh)
-    via = f"{tunnel.to}:{asked.bearer.described()}"
-    known = next((c for c in launch.list_connections() if c.name == asked.mesh and c.via == via), None)
-    return known or join_by(asked.mesh, via, tunnel, invitation)
+    return join_by(asked.mesh, f"{tunnel.to}:{asked.bearer.described()}", tunnel, invitation)
 
 
 def _attached(asked: Allocation) -> Mesh:

@@ -69,7 +69,7 @@ class Kube:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.config, self.user_config = folder, folder / "admin.conf", folder / "user.conf"
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._etcd, self._peers, self._port, manager, scheduler = _free_ports(5)
         self.url = f"https://127.0.0.1:{self._port}"
         self._insecure = ssl._create_unverified_context()
@@ -121,6 +121,10 @@ class Kube:
         peers = f"--listen-peer-urls=http://127.0.0.1:{self._peers}"
         listen = (f"--listen-client-urls={etcd}", f"--advertise-client-urls={etcd}", peers)
         self._run("etcd", f"--data-dir={folder}/etcd", "--unsafe-no-fsync", *listen)
+        self._serve_api()
+
+    def _serve_api(self) -> None:
+        etcd, folder = f"http://127.0.0.1:{self._etcd}", self.folder
         self._run(
             "kube-apiserver",
             f"--etcd-servers={etcd}",
@@ -139,16 +143,25 @@ class Kube:
 
     def _run(self, program: str, *arguments: str) -> None:
         path = program if program == "etcd" else f"{BIN}/{program}"
-        with open(self.folder / f"{program}.log", "wb") as log:
-            self._processes.append(
-                subprocess.Popen([path, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            )
+        with open(self.folder / f"{program}.log", "ab") as log:
+            made = subprocess.Popen([path, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._processes[program] = made
 
     def _is_ready(self) -> bool:
         try:
             return self.ask("GET", "/readyz") is not None
         except OSError:
             return False
+
+    def stop_api(self) -> None:
+        """Kill the API server."""
+        self._processes["kube-apiserver"].kill()
+        self._processes["kube-apiserver"].wait()
+
+    def start_api(self) -> None:
+        """Start the API server again."""
+        self._serve_api()
+        wait_until(self._is_ready, f"an API server that is ready again: {self.folder}")
 
     def ask(self, method: str, path: str, body: Object | None = None) -> Any:
         """Ask the API server as an administrator; return its answer."""
@@ -203,7 +216,7 @@ class Kube:
         """End all of it."""
         self.kubelet.close()
         self.streams.close()
-        for process in reversed(self._processes):
+        for process in reversed(self._processes.values()):
             process.kill()
             process.wait()
 
@@ -236,7 +249,7 @@ class Kubelet(threading.Thread):
 
     def _see_to(self, pod: Object) -> None:
         uid, process = pod["metadata"]["uid"], self.running.get(pod["metadata"]["uid"])
-        is_ours = "secret" in {kind for volume in pod["spec"]["volumes"] for kind in volume}
+        is_ours = pod["metadata"].get("labels", {}).get("app.kubernetes.io/managed-by") == "monarch-nb"
         if not pod["spec"].get("nodeName") or not is_ours:
             return
         if "deletionTimestamp" in pod["metadata"]:
