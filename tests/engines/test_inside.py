@@ -158,7 +158,7 @@ def test_bad_input_is_a_sentence(laptop: Laptop) -> None:
     assert "expected here (this machine) or inside" in laptop.types(
         "start", "big", "--on", "lab", "--controller", "outside", fails=True
     )
-    assert "engine ssh can't have the controller inside; slurm, ray can" in laptop.types(
+    assert "engine ssh can't have the controller inside; slurm, ray, kubernetes can" in laptop.types(
         "start", "big", "--on", "ssh", "--hosts", "a,b", "--controller", "inside", fails=True
     )
     assert "9 hosts were asked for" in laptop.types("start", "big", "--on", "lab", "--hosts", "9", fails=True)

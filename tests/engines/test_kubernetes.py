@@ -245,7 +245,7 @@ def test_a_kubernetes_job_gives_pods_by_name(server: Kube) -> None:
     assert list_records() == []
 
 
-@kube.needs_client
+@pytest.mark.skipif(not kube.HAS_CLIENT, reason="no client: pip install kubernetes")
 def test_what_would_be_submitted_can_be_read(profiles: Profiles) -> None:
     profiles(
         '[lab]\nengine = "kubernetes"\nhosts = 4\ngpus = 8\n[lab.kubernetes]\nimage = "a/b:1"\nshm = "8Gi"\n'

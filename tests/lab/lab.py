@@ -59,6 +59,11 @@ _RUN = """async (n) => {
 }"""
 _OUTPUTS = """(n) => jupyterapp.shell.currentWidget.content.model.cells.get(n).outputs.toJSON()"""
 
+_KERNEL = """() => {
+  const kernel = jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel;
+  return kernel ? `${kernel.status}, ${kernel.connectionStatus}` : 'none';
+}"""
+
 
 class Lab:
     """A server and the files it shows."""
@@ -152,6 +157,7 @@ class Page:
             "language": "python",
         }
         nbformat.write(notebook, lab.root / name)
+        self._root = lab.root
         self.page = browser.new_page(viewport={"width": 1000, "height": 1200})
         self.errors: list[str] = []
         self.strangers: list[str] = []
@@ -192,8 +198,14 @@ class Page:
         return "\n".join(p.rstrip("\n") for p in parts)
 
     def wait_for(self, n: int, text: str) -> None:
-        """Wait until a cell shows a text, on the page."""
-        self.page.locator(".jp-Notebook .jp-Cell").nth(n).get_by_text(text).first.wait_for()
+        """Wait until a cell shows a text, on the page; if it never does, say what is known about that."""
+        try:
+            self.page.locator(".jp-Notebook .jp-Cell").nth(n).get_by_text(text).first.wait_for()
+        except Exception as error:
+            kernel = self.page.evaluate(_KERNEL)
+            log = "\n".join((self._root / "server.log").read_text().splitlines()[-40:])
+            found = f"cell {n} shows {self.text(n)!r}, the kernel is {kernel}, errors {self.errors}"
+            raise AssertionError(f"never: {text!r}: {found}; the server's log ends:\n{log}") from error
 
     def execute(self, command: str) -> None:
         """Run a command of the application."""
