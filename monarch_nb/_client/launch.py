@@ -22,7 +22,7 @@ from monarch_nb._protocol.states import ClaimState
 from monarch_nb._protocol.warm import Requirements
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.directory import new_directory, private_directories, private_directory
-from monarch_nb._wire.process import start_time
+from monarch_nb._wire.process import is_running, start_time
 from monarch_nb.exceptions import MeshNotFound, MeshStartError
 
 SETTLE_S = 150.0
@@ -283,7 +283,8 @@ def wait_until_settled(
             return True
         refuse_unusable(name)
         claim = find_claim(name)
-        if claim is None or claim.state not in states:
+        # What a killed controller had forked may hold its name for a moment longer.
+        if claim is None or (claim.state not in states and is_running(claim.pid, None)):
             return False
         if time.monotonic() > deadline:
             raise MeshStartError(
@@ -299,6 +300,10 @@ def describe_claim(name: str, claim: ClaimNote) -> str:
     """Describe, in words, the owner of a name that can't be attached to."""
     if claim.state == ClaimState.ENDING:
         return f"mesh {name!r} is about to end (controller pid {claim.pid})"
+    if claim.state == ClaimState.RUNNING and not is_running(claim.pid, None):
+        return (
+            f"the controller of mesh {name!r} (pid {claim.pid}) has died, and what it had started still ends"
+        )
     if claim.state == ClaimState.RUNNING:
         return f"mesh {name!r} runs (controller pid {claim.pid}), but its connection file is gone"
     return f"mesh {name!r} is being started by {claim.who or 'another program'}"

@@ -134,8 +134,12 @@ def test_a_python_program_is_told_who_has_the_name(held: Claim) -> None:
     assert controllers() == before
 
 
-def test_one_that_is_about_to_end_is_waited_for(held: Claim) -> None:
-    held.write(ClaimNote(ClaimState.ENDING, os.getpid()).as_json())
+@pytest.mark.parametrize("state", [ClaimState.ENDING, ClaimState.RUNNING])
+def test_one_that_is_about_to_end_is_waited_for(held: Claim, state: ClaimState) -> None:
+    """Also one that was killed, while what it had forked holds its name."""
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    held.write(ClaimNote(state, os.getpid() if state == ClaimState.ENDING else killed.pid).as_json())
     code = (
         "import monarch_nb\nprint('begins', flush=True)\nmesh = monarch_nb.start('held', {'procs': 1})\n"
         "print(mesh)\nmesh.stop().get(60)"
