@@ -64,6 +64,7 @@ class _PortForward(_Stream):
         self.forwarded = forwarded
 
     async def open(self, _pod: str) -> None:
+        self.set_nodelay(True)
         (port,) = map(int, self.get_arguments("port"))
         for channel in (0, 1):
             await self.say(channel, port.to_bytes(2, "little"))
@@ -82,7 +83,9 @@ class _PortForward(_Stream):
         self.close()
 
     async def on_message(self, message: str | bytes) -> None:
-        assert self.writer is not None and isinstance(message, bytes)
+        assert isinstance(message, bytes)
+        if self.writer is None:  # the port couldn't be connected to, as was said
+            return
         self.writer.write(message[1:])
         with suppress(ConnectionError):  # the port's end has closed it, which the reader sees
             await self.writer.drain()

@@ -80,8 +80,9 @@ def main() -> int:
 def _serve(local: sockets.socket, far: websocket.WebSocket) -> None:
     try:
         pump(local, far)
-    except EngineError as error:
-        print(error, file=sys.stderr)
+    except EngineError as error:  # nobody listens there (any more): whoever has started this waits a while
+        print(error, file=sys.stderr, flush=True)
+        os._exit(1)
     except (OSError, websocket.WebSocketException):
         pass  # who has connected does so again
     finally:
