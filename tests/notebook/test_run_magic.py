@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,15 +26,15 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     opened.close()
 
 
-def first_line(notebook: Notebook, code: str) -> str:
-    """Return what a cell prints, without what is said of ranks that have taken longer than others."""
-    return notebook.text(code).partition("\n")[0]
+def said(notebook: Notebook, code: str) -> str:
+    """Return all that a cell prints, but for the line about ranks that have taken longer than others."""
+    return re.sub(r"\ntime: \[\d\] [\d.]+ \w+, \[\d\] [\d.]+ \w+\Z", "", notebook.text(code))
 
 
 def test_it_runs_where_the_notebook_stands(notebook: Notebook) -> None:
-    assert first_line(notebook, "%mesh run hello.py --lr 0.1 -m x") == "[0-1] hello --lr 0.1 -m x"
-    assert first_line(notebook, "%mesh run --env SEED=5 --ranks 1 -m hello a") == "[1] hello a 5"
-    assert first_line(notebook, "%mesh run hello.py") == "[0-1] hello"
+    assert said(notebook, "%mesh run hello.py --lr 0.1 -m x") == "[0-1] hello --lr 0.1 -m x"
+    assert said(notebook, "%mesh run --env SEED=5 --ranks 1 -m hello a") == "[1] hello a 5"
+    assert said(notebook, "%mesh run hello.py") == "[0-1] hello"
 
 
 def test_another_exit_code_is_a_red_cell(notebook: Notebook) -> None:
@@ -62,8 +63,8 @@ def test_it_is_in_the_journal_and_runs_again(notebook: Notebook) -> None:
     line = notebook.text("%mesh history --last 1").splitlines()[-1]
     assert "%mesh run --env SEED=7 hello.py 'a b'" in line
     number = line.split()[0]
-    assert first_line(notebook, f"%mesh rerun {number}") == "[0-1] hello a b 7"
-    assert first_line(notebook, f"%mesh rerun {number} --ranks 0") == "[0] hello a b 7"
+    assert said(notebook, f"%mesh rerun {number}") == "[0-1] hello a b 7"
+    assert said(notebook, f"%mesh rerun {number} --ranks 0") == "[0] hello a b 7"
 
 
 def test_it_runs_in_the_background(notebook: Notebook) -> None:

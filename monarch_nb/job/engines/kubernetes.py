@@ -21,7 +21,7 @@ from monarch_nb._wire.invitation import Invitation
 from monarch_nb.job.allocation import Allocation
 from monarch_nb.job.engines import kubernetes_manifest as manifest
 from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Inside, Look, State, Usable
-from monarch_nb.job.engines.kubernetes_answers import CONFLICT, RUNNING, Event, Job, Node, Pod, Refused
+from monarch_nb.job.engines.kubernetes_answers import CONFLICT, Event, Job, Node, Pod, Refused
 from monarch_nb.job.spec import INSIDE, HostSpec
 
 if TYPE_CHECKING:
@@ -146,10 +146,10 @@ class Kubernetes(Engine):
         from monarch_nb.job.engines import kubernetes_streams
 
         api = self._api(allocation.spec)
-        pods = [pod for pod in self._pods(api, allocation.controller_id) if pod.status.phase == RUNNING]
-        if not pods:
+        pod = api.running_pod(allocation.controller_id)
+        if not pod:
             return ""
-        done = kubernetes_streams.output_of(api, pods[0].metadata.name, ["cat", manifest.OWN_INVITATION])
+        done = kubernetes_streams.output_of(api, pod, ["cat", manifest.OWN_INVITATION])
         return done.out if done.code == 0 else ""
 
     def tunnel(self, allocation: Allocation) -> Tunnel | None:
@@ -174,7 +174,7 @@ class Kubernetes(Engine):
         job = api.found(Job, api.batch.read_namespaced_job, name, api.namespace)
         if job is None:
             return Look(State.ENDED, "Kubernetes has no such job any more")
-        pods = self._pods(api, name)
+        pods = api.pods_of(name)
         self._words = [words for pod in pods for words in _last_words(pod)]
         ended = next(
             (c for c in job.status.conditions if c.type in ("Complete", "Failed") and c.status == "True"),
@@ -255,10 +255,6 @@ class Kubernetes(Engine):
         if spec.own not in self._apis:
             self._apis[spec.own] = Api(spec)
         return self._apis[spec.own]
-
-    def _pods(self, api: Api, name: str) -> list[Pod]:
-
-        return api.listed(Pod, api.core.list_namespaced_pod, api.namespace, label_selector=f"job-name={name}")
 
     def _refusals(self, api: Api, job: Job) -> list[str]:
         """Return why the job's controller couldn't create pods; empty if the user may not read that."""

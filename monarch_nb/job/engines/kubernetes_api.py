@@ -18,7 +18,7 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
 from monarch_nb.job.engines.base import EngineError
-from monarch_nb.job.engines.kubernetes_answers import NOT_FOUND, UNAUTHORIZED, Refused
+from monarch_nb.job.engines.kubernetes_answers import NOT_FOUND, RUNNING, UNAUTHORIZED, Pod, Refused
 from monarch_nb.job.spec import HostSpec, nearest
 
 TIMES_S = (2.0, 20.0)
@@ -88,6 +88,16 @@ class Api:
         """Return the items of a list."""
         answer = self.call(dict[str, Any], method, *args, **kwargs)
         return msgspec.convert(answer.get("items") or [], list[kind])  # type: ignore[valid-type]
+
+    def pods_of(self, job: str) -> list[Pod]:
+        """Return the pods of a job."""
+        return self.listed(
+            Pod, self.core.list_namespaced_pod, self.namespace, label_selector=f"job-name={job}"
+        )
+
+    def running_pod(self, job: str) -> str:
+        """Return the name of a job's first pod that runs; empty if none does."""
+        return next((pod.metadata.name for pod in self.pods_of(job) if pod.status.phase == RUNNING), "")
 
     def may(self, verb: str, group: str, resource: str) -> bool:
         """Return whether this user has a permission in the namespace.

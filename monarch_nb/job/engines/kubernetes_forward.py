@@ -17,7 +17,6 @@ from contextlib import suppress
 import websocket
 
 from monarch_nb.job.engines.base import EngineError
-from monarch_nb.job.engines.kubernetes_answers import RUNNING, Pod
 from monarch_nb.job.engines.kubernetes_api import Api
 from monarch_nb.job.engines.kubernetes_streams import open_port, pump
 from monarch_nb.job.spec import HostSpec
@@ -33,27 +32,15 @@ def command(spec: HostSpec, job: str, socket: str, address: str) -> list[str]:
     return [sys.executable, "-P", "-m", __name__, socket, port, asked]
 
 
-def running_pod(api: Api, job: str) -> str:
-    """Return the name of the pod of a job that has one.
-
-    Raises:
-        EngineError: if it doesn't run.
-    """
-    chosen = f"job-name={job}"
-    pods = api.listed(Pod, api.core.list_namespaced_pod, api.namespace, label_selector=chosen)
-    found = [pod.metadata.name for pod in pods if pod.status.phase == RUNNING]
-    if not found:
-        raise EngineError(f"kubernetes: no pod of job {job} runs in namespace {api.namespace}")
-    return found[0]
-
-
 def main() -> int:
     """Serve until the way is lost; return the exit status."""
     path, port, asked = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         api = Api(HostSpec("kubernetes", own=tuple(asked["own"].items())))
-        pod = running_pod(api, asked["job"])
+        pod = api.running_pod(asked["job"])
+        if not pod:
+            raise EngineError(f"kubernetes: no pod of job {asked['job']} runs in namespace {api.namespace}")
         first = open_port(api, pod, port)  # before anybody comes: an error is told at once
     except EngineError as error:
         print(error, file=sys.stderr)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import select
 import socket as sockets
 import ssl
-from contextlib import suppress
+from contextlib import closing
 
 import websocket
 import yaml
@@ -37,14 +37,12 @@ def output_of(api: Api, pod: str, argv: list[str]) -> Done:
             api.core.connect_get_namespaced_pod_exec, pod, api.namespace, command=argv,
             stdin=False, stdout=True, stderr=True, tty=False, _preload_content=False,
         )  # fmt: skip
-        ran.run_forever(timeout=TIMES_S[1])
-        out, err = ran.read_stdout(), ran.read_stderr()
-        status = yaml.safe_load(ran.read_channel(_STATUS_CHANNEL)) or {}
+        with closing(ran):
+            ran.run_forever(timeout=TIMES_S[1])
+            out, err = ran.read_stdout(), ran.read_stderr()
+            status = yaml.safe_load(ran.read_channel(_STATUS_CHANNEL)) or {}
     except (ApiException, websocket.WebSocketException, OSError, yaml.YAMLError) as error:
         raise EngineError(f"kubernetes: {' '.join(argv)} can't be run in pod {pod}: {_why(error)}") from None
-    finally:
-        with suppress(UnboundLocalError):
-            ran.close()
     is_good = isinstance(status, dict) and status.get("status") == "Success"
     return Done(0 if is_good else 1, out, err or ("" if is_good else str(status.get("message", ""))))
 
