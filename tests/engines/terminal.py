@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from waiting import wait_until
 
 T = 120
 
@@ -49,6 +52,22 @@ class Terminal:
         out, err = process.communicate(timeout=T)
         assert bool(process.returncode) == fails, f"{out}\n{err}"
         return err if fails else out
+
+    def interrupts_in_queue(self, start: subprocess.Popen[str], why: str) -> str:
+        """Press Ctrl-C when `queue` says why a request waits; return what is said then.
+
+        Args:
+            why: a regular expression.
+        """
+
+        def is_queued() -> bool:
+            said = self.types("queue")
+            assert start.poll() is None, f"{said}\n{start.communicate()}"
+            return re.search(why, said) is not None
+
+        wait_until(is_queued, "a request in the queue", T)
+        start.send_signal(signal.SIGINT)
+        return start.communicate(timeout=T)[1]
 
     def notebook(self, *cells: str) -> str:
         """Run a notebook as a user does that comes back later; return what its cells have printed."""

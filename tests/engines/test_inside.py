@@ -106,15 +106,9 @@ def test_it_waits_in_the_queue_without_anybody(cluster: Cluster, laptop: Laptop)
     wait_until(lambda: cluster.idle_nodes() == 1, "a job that is in the way")
     start = laptop.begin("start", "big", "--on", "lab", "--procs", "1")
 
-    def is_queued() -> bool:
-        said = laptop.types("queue")
-        assert start.poll() is None, f"{said}\n{start.communicate()}"
-        return re.search(r"queued \((?!being)", said) is not None
-
     try:
-        wait_until(is_queued, "a request in the queue", T)
-        start.send_signal(signal.SIGINT)
-        assert "stays in the queue. Wait on: monarch-nb start big" in start.communicate(timeout=T)[1]
+        said = laptop.interrupts_in_queue(start, r"queued \((?!being)")
+        assert "stays in the queue. Wait on: monarch-nb start big" in said
     finally:
         start.kill()
         cluster.command("scancel", job)

@@ -136,15 +136,9 @@ def test_it_waits_for_nodes_without_anybody(server: Kube, laptop: Laptop) -> Non
     server.ask("POST", "/api/v1/namespaces/default/pods", {"metadata": {"name": "other"}, "spec": spec})
     start = laptop.begin("start", "big", "--on", "pods", "--procs", "1")
 
-    def is_queued() -> bool:
-        said = laptop.types("queue")
-        assert start.poll() is None, f"{said}\n{start.communicate()}"
-        return "Insufficient nvidia.com/gpu" in said
-
     try:
-        wait_until(is_queued, "a request in the queue", T)
-        start.send_signal(signal.SIGINT)
-        assert "stays in the queue" in start.communicate(timeout=T)[1]
+        said = laptop.interrupts_in_queue(start, "Insufficient nvidia.com/gpu")
+        assert "stays in the queue" in said
     finally:
         start.kill()
         server.ask("DELETE", "/api/v1/namespaces/default/pods/other?gracePeriodSeconds=0")
