@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (LauncherError, InvitationError, OSError) as error:
         print(f"node {node}: {error}", file=sys.stderr, flush=True)
         return 1
-    return 0 if arguments.detach else _wait(process)
+    return 0 if arguments.detach else process.wait()
 
 
 def be_host(invitation: Invitation, node: str) -> int:
@@ -139,7 +139,7 @@ def be_host(invitation: Invitation, node: str) -> int:
         LauncherError: if there's no place, or the mesh can't be reached.
         InvitationError: if what is answered is none.
     """
-    return _wait(_join(invitation, node, None, detach=False))
+    return _join(invitation, node, None, detach=False).wait()
 
 
 def _join(invitation: Invitation, node: str, place: int | None, *, detach: bool) -> subprocess.Popen[bytes]:
@@ -308,9 +308,11 @@ def _start(place: Place, *, detach: bool) -> subprocess.Popen[bytes]:
         launcher_pid=None if detach else os.getpid(),
         job=_job(os.environ),
     )
+    end = _End()
     process = start_host_process(config, host_environment(os.environ), subprocess.PIPE)
+    end.pass_on(process)
     if failure := failure_to_start(process):
-        raise LauncherError(failure)
+        raise LauncherError("it was told to end while it started" if _notified else failure)
     return process
 
 
@@ -334,16 +336,28 @@ def host_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environment.items() if k not in _NUMBERED and not k.startswith(_OF_LAUNCHERS)}
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the host process' end; end it if this process is told to end."""
+class _End:
+    """Ends the host process if this process is told to end, from before there is one: a signal that came
+    while it's being started would leave it behind.
+    """
 
-    def pass_on(_number: int, _frame: FrameType | None) -> None:
-        _notified.append(process.pid)
-        process.terminate()
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_told = False
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, self._tell)
 
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, pass_on)
-    return process.wait()
+    def pass_on(self, process: subprocess.Popen[bytes]) -> None:
+        """Say which process is to be ended."""
+        self._process = process
+        if self._is_told:
+            self._tell()
+
+    def _tell(self, _number: int = 0, _frame: FrameType | None = None) -> None:
+        self._is_told = True
+        if self._process is not None:
+            _notified.append(self._process.pid)
+            self._process.terminate()
 
 
 if __name__ == "__main__":

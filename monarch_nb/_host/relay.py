@@ -37,7 +37,7 @@ from monarch_nb._units import duration
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.claim import Claim
-from monarch_nb._wire.connection_events import read_event
+from monarch_nb._wire.connection_events import read_event, send_unless_refused
 from monarch_nb._wire.directory import private_directory
 from monarch_nb._wire.message import Message
 from monarch_nb._wire.pieces import cut, join
@@ -217,7 +217,7 @@ class Relay:
     def _resume(self, link: Resumable, num_taken: int) -> None:
         """Send what the controller lacks, if the connection is a new one; forget what it has."""
         for frames in link.resumed(num_taken):
-            self._link.send_multipart(frames)
+            send_unless_refused(self._link, frames)
         if self._is_told and self._lost_at is not None:
             away = duration(round(self.loop.clock() - self._lost_at))
             self._tell_people(f"the connection to {self._config.via} is back, after {away}")
@@ -275,7 +275,7 @@ class Relay:
     def _note(self, event: Event) -> None:
         """Tell the controller something that is of this connection only."""
         frame = self._packed(address.CONTROLLER, event)
-        self._link.send_multipart([frame] if self._resumable is None else [NOTE, frame])
+        send_unless_refused(self._link, [frame] if self._resumable is None else [NOTE, frame])
 
     def _give_up(self, how: str) -> None:
         for proc in self._programs:
@@ -291,11 +291,11 @@ class Relay:
 
     def _send_remote(self, _host: int, frames: list[Any]) -> None:
         if self._resumable is None:
-            self._link.send_multipart(cut(frames), copy=sum(map(len, frames)) < _BIG_BYTES)
+            send_unless_refused(self._link, cut(frames), copy=sum(map(len, frames)) < _BIG_BYTES)
             return
         numbered = self._resumable.send(cut(frames))
         if numbered is not None:
-            self._link.send_multipart(numbered)
+            send_unless_refused(self._link, numbered)
         elif self._resumable.kept_bytes > MAX_KEPT_BYTES:
             self._give_up(f"can't be reached, and more than {MAX_KEPT_BYTES >> 20} MiB wait to be sent")
 

@@ -5,10 +5,21 @@ asyncio and ssl: that's a tenth of what the start of a host process costs.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 import zmq
 
 _LAYOUT = struct.Struct("=Hi")
+
+
+def send_unless_refused(socket: zmq.Socket[bytes], frames: Sequence[Any], *, copy: bool = True) -> None:
+    """Send a message by a socket that has dialled one peer; drop it if that peer has refused the socket's
+    key: ZeroMQ gives such a connection up, and would wait for ever to send anything.
+    """
+    with suppress(zmq.Again):
+        socket.send_multipart(frames, zmq.DONTWAIT, copy=copy)
 
 
 def read_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:

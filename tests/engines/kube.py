@@ -243,9 +243,14 @@ class Kubelet(threading.Thread):
         self._over.set()
         self.join()
         for process in self.running.values():
+            self._end_rest(process)
+            process.wait()
+
+    def _end_rest(self, process: subprocess.Popen[bytes] | None) -> None:
+        """Kill what a container's first process has left: its end is the end of all of them."""
+        if process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
     def _see_to(self, pod: Object) -> None:
         uid, process = pod["metadata"]["uid"], self.running.get(pod["metadata"]["uid"])
@@ -256,6 +261,7 @@ class Kubelet(threading.Thread):
             if process is not None and process.poll() is None:
                 process.terminate()
             else:
+                self._end_rest(process)
                 self._kube.ask("DELETE", f"{_path(pod)}?gracePeriodSeconds=0")
         elif uid not in self._reported:
             self._start(pod)

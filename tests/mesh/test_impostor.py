@@ -5,19 +5,24 @@ and it gets nothing of the other's.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zmq
+from processes import wait_for_exit
 from waiting import wait_until
 
 import monarch_nb
+from monarch_nb._host import launcher
 from monarch_nb._protocol.base import Event, encode
 from monarch_nb._protocol.events import HostJoined
+from monarch_nb._protocol.invitations import Invite, Withdraw
 from monarch_nb._protocol.ranks import Ticket, Tickets
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
+from monarch_nb._wire.invitation import Invitation
 from monarch_nb.mesh import Mesh
 
 T = 60
@@ -127,3 +132,15 @@ def test_an_identity_that_is_none_harms_nothing(mesh: Mesh, identity: bytes) -> 
     finally:
         impostor.close()
         honest.close()
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["by itself", "told to end"])
+def test_a_host_whose_place_was_given_up_ends(mesh: Mesh, told: bool) -> None:
+    """As when a mesh begins with fewer hosts than could have come, while one more is on its way."""
+    invited = mesh._session.request(Invite(NAME, 1, T, network="127.0.0.0/8"))
+    place = launcher.knock(Invitation.from_json(invited.invitation), "late", None)
+    mesh._session.request(Withdraw(invited.guest))
+    process = launcher._start(place, detach=True)
+    if told:
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(T) == 0 and wait_for_exit(process.pid)

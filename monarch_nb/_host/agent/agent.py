@@ -68,7 +68,9 @@ class HostAgent(HostProcess):
 
     def __init__(self, config: HostConfig, zygote: Zygote | None = None) -> None:
         super().__init__(config, zygote)
-        self._uplink = Uplink(self.context, self.loop, config, self._take_link, self._on_disconnect)
+        self._uplink = Uplink(
+            self.context, self.loop, config, self._take_link, self._on_disconnect, self.shut_down
+        )
         self._last_beat = self.loop.clock() + LOST_AFTER_S
         self._limit_s = LOST_AFTER_S
         self._has_heard = False

@@ -13,6 +13,7 @@ import zmq
 
 from monarch_nb._host.config import HostConfig
 from monarch_nb._host.loop import Loop
+from monarch_nb._wire.connection_events import read_event, send_unless_refused
 
 _HANDSHAKE_MS = 5000
 _LINGER_MS = 500
@@ -37,6 +38,7 @@ class Uplink:
     Args:
         take: called with the frames of each message.
         on_disconnect: called when the connection has ended; ZeroMQ dials again by itself.
+        on_refused: called when the controller doesn't let this host in any more: its place was given up.
     """
 
     def __init__(
@@ -46,9 +48,10 @@ class Uplink:
         config: HostConfig,
         take: Callable[[list[zmq.Frame]], None],
         on_disconnect: Callable[[], None],
+        on_refused: Callable[[], None],
     ) -> None:
         self._context, self._loop = context, loop
-        self._take, self._on_disconnect = take, on_disconnect
+        self._take, self._on_disconnect, self._on_refused = take, on_disconnect, on_refused
         self._old: _Connection | None = None
         self._next: _Connection | None = None
         self._now = self._dialled(config)
@@ -64,7 +67,7 @@ class Uplink:
         link.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         link.curve_serverkey = config.controller_key.encode()
         link.curve_publickey, link.curve_secretkey = config.public.encode(), config.secret.encode()
-        monitor = link.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        monitor = link.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
         link.setsockopt(zmq.IPV6, int("[" in config.controller))
         link.connect(config.controller)
         return _Connection(link, monitor)
@@ -77,13 +80,14 @@ class Uplink:
         self._take(socket.recv_multipart(copy=False))
 
     def _ended(self, connection: _Connection) -> None:
-        connection.monitor.recv_multipart()
+        event, _ = read_event(connection.monitor)
         if connection is self._now:
-            self._on_disconnect()
+            refused = event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            (self._on_refused if refused else self._on_disconnect)()
 
     def send(self, frames: Sequence[Any], *, copy: bool = True) -> None:
         """Send a message to the controller."""
-        self._now.socket.send_multipart(frames, copy=copy)
+        send_unless_refused(self._now.socket, frames, copy=copy)
 
     def dial_anew(self, config: HostConfig, hello: bytes) -> None:
         """Dial once more, and say `hello` there; nothing else is sent or read there until `switch`."""
@@ -99,7 +103,7 @@ class Uplink:
             self._old, self._now, self._next = self._now, self._next, None
             self._watch(self._now)
         if self._old is not None:
-            self._old.socket.send(last_word)
+            send_unless_refused(self._old.socket, [last_word])
 
     def close_old(self) -> None:
         """Close the old connection, at the end of this round: all that was sent there has arrived."""

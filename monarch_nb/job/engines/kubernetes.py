@@ -185,9 +185,18 @@ class Kubernetes(Engine):
         if job.metadata.deletion_timestamp:
             return Look(State.LEAVING, "its job is being deleted")
         placed = [pod for pod in pods if pod.spec.node_name]
-        if len(placed) >= least:
+        if len(placed) >= least and self._is_decided(api, job, pods):
             return self._granted(placed)
         return self._queued(api, job, pods)
+
+    def _is_decided(self, api: Api, job: Job, pods: list[Pod]) -> bool:
+        """Return whether each of a job's pods has a node, or is known to get none for now: pods are created
+        and placed one after the other.
+        """
+        decided = sum(bool(pod.spec.node_name or _unplaced(pod)) for pod in pods)
+        if decided >= job.spec.parallelism:
+            return True
+        return decided == len(pods) and bool(self._refusals(api, job))
 
     def _granted(self, placed: list[Pod]) -> Look:
         nodes = tuple(str(pod.spec.node_name) for pod in placed)
@@ -204,12 +213,7 @@ class Kubernetes(Engine):
         """Return the state of pods without nodes, with the reason that the scheduler gives, or the controller
         that isn't allowed to create them.
         """
-        messages = [
-            c.message or c.reason or ""
-            for pod in pods
-            for c in pod.status.conditions
-            if c.type == "PodScheduled" and c.status == "False"
-        ]
+        messages = [message for pod in pods for message in _unplaced(pod)]
         if messages:
             return Look(State.QUEUED, messages[0].strip())
         refused = self._refusals(api, job) if len(pods) < job.spec.parallelism else []
@@ -325,6 +329,12 @@ def _fits(spec: HostSpec, node: Node) -> bool:
         and int(has if has.isdigit() else 0) >= (spec.gpus or 0)
         and wanted <= node.metadata.labels.items()
     )
+
+
+def _unplaced(pod: Pod) -> list[str]:
+    """Return why the scheduler hasn't placed a pod; empty if it has, or hasn't tried yet."""
+    found = [c for c in pod.status.conditions if c.type == "PodScheduled" and c.status == "False"]
+    return [c.message or c.reason or "" for c in found]
 
 
 def _waiting(pod: Pod) -> list[tuple[str, str]]:
