@@ -146,7 +146,8 @@ build/cluster/token:
 cluster: build/cluster/token
 	$(COMPOSE) build lab
 	$(COMPOSE) up -d
-	@i=0; until curl -fs -o /dev/null http://127.0.0.1:$(PORT)/api || [ $$i = 60 ]; do i=$$((i + 1)); sleep 1; done
+	@i=0; until $(COMPOSE) exec -T lab python -c "import urllib.request as r; r.urlopen('http://127.0.0.1:8888/api', timeout=3)" 2>/dev/null; do \
+	  i=$$((i + 1)); [ $$i -lt 60 ] || { $(COMPOSE) logs --tail=20 lab; echo "JupyterLab doesn't answer in its container: its last words are above"; exit 1; }; sleep 1; done
 	@echo "three hosts wait; in a notebook: %mesh start big --on compose --hosts 3"
 	$(if $(SLURM),@echo "so does a Slurm of three nodes: %mesh start big --on slurm --hosts 3")
 	@echo "JupyterLab: $(LAB_URL)"

@@ -12,6 +12,7 @@ from monarch_nb._commands.values import (
     controller_place,
     dims,
     host_count,
+    limit,
     mesh_before_paths,
     mesh_name,
     num_bytes,
@@ -129,6 +130,10 @@ START = (
     argument("--job", about="where hosts come from", choices=("local", "process")),
     argument("--idle-timeout", about="lease, as in 30m or 8h (without it: 8h)", type=seconds, metavar="T"),
     argument("--env", "-e", about="environment of the ranks", type=variable, action="append", metavar="K=V"),
+    argument(
+        "--limit", about="what each rank may use at most, as in memory=8G,cpus=2",
+        type=limit, action="append", dest="env", metavar="LIMITS",
+    ),
     argument(
         "--init-process-group", about="set up torch.distributed",
         nargs="?", const="", choices=("", "nccl", "gloo"),

@@ -11,6 +11,7 @@ from monarch_nb._client.mesh_name import check_mesh_name
 from monarch_nb._commands.parser import shortened
 from monarch_nb._units import parse_duration
 from monarch_nb._wire.invitation import is_far, is_invitation
+from monarch_nb._wire.limits import VARIABLE, parse_limits
 
 DEFAULT_NAME = "mesh"
 """Name of a mesh that is given no other."""
@@ -146,6 +147,15 @@ def variable(text: str) -> tuple[str, str]:
     if not equals or not key or "\0" in text:
         raise argparse.ArgumentTypeError(f"expected KEY=VALUE, not {shortened(text)}")
     return key, value
+
+
+def limit(text: str) -> tuple[str, str]:
+    """Parse memory=SIZE,cpus=NUMBER; return the environment variable that tells ranks."""
+    try:
+        parse_limits(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return VARIABLE, text
 
 
 def cell_number(text: str) -> int:

@@ -16,6 +16,7 @@ import socket as sockets
 import stat
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 
@@ -84,6 +85,13 @@ def refusal_of(directory: str, host: str) -> str:
     with suppress(OSError), open(_path(directory, host, REFUSAL)) as file:
         return file.read(4096).strip()
     return ""
+
+
+def wait_until_back(directory: str, hosts: Sequence[str], timeout_s: float) -> None:
+    """Wait until hosts whose meshes have let them go wait for the next one, or have ended."""
+    limit = time.monotonic() + timeout_s
+    while any(os.path.exists(_path(directory, host, BUSY)) for host in hosts) and time.monotonic() < limit:
+        time.sleep(POLL_S / 2)
 
 
 def forget_refusal(directory: str, host: str) -> None:

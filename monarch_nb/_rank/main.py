@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from types import FrameType
+from typing import NoReturn
 
 from msgspec import convert
 from msgspec.structs import asdict, replace
@@ -36,8 +38,10 @@ from monarch_nb._transport.transport import Transport
 from monarch_nb._wire import address, codec
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.activity_page import ActivityPage
+from monarch_nb._wire.control_group import LimitError, enter_group, group_name
 from monarch_nb._wire.dump import DumpFile
 from monarch_nb._wire.granted import granted_cores
+from monarch_nb._wire.limits import VARIABLE, parse_limits
 from monarch_nb._wire.loaded import loaded
 from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb._wire.process import die_with_parent, set_process_name
@@ -151,7 +155,8 @@ def run_rank(spec: RankSpec, host_pid: int, cores: int | None = None) -> None:
     _reload.install()
     reseed()
     _bind(spec)
-    _limit_threads(spec, cores)
+    cpus = _limit(spec, host_pid)
+    _limit_threads(spec, cores, cpus)
     rank = Rank(spec, pipe)
     process_context.set_transport(rank.transport)
     process_context.rank = rank
@@ -196,11 +201,16 @@ def _leave_unreachable(spec: RankSpec, pid: int) -> None:
     """
     if os.getpid() != pid:
         return  # a child that was forked by the user's code: its descriptors are its own affair
+    _leave_saying(spec, UNREACHABLE)
+
+
+def _leave_saying(spec: RankSpec, words: str) -> NoReturn:
+    """End at once; the host process says why."""
     with suppress(OSError):
         fd = os.open(
             address.last_words_path(spec.host.directory, spec.place.proc), os.O_CREAT | os.O_WRONLY, 0o600
         )
-        os.write(fd, UNREACHABLE.encode())
+        os.write(fd, words.encode())
     os._exit(1)
 
 
@@ -266,13 +276,33 @@ def _set_environment(spec: RankSpec) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = spec.gpu
 
 
-def _limit_threads(spec: RankSpec, cores: int | None) -> None:
-    """Limit this rank's threads to its share of the cores, unless the user has set another limit."""
+def _limit(spec: RankSpec, host_pid: int) -> int | None:
+    """Enter a control group with the limits that the user has set, if any; if that fails, the rank must not
+    run. Return how many processors' time it may use; None: no limit.
+    """
+    text = spec.group.env.get(VARIABLE)
+    if not text:
+        return None
+    limits = parse_limits(text)
+    try:
+        enter_group(limits, group_name(host_pid, spec.place.proc))
+    except LimitError as error:
+        _leave_saying(spec, str(error))
+    return None if limits.cpus is None else math.ceil(limits.cpus)
+
+
+def _limit_threads(spec: RankSpec, cores: int | None, cpus: int | None) -> None:
+    """Limit this rank's threads to its share of the cores, unless the user has set another limit.
+
+    Args:
+        cpus: how many processors' time it may use; None: no limit.
+    """
     wanted = os.environ.get("OMP_NUM_THREADS")
     if wanted is None:
         if cores is None or spec.group.bind:
             cores = granted_cores()
         num = cores if spec.group.bind else max(1, cores // spec.place.local_world_size)
+        num = num if cpus is None else max(1, min(num, cpus))
         os.environ["OMP_NUM_THREADS"] = str(num)
     else:
         outermost = wanted.split(",")[0].strip()  # OpenMP accepts a number for each level of nesting

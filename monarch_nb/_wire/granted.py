@@ -57,6 +57,18 @@ def own_groups(controller: str, proc: Path = Path("/proc/self")) -> Iterator[Pat
                     yield from _upwards(mount, path)
 
 
+def own_unified_groups(proc: Path = Path("/proc/self")) -> Iterator[Path]:
+    """Yield the directories of the version 2 control group that this process is in and of those that enclose
+    it, innermost first.
+    """
+    with suppress(OSError, ValueError, IndexError):
+        mounts = [mount for mount in _mounts(proc) if mount.is_unified]
+        for line in (proc / "cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            for mount in mounts if not controllers else ():
+                yield from _upwards(mount, path)
+
+
 def _serves(mount: _Mount, controllers: str, controller: str) -> bool:
     return mount.is_unified or (controller in controllers.split(",") and controller in mount.options)
 

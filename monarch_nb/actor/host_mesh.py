@@ -24,6 +24,7 @@ from monarch_nb._tracebacks import BadType, BadValue
 from monarch_nb._transport import process_context
 from monarch_nb._transport.pending import OneReply
 from monarch_nb._wire import codec
+from monarch_nb._wire.limits import VARIABLE, parse_limits
 from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb._wire.process import wait_until_gone
 from monarch_nb.actor.bootstrap_command import BootstrapCommand, commands_of
@@ -332,6 +333,11 @@ def check_env(env: Mapping[str, str]) -> dict[str, str]:
                 f"env: no process can have {key!r}: {value!r} in its environment; a name has no '=', and "
                 "neither it nor its value has a NUL or half a character"
             )
+    if VARIABLE in env:
+        try:
+            parse_limits(env[VARIABLE])
+        except ValueError as error:
+            raise BadValue(f"env: {VARIABLE}={env[VARIABLE]!r}: {error}") from None
     return dict(env)
 
 

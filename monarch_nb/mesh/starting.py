@@ -23,6 +23,8 @@ from monarch_nb._protocol.states import ClaimState, OnFailure
 from monarch_nb._rank.imports import patch_imports
 from monarch_nb._runtime.supervision import MeshFailure
 from monarch_nb._shape import Extent, Shape, format_ranks
+from monarch_nb._wire.control_group import LimitError, check_limits
+from monarch_nb._wire.limits import VARIABLE, parse_limits
 from monarch_nb.actor.handle import placement_of
 from monarch_nb.actor.host_mesh import HostMesh, check_env
 from monarch_nb.actor.proc_mesh import ProcMesh
@@ -110,8 +112,18 @@ def _check_asked(asked: Asked) -> None:
             raise MeshUsageError(f"{what} is a whole number, 0 or more; not {number!r}")
     if asked.env is not None:
         check_env(asked.env)
+        _check_limits(asked.env.get(VARIABLE, ""))
     if asked.idle_timeout_s is not None:
         check_lease(asked.idle_timeout_s)
+
+
+def _check_limits(text: str) -> None:
+    if not text:
+        return
+    try:
+        check_limits(parse_limits(text))
+    except LimitError as error:
+        raise MeshUsageError(f"ranks {error}") from None
 
 
 def start_or_attach(

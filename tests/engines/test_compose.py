@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import nbformat
@@ -181,30 +180,29 @@ def why_no_docker() -> str:
     return "no image python:3.11-slim here: docker pull python:3.11-slim" if there.returncode else ""
 
 
-@contextmanager
-def cluster(*options: str) -> Iterator[list[str]]:
+@pytest.fixture(scope="module")
+def containers() -> Iterator[list[str]]:
     """Bring up what `make cluster` does, under another name and port."""
     if why_no_docker():
         pytest.skip(why_no_docker())
     compose = ["docker-compose", "-p", PROJECT, "-f", "docker/compose.yaml"]
-    settings = [f"COMPOSE={' '.join(compose)}", "PORT=8977"]
     try:
-        subprocess.run(["make", "cluster", *settings, *options], cwd=ROOT, check=True, timeout=600)
+        subprocess.run(["make", "cluster", *settings(compose)], cwd=ROOT, check=True, timeout=600)
         yield compose
     finally:
-        subprocess.run(["make", "cluster-down", *settings], cwd=ROOT, check=True, timeout=120)
+        subprocess.run(["make", "cluster-down", *settings(compose)], cwd=ROOT, check=True, timeout=120)
 
 
-@pytest.fixture
-def containers() -> Iterator[list[str]]:
-    with cluster() as found:
-        yield found
+def settings(compose: list[str]) -> list[str]:
+    """Return the variables of `make cluster` for another name and port."""
+    return [f"COMPOSE={' '.join(compose)}", "PORT=8977"]
 
 
-@pytest.fixture
-def slurm_containers() -> Iterator[list[str]]:
-    with cluster("SLURM=1") as found:
-        yield found
+@pytest.fixture(scope="module")
+def slurm_containers(containers: list[str]) -> list[str]:
+    """Add a Slurm to the containers that run."""
+    subprocess.run(["make", "cluster", "SLURM=1", *settings(containers)], cwd=ROOT, check=True, timeout=600)
+    return containers
 
 
 @pytest.mark.timeout(800)
@@ -238,19 +236,35 @@ CELLS = (
 def test_a_notebook_has_a_slurm_in_containers(slurm_containers: list[str], flags: str) -> None:
     """As a notebook of the JupyterLab that `make cluster SLURM=1` brings up."""
     cells = [nbformat.v4.new_code_cell(cell.format(flags=flags)) for cell in CELLS]
-    book = nbformat.writes(nbformat.v4.new_notebook(cells=cells))
+    said = executed(slurm_containers, nbformat.v4.new_notebook(cells=cells))
+    found = re.findall(r"\[\d\] (\S+) (\d+) (\d+)", said)
+    assert len({name for name, _, _ in found}) == 3, said
+    assert {(user, job) for _, user, job in found} == {("1000", found[0][2])}, said
+
+
+@pytest.mark.timeout(800)
+def test_the_tutorial_runs_on_containers_and_their_slurm(slurm_containers: list[str]) -> None:
+    book = nbformat.read(ROOT / "notebooks" / "12_clusters.ipynb", as_version=4)
+    said = executed(slurm_containers, book)
+    assert "is skipped" not in said and re.search(r"in job \d+", said), said
+    assert "healed by itself: host" in said and re.search(r"slurm job \d+ on slurm", said), said
+    lost = re.findall(r"host (\w+) replaced", said)
+    assert lost and all(re.fullmatch("[0-9a-f]{12}", name) for name in lost), "a container is a host"
+
+
+def executed(containers: list[str], book: nbformat.NotebookNode) -> str:
+    """Execute a notebook in the container of JupyterLab; return all that it showed."""
     program = (
         "import sys, nbformat, nbclient; b = nbformat.reads(sys.stdin.read(), 4); "
         "nbclient.NotebookClient(b, timeout=200).execute(); print(nbformat.writes(b))"
     )
-    run = [*slurm_containers, "exec", "-T", "lab", "python", "-c", program]
-    done = subprocess.run(run, cwd=ROOT, input=book, capture_output=True, text=True, timeout=400)
+    run = [*containers, "exec", "-T", "lab", "python", "-c", program]
+    done = subprocess.run(
+        run, cwd=ROOT, input=nbformat.writes(book), capture_output=True, text=True, timeout=400
+    )
     assert done.returncode == 0, done.stderr
-    said = "".join(
+    return "".join(
         output.get("text", "") or output.get("data", {}).get("text/plain", "")
         for cell in nbformat.reads(done.stdout, 4).cells
-        for output in cell.outputs
+        for output in cell.get("outputs", ())
     )
-    found = re.findall(r"\[\d\] (\S+) (\d+) (\d+)", said)
-    assert len({name for name, _, _ in found}) == 3, said
-    assert {(user, job) for _, user, job in found} == {("1000", found[0][2])}, said

@@ -4,6 +4,9 @@ virtual machine.
 
 from __future__ import annotations
 
+import os
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -57,6 +60,34 @@ def moves(holders: Any) -> None:
         raise AssertionError("a dropped buffer was read")
 
 
+def limited() -> None:
+    """Ranks with limits, in control groups that only this kernel has."""
+    subprocess.run(["mount", "-t", "cgroup2", "none", "/sys/fs/cgroup"], check=True)
+    groups = Path("/sys/fs/cgroup")
+    mesh = meshes.start("limited", {"procs": 2}, env={"MONARCH_NB_LIMIT": "memory=200M,cpus=0.5"})
+    try:
+        for own, threads in mesh.execute(own_group).get(60).values():
+            group = groups / own
+            assert group.name.startswith("mnb-") and threads == "1", (own, threads)
+            assert (group / "memory.max").read_text() == f"{200 << 20}\n"
+            assert (group / "cpu.max").read_text() == "50000 100000\n"
+        error = mesh.slice(procs=1).execute(use_memory).exception(60)
+        assert "it used more than its limit of 200 MiB" in str(error), error
+        assert mesh.slice(procs=0).execute(use_memory, 50 << 20).get(60).item() == 50 << 20
+    finally:
+        mesh.stop().get(60)
+    assert not list(groups.glob("mnb-*")), "nothing is left"
+
+
+def own_group() -> tuple[str, str]:
+    (line,) = [each for each in Path("/proc/self/cgroup").read_text().splitlines() if each.startswith("0::")]
+    return line.removeprefix("0::/"), os.environ["OMP_NUM_THREADS"]
+
+
+def use_memory(num_bytes: int = 400 << 20) -> int:
+    return len(b"x" * num_bytes)
+
+
 def main() -> None:
     mesh = meshes.start("rxe", {"gpus": 2})
     try:
@@ -68,6 +99,7 @@ def main() -> None:
         print(text)
     finally:
         mesh.stop().get(60)
+    limited()
 
 
 if __name__ == "__main__":

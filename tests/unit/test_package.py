@@ -156,6 +156,7 @@ EXAMPLES = [
     "_wire.codec",
     "_wire.plain",
     "_wire.granted",
+    "_wire.limits",
     "_wire.message",
     "_wire.activity_page",
     "_wire.invitation",

@@ -37,7 +37,10 @@ from monarch_nb._protocol.environment import RankEnvironment
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.rank_spec import OwnSpec, RankPlace, RankSpec, SharedSpec
 from monarch_nb._protocol.states import ProcState, StartMethod
+from monarch_nb._units import size_text
 from monarch_nb._wire import address
+from monarch_nb._wire.control_group import find_group, group_name, remove_group, was_out_of_memory
+from monarch_nb._wire.limits import VARIABLE, parse_limits
 from monarch_nb._wire.process import OomKills, set_process_name
 
 STOP_GRACE_S = 3.0
@@ -63,6 +66,8 @@ class Rank:
     tail: list[bytes] = field(default_factory=list)
     gpu: str = ""
     """CUDA_VISIBLE_DEVICES for the rank, if this process sets it."""
+    limit: str = ""
+    """Its limits, if it has any."""
     asked: socket.socket | None = None
     """Connection to the zygote that was asked to fork it."""
 
@@ -218,6 +223,7 @@ class Supervisor:
             place = one.place
             rank = self.ranks[place.proc] = Rank(place.proc, place.rank, spec.group.group, one.token)
             rank.gpu = RankSpec(spec, one).gpu
+            rank.limit = spec.group.env.get(VARIABLE, "")
             with suppress(OSError):  # left by the rank that had this place before
                 os.unlink(address.stop_path(self._directory, rank.proc))
         if self._switch is not None:
@@ -384,6 +390,8 @@ class Supervisor:
         signaled = status is not None and status.si_code != os.CLD_EXITED
         if signaled and status.si_status == signal.SIGKILL and not stopped and self.oom_kills.take_kill():
             reason = "was killed by the kernel (SIGKILL): out of memory"
+        if rank.limit:
+            reason = self._leave_group(rank) or reason
         self._on_end(
             RankExit(
                 proc=rank.proc,
@@ -398,6 +406,22 @@ class Supervisor:
                 last_lines=b"".join(rank.tail).decode(errors="replace"),
             )
         )
+
+    def _leave_group(self, rank: Rank) -> str:
+        """Remove the control group of a rank that had limits; return the reason of its end if it was that."""
+        group = find_group(group_name(os.getpid(), rank.proc))
+        if group is None:
+            return ""
+        killed = was_out_of_memory(group)
+        self._remove_group(group)
+        if not killed:
+            return ""
+        memory = size_text(parse_limits(rank.limit).memory_bytes)
+        return f"was killed by the kernel (SIGKILL): it used more than its limit of {memory}"
+
+    def _remove_group(self, group: Path, num_tries: int = 50) -> None:
+        if not remove_group(group) and num_tries:
+            self._loop.call_later(0.1, lambda: self._remove_group(group, num_tries - 1))
 
     def _take_last_words(self, proc: int) -> str:
         """Return why a rank has ended, if it said so, and forget it: its successor has the same path."""
@@ -460,6 +484,9 @@ class Supervisor:
             self._zygote.kill()
             self._zygote.wait()
         kill_children()
+        for rank in self.ranks.values():
+            if rank.limit and (group := find_group(group_name(os.getpid(), rank.proc))):
+                remove_group(group)
 
 
 def _become_subreaper() -> None:

@@ -17,6 +17,8 @@ from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look,
 from monarch_nb.job.spec import HostRange, HostSpec
 
 DIRECTORY = "/run/monarch_nb"
+_BACK_S = 5.0
+"""How long hosts that were let go may take to wait again: who gives some back may ask for them at once."""
 
 
 class Compose(Engine):
@@ -76,6 +78,7 @@ class Compose(Engine):
         return replace(asked[0].spec, machines=(), hosts=HostRange(num, num))
 
     def release(self, allocation: Allocation, nodes: Sequence[str]) -> Allocation:
+        pool.wait_until_back(allocation.directory, nodes, _BACK_S)
         return replace(allocation, parts=tuple(p for p in allocation.parts if p not in nodes))
 
     def look(self, allocation: Allocation) -> Look:
@@ -92,6 +95,7 @@ class Compose(Engine):
         for host in allocation.parts:
             pool.release(allocation.directory, host)
             pool.forget_refusal(allocation.directory, host)
+        pool.wait_until_back(allocation.directory, allocation.parts, _BACK_S)
 
     def logs(self, allocation: Allocation) -> list[str]:
         refusals = [(host, pool.refusal_of(allocation.directory, host)) for host in allocation.parts]

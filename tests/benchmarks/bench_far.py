@@ -1,0 +1,170 @@
+"""A mesh on another machine: `python tests/benchmarks/bench_far.py [PART ...]`. Parts: calls, cut.
+
+calls: a call to one rank of a mesh that this program reaches by one connection outwards (ssh's, or a key's
+own), beside raw ZeroMQ over the same hops. cut: from the moment when a machine's cable is pulled to the
+exception, and to the mesh that a spare has made whole; the machines are network namespaces.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import namespaces
+import sshd
+from far_machine import Machines, machines_in
+from raw_far import RawHops
+
+from monarch_nb import mesh as meshes
+from monarch_nb.actor import Actor, attach_to_workers, endpoint
+from monarch_nb.actor.workers import new_key_file
+
+T = 120
+ROUNDS, CALLS = 5, 200
+WORKER = (
+    "import sys; from monarch_nb.actor import run_worker_loop_forever; "
+    "run_worker_loop_forever(address=sys.argv[1], ca=sys.argv[2])"
+)
+
+
+class Echo(Actor):
+    """Answers."""
+
+    @endpoint
+    def echo(self) -> None:
+        """Answer."""
+
+
+def say(what: str, ours: float, unit: str, floor: str = "", aim: str = "") -> None:
+    """Print a row."""
+    print(f"{what:<60} {ours:>8.3g} {unit:<3} {floor:<40} {aim}", flush=True)
+
+
+def median_ms(call: Callable[[], object]) -> float:
+    """Return the median time of a call in milliseconds."""
+    times = []
+    for _ in range(CALLS):
+        begun = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times) * 1e3
+
+
+# --- calls
+
+
+@contextmanager
+def forwarded(machines: Machines, port: int) -> Iterator[int]:
+    """Have ssh forward a port here to one there; return the one here."""
+    here = sshd.free_port()
+    where = f"127.0.0.1:{here}:127.0.0.1:{port}"
+    ssh = subprocess.Popen(["ssh", "-F", str(machines.server.config), "-N", "-L", where, "login"])
+    try:
+        yield here
+    finally:
+        ssh.terminate()
+        ssh.wait(T)
+
+
+def calls() -> None:
+    """A call to one rank, over ssh and by a key of one's own, beside raw ZeroMQ over the same hops."""
+    with tempfile.TemporaryDirectory() as folder, machines_in(Path(folder)) as machines:
+        machines.there("start", "dev", "--procs", "2").check_returncode()
+        os.environ.update(machines.env)
+        machines.attach("dev", "--as", "by-ssh").check_returncode()
+        invitation = Path(folder) / "key"
+        machines.there("share", "dev", "--own", "--file", str(invitation)).check_returncode()
+        machines.here("attach", str(invitation), "--as", "by-key").check_returncode()
+        port = sshd.free_port()
+        with forwarded(machines, port) as here:
+            _beside("over ssh", "by-ssh", RawHops(port, here))
+        port = sshd.free_port()
+        _beside("by a key", "by-key", RawHops(port, port))
+        machines.here("stop", "by-ssh")
+
+
+def _beside(what: str, name: str, raw: RawHops) -> None:
+    actor = meshes.attach(name).slice(procs=0).spawn("echo", Echo)
+    raw.call()
+    ours, floors = [], []
+    try:
+        for _ in range(ROUNDS):
+            ours.append(median_ms(lambda: actor.echo.call_one().get(T)))
+            floors.append(median_ms(raw.call))
+    finally:
+        raw.close()
+    ratios = sorted(a / b for a, b in zip(ours, floors, strict=True))
+    floor = statistics.median(floors)
+    say(f"{what}: a call to one rank", statistics.median(ours), "ms", f"raw ZeroMQ, same hops {floor:.3g} ms",
+        f"{ratios[len(ratios) // 2]:.2f} x ({ratios[0]:.2f} to {ratios[-1]:.2f}); at most 1.5 x")  # fmt: skip
+
+
+# --- a cable that is pulled
+
+
+def cut() -> None:
+    """A machine whose cable is pulled while its ranks work."""
+    if namespaces.why_not():
+        print(f"cut: {namespaces.why_not()}")
+        return
+    lost, healed = [], []
+    for _ in range(ROUNDS):
+        machines = namespaces.Namespaces(2, net=96)
+        try:
+            seconds = _cut(machines)
+        finally:
+            machines.close()
+        lost.append(seconds[0])
+        healed.append(seconds[1])
+    say("a machine's cable is pulled: to the exception", statistics.median(lost), "s",
+        f"{min(lost):.3g} to {max(lost):.3g}", "at most 5 s")  # fmt: skip
+    say("... to a mesh that a spare has made whole", statistics.median(healed), "s",
+        f"{min(healed):.3g} to {max(healed):.3g}", "at most 10 s")  # fmt: skip
+
+
+def _cut(machines: namespaces.Namespaces) -> tuple[float, float]:
+    """Return the seconds to the exception, and to the healed mesh."""
+    key = new_key_file()
+    addresses = [f"tcp://10.96.{i}.2:7000" for i in (1, 2)]
+    workers = [
+        subprocess.Popen(["ip", "netns", "exec", name, sys.executable, "-c", WORKER, address, key])
+        for name, address in zip(machines.names, addresses, strict=True)
+    ]
+    try:
+        hosts = attach_to_workers(ca=key, workers=addresses)
+        procs = hosts.slice(hosts=0).spawn_procs({"gpus": 2})
+        procs.execute(os.getpid).get(T)
+        pending = procs.execute(signal.pause)
+        begun = time.perf_counter()
+        machines.cut(machines.names[0])
+        pending.exception(T)
+        lost = time.perf_counter() - begun
+        procs.heal()
+        procs.execute(os.getpid).get(T)
+        healed = time.perf_counter() - begun
+        procs.stop().get(T)
+        return lost, healed
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait(T)
+
+
+PARTS: dict[str, Callable[[], None]] = {"calls": calls, "cut": cut}
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2:
+        PARTS[sys.argv[1]]()
+    else:  # a program is in one mesh's controller for good
+        for part in sys.argv[1:] or PARTS:
+            subprocess.run([sys.executable, __file__, part], check=True)
