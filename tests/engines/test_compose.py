@@ -247,7 +247,7 @@ def test_the_tutorial_runs_on_containers_and_their_slurm(slurm_containers: list[
     book = nbformat.read(ROOT / "notebooks" / "12_clusters.ipynb", as_version=4)
     said = executed(slurm_containers, book)
     assert "is skipped" not in said and re.search(r"in job \d+", said), said
-    assert "healed by itself: host" in said and re.search(r"slurm job \d+ on slurm", said), said
+    assert "healed by itself: host" in said and re.search(r"slurm job \d+: granted", said), said
     lost = re.findall(r"host (\w+) replaced", said)
     assert lost and all(re.fullmatch("[0-9a-f]{12}", name) for name in lost), "a container is a host"
 

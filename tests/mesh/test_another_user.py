@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,15 @@ T = 60
 ATTEMPTS = """
 import json, os, signal, socket, sys
 import monarch_nb.mesh.listing
+import encodings.idna  # a stranger can't import it from there any more
+import zmq
 from monarch_nb._client import launch
+from monarch_nb._host import launcher
+from monarch_nb._wire.invitation import Invitation
+from monarch_nb._wire.keys import KeyPair
 
 NOBODY = 65534
-folders, pids, runtime = json.loads(sys.argv[1])
+folders, pids, runtime, invitation = json.loads(sys.argv[1])
 # The interpreter may lie where others can't read: all that is needed has been imported.
 os.setgroups([])
 os.setresgid(NOBODY, NOBODY, NOBODY)
@@ -51,6 +57,15 @@ try:
     got += [connection.name for connection in launch.list_connections()]
 except OSError:
     pass
+# The address is no secret, nor is the controller's key: without a guest's key nobody is heard at the port.
+stranger = KeyPair.new()
+text = {**json.loads(invitation), "guest_public": stranger.public, "guest_secret": stranger.secret}
+try:
+    launcher.knock(Invitation.from_json(json.dumps(text)), "stranger", None)
+    got.append("a place in the mesh")
+except launcher.LauncherError as error:
+    if "isn't good any more" not in str(error):
+        got.append(str(error))
 print(json.dumps(got))
 """
 
@@ -70,7 +85,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     for folder in (root, *root.parents):
         if folder.stat().st_uid == os.getuid() and folder != Path("/"):
             folder.chmod(folder.stat().st_mode | 0o055)
-    names = ("HOME", "TMPDIR", "JUPYTER_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")
+    names = (
+        "HOME", "TMPDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR",
+        "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME",
+    )  # fmt: skip
     found = {**os.environ, **{name: str(root / name.lower()) for name in names}}
     found.pop("XDG_RUNTIME_DIR", None)
     for name in names:
@@ -95,25 +113,60 @@ def made_in(environment: dict[str, str]) -> list[tuple[str, bool]]:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becoming another user needs root")
 def test_another_user_gets_nothing(environment: dict[str, str]) -> None:
-    command(environment, "start", "closed", "--procs", "2")
+    invitation = Path(environment["HOME"]) / "key.join"
+    with a_host_that_waits(environment):
+        command(environment, "start", "closed", "--on", "lab", "--procs", "2")
+        command(environment, "share", "closed", "--own", "--file", str(invitation))
+        command(environment, "attach", str(invitation), "--as", "near")
+        try:
+            _see_that_nothing_is_got(environment, invitation.read_text())
+        finally:
+            command(environment, "stop", "closed")
+
+
+@contextmanager
+def a_host_that_waits(environment: dict[str, str]) -> Iterator[None]:
+    """Have a host wait for meshes of the profile `lab`."""
+    config, waiting = (
+        Path(environment["XDG_CONFIG_HOME"]) / "monarch_nb",
+        Path(environment["TMPDIR"]) / "pool",
+    )
+    config.mkdir(mode=0o755)
+    waiting.mkdir(mode=0o700)
+    profiles = config / "clusters.toml"
+    profiles.write_text(f'[lab]\nengine = "compose"\nhosts = 1\n[lab.compose]\ndirectory = "{waiting}"\n')
+    profiles.chmod(0o600)
+    host = subprocess.Popen(
+        [sys.executable, "-m", "monarch_nb", "host", "--wait", str(waiting)],
+        env=environment, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert host.stdout is not None and "waits in" in host.stdout.readline()
     try:
-        command(environment, "exec", "closed", "print('secret', rank)")
-        printed = command(environment, "exec", "closed", "--ranks", "0", "import os; print(os.getpid())")
-        rank_pid = int(printed.split()[-1])
-        made: list[Any] = []
-
-        def everything_is_there() -> bool:
-            made[:] = made_in(environment)
-            return any(is_socket for _, is_socket in made)
-
-        wait_until(everything_is_there, "the mesh has its files and sockets")
-        given = json.dumps([made, [rank_pid], environment["JUPYTER_RUNTIME_DIR"]])
-        ran = subprocess.run(
-            [sys.executable, "-c", ATTEMPTS, given],
-            env=environment, capture_output=True, text=True, timeout=T, check=False,
-        )  # fmt: skip
-        assert ran.returncode == 0, ran.stderr
-        assert json.loads(ran.stdout) == []
-        assert "2 ranks" in command(environment, "status", "closed")
+        yield
     finally:
-        command(environment, "stop", "closed")
+        host.terminate()
+        assert host.wait(T) == 0
+
+
+def _see_that_nothing_is_got(environment: dict[str, str], invitation: str) -> None:
+    command(environment, "exec", "closed", "print('secret', rank)")
+    printed = command(environment, "exec", "closed", "--ranks", "0", "import os; print(os.getpid())")
+    rank_pid = int(printed.split()[-1])
+    made: list[Any] = []
+
+    def everything_is_there() -> bool:
+        made[:] = made_in(environment)
+        return any(is_socket for _, is_socket in made)
+
+    wait_until(everything_is_there, "the mesh has its files and sockets")
+    names = {Path(path).name for path, _ in made}
+    assert any("allocations" in path for path, _ in made), names
+    assert {"key.join", "monarch_nb-near.json"} <= names, names
+    given = json.dumps([made, [rank_pid], environment["JUPYTER_RUNTIME_DIR"], invitation])
+    ran = subprocess.run(
+        [sys.executable, "-c", ATTEMPTS, given],
+        env=environment, capture_output=True, text=True, timeout=T, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == []
+    assert "2 ranks" in command(environment, "status", "closed")

@@ -212,6 +212,7 @@ class Slurm(Engine):
     def _look(self, spec: HostSpec, state: str, starts: str, ends: str, nodes: str, reason: str) -> Look:
         if state in _QUEUED:
             known = reason.partition(",")[0].strip()
+            reason = "about to be scheduled" if reason in ("", "None") else reason
             return Look(State.QUEUED, reason, _STUCK.get(known, ""), starts_at=_when(starts))
         if state in _GRANTED:
             return Look(
