@@ -1,8 +1,10 @@
-"""A mesh on another machine: `python tests/benchmarks/bench_far.py [PART ...]`. Parts: calls, cut.
+"""A mesh on another machine: `python tests/benchmarks/bench_far.py [PART ...]`. Parts: calls, pods, cut.
 
 calls: a call to one rank of a mesh that this program reaches by one connection outwards (ssh's, or a key's
-own), beside raw ZeroMQ over the same hops. cut: from the moment when a machine's cable is pulled to the
-exception, and to the mesh that a spare has made whole; the machines are network namespaces.
+own), beside raw ZeroMQ over the same hops. pods: the same through the API server of a Kubernetes
+(MONARCH_NB_TEST_KUBERNETES, see tests/engines/build_kubernetes.sh). cut: from the moment when a machine's
+cable is pulled to the exception, and to the mesh that a spare has made whole; the machines are network
+namespaces.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
 
+import kube
 import namespaces
 import sshd
 from far_machine import Machines, machines_in
@@ -28,12 +32,22 @@ from raw_far import RawHops
 from monarch_nb import mesh as meshes
 from monarch_nb.actor import Actor, attach_to_workers, endpoint
 from monarch_nb.actor.workers import new_key_file
+from monarch_nb.job.allocation import Plan, read_record
+from monarch_nb.job.engines import engine_of
+from monarch_nb.job.profiles import Profile
+from monarch_nb.job.spec import HostSpec
+from monarch_nb.mesh import Mesh, on_engine
+from monarch_nb.mesh.inside import start_inside
 
 T = 120
 ROUNDS, CALLS = 5, 200
 WORKER = (
     "import sys; from monarch_nb.actor import run_worker_loop_forever; "
     "run_worker_loop_forever(address=sys.argv[1], ca=sys.argv[2])"
+)
+
+LISTENER = (
+    "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(99)"
 )
 
 
@@ -87,14 +101,14 @@ def calls() -> None:
         machines.here("attach", str(invitation), "--as", "by-key").check_returncode()
         port = sshd.free_port()
         with forwarded(machines, port) as here:
-            _beside("over ssh", "by-ssh", RawHops(port, here))
+            _beside("over ssh", meshes.attach("by-ssh"), RawHops(port, f"tcp://127.0.0.1:{here}"))
         port = sshd.free_port()
-        _beside("by a key", "by-key", RawHops(port, port))
+        _beside("by a key", meshes.attach("by-key"), RawHops(port, f"tcp://127.0.0.1:{port}"))
         machines.here("stop", "by-ssh")
 
 
-def _beside(what: str, name: str, raw: RawHops) -> None:
-    actor = meshes.attach(name).slice(procs=0).spawn("echo", Echo)
+def _beside(what: str, mesh: Mesh, raw: RawHops) -> None:
+    actor = mesh.slice(procs=0).spawn("echo", Echo)
     raw.call()
     ours, floors = [], []
     try:
@@ -107,6 +121,42 @@ def _beside(what: str, name: str, raw: RawHops) -> None:
     floor = statistics.median(floors)
     say(f"{what}: a call to one rank", statistics.median(ours), "ms", f"raw ZeroMQ, same hops {floor:.3g} ms",
         f"{ratios[len(ratios) // 2]:.2f} x ({ratios[0]:.2f} to {ratios[-1]:.2f}); at most 1.5 x")  # fmt: skip
+
+
+# --- through a Kubernetes API server
+
+
+def pods() -> None:
+    """A call to one rank of a mesh whose controller is in a pod, beside raw ZeroMQ through the API server."""
+    if kube.why_not():
+        print(f"pods: {kube.why_not()}")
+        return
+    with tempfile.TemporaryDirectory() as name:
+        cluster = kube.Kube(Path(name))
+        try:
+            os.environ["KUBECONFIG"] = str(cluster.config)
+            _pods(Path(name))
+        finally:
+            cluster.close()
+
+
+def _pods(folder: Path) -> None:
+    own = (("image", kube.IMAGE), ("kubeconfig", os.environ["KUBECONFIG"]))
+    spec = HostSpec("kubernetes", python=kube.PYTHON, controller="inside", own=own)
+    mesh = start_inside("pods", Profile("pods", spec), Plan((("procs", 2),)))
+    try:
+        asked = read_record("pods")
+        assert asked is not None
+        tunnel = engine_of(spec).tunnel(asked)
+        assert tunnel is not None
+        port, socket = sshd.free_port(), str(folder / "way")
+        far = subprocess.Popen([sys.executable, "-c", LISTENER, str(port)])  # until the raw one listens
+        with tunnel.opened(socket, f"tcp://127.0.0.1:{port}"):
+            far.kill()
+            far.wait(T)
+            _beside("through an API server", mesh, RawHops(port, f"ipc://{socket}", sshd.free_port()))
+    finally:
+        on_engine.cancel("pods")
 
 
 # --- a cable that is pulled
@@ -160,7 +210,7 @@ def _cut(machines: namespaces.Namespaces) -> tuple[float, float]:
             worker.wait(T)
 
 
-PARTS: dict[str, Callable[[], None]] = {"calls": calls, "cut": cut}
+PARTS: dict[str, Callable[[], None]] = {"calls": calls, "pods": pods, "cut": cut}
 
 if __name__ == "__main__":
     if len(sys.argv) == 2:

@@ -36,13 +36,17 @@ def dialled(address, name, public=b""):
     return found
 
 if kind == "rank":
-    link = dialled(at["ranks"], b"rank")
+    link = dialled(at["host"] or at["ranks"], b"rank")
     link.send(b"up")
     while True:
         link.send(link.recv())
 elif kind == "controller":
-    far, near = bound(at["tcp"], at["public"].encode()), bound(at["ranks"])
+    key = at["public"].encode()
+    far, near = bound(at["tcp"], key), bound(at["ranks"], key if at["host"] else b"")
     near.recv_multipart()
+elif kind == "host":
+    far, near = dialled(at["ranks"], b"rank", at["public"].encode()), bound(at["host"])
+    far.send(near.recv_multipart()[1])
 else:
     far, near = dialled(at["dialled"], b"relay", at["public"].encode()), bound(at["local"])
 poller = zmq.Poller()
@@ -57,7 +61,7 @@ while True:
         elif socket is near:
             far.send(near.recv_multipart()[1])
         else:
-            near.send_multipart([b"program", far.recv()])
+            near.send_multipart([b"rank" if kind == "host" else b"program", far.recv()])
 """
 
 
@@ -66,23 +70,25 @@ class RawHops:
 
     Args:
         port: where the controller listens, on 127.0.0.1.
-        dialled: the port that the relay dials: the controller's, or one that ssh forwards to it.
+        dialled: the address that the relay dials: the controller's, or one that leads to it.
+        host_port: where the controller listens for the host process of the rank, if that's a host of its own.
     """
 
-    def __init__(self, port: int, dialled: int) -> None:
+    def __init__(self, port: int, dialled: str, host_port: int = 0) -> None:
         folder = tempfile.mkdtemp()
         public, secret = zmq.curve_keypair()
         at = json.dumps(
             {
                 "tcp": f"tcp://127.0.0.1:{port}",
-                "dialled": f"tcp://127.0.0.1:{dialled}",
-                "ranks": f"ipc://{folder}/r",
+                "dialled": dialled,
+                "ranks": f"tcp://127.0.0.1:{host_port}" if host_port else f"ipc://{folder}/r",
+                "host": f"ipc://{folder}/h" if host_port else "",
                 "local": f"ipc://{folder}/l",
                 "public": public.decode(),
                 "secret": secret.decode(),
             }
         )
-        parties = ("controller", "rank", "relay")
+        parties = ("controller", "relay", *(["host"] if host_port else []), "rank")
         self._processes = [subprocess.Popen([sys.executable, "-c", _PARTY, kind, at]) for kind in parties]
         self._context = zmq.Context()
         self._link = self._context.socket(zmq.DEALER)
