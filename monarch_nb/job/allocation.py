@@ -7,6 +7,7 @@ JSON, of mode 0600; what lies there is believed only if it's ours and says what 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import stat
@@ -61,6 +62,7 @@ class Allocation:
         is_up: whether the mesh has started; until then, it waits for its hosts.
         added: later requests, by which the mesh grew.
         controller_id: the engine's identifier of a controller that runs alone, inside; empty: there's none.
+        is_unsure: whether the engine was asked and its answer lost: it may have the request.
     """
 
     mesh: str
@@ -76,6 +78,20 @@ class Allocation:
     is_up: bool = False
     added: tuple[Allocation, ...] = ()
     controller_id: str = ""
+    is_unsure: bool = False
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether the engine's answer to the request is noted."""
+        return bool(self.id or self.parts or self.controller_id)
+
+    @property
+    def request_name(self) -> str:
+        """The name by which an engine's request is found again; it follows from the record, and no other
+        request of any machine has it.
+        """
+        asked = f"{self.mesh} {self.submitted_at} {self.submitted_by}"
+        return f"monarch-nb-{self.mesh}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
 
     @property
     def requests(self) -> tuple[Allocation, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monarch_nb.exceptions import MeshUsageError
-from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, State, Usable
+from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, NoAnswer, State, Usable
 from monarch_nb.job.engines.command import Command
 from monarch_nb.job.engines.compose import Compose
 from monarch_nb.job.engines.kubernetes import Kubernetes
@@ -16,7 +16,17 @@ from monarch_nb.job.engines.ssh import SSH
 from monarch_nb.job.engines.torchrun import Torchrun
 from monarch_nb.job.spec import HostSpec, nearest
 
-__all__ = ["ENGINES", "Capabilities", "Engine", "EngineError", "Look", "State", "Usable", "engine_of"]
+__all__ = [
+    "ENGINES",
+    "Capabilities",
+    "Engine",
+    "EngineError",
+    "Look",
+    "NoAnswer",
+    "State",
+    "Usable",
+    "engine_of",
+]
 
 ENGINES: dict[str, type[Engine]] = {
     engine.name: engine

@@ -25,6 +25,12 @@ class EngineError(MeshError):
     """
 
 
+class NoAnswer(EngineError):
+    """The error of an engine that was asked and whose answer is lost, or can't be read: it may have done what
+    it was asked.
+    """
+
+
 class State(StrEnum):
     """The state of an allocation."""
 
@@ -133,8 +139,10 @@ class Engine(ABC):
         )
 
     def recalled(self, allocation: Allocation) -> Allocation:
-        """Return an allocation with the engine's id, if it's without one and the engine knows a request for
-        its mesh by name.
+        """Return an allocation without an engine's id with that id, if the engine knows its request by name.
+
+        Raises:
+            EngineError: if the engine can't say.
         """
         return allocation
 

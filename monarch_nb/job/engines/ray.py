@@ -167,7 +167,7 @@ def _name_for(allocation: Allocation) -> str:
     """
     if _given:
         return _given["hosts"]
-    return f"monarch-nb-{allocation.mesh}-{round(allocation.submitted_at * 1e6):x}"
+    return allocation.request_name
 
 
 def _driver(spec: HostSpec) -> str:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import IO
 
 from monarch_nb._client.ssh import SSH_FAILED, Done, ssh_command, ssh_trouble
-from monarch_nb.job.engines.base import EngineError
+from monarch_nb.job.engines.base import EngineError, NoAnswer
 from monarch_nb.job.spec import HostSpec
 
 COMMAND_S = 30.0
@@ -26,7 +26,8 @@ def run(
     """Run a command on this machine, with `text` as its standard input, and `env` besides its environment.
 
     Raises:
-        EngineError: if the command doesn't exist, or takes too long.
+        EngineError: if the command doesn't exist.
+        NoAnswer: if it takes too long.
     """
     try:
         with _saying_why(argv[0]):
@@ -35,7 +36,7 @@ def run(
                 env={**os.environ, **(env or {})},
             )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise EngineError(f"{' '.join(argv[:3])} has given no answer within {timeout_s:g} s") from None
+        raise NoAnswer(f"{' '.join(argv[:3])} has given no answer within {timeout_s:g} s") from None
     return Done(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
 

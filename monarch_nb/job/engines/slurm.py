@@ -19,7 +19,7 @@ from monarch_nb._client.ssh import Done
 from monarch_nb._wire.invitation import Invitation
 from monarch_nb.job.allocation import Allocation, records_directory
 from monarch_nb.job.engines import shell
-from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, State, Usable
+from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, NoAnswer, State, Usable
 from monarch_nb.job.spec import INSIDE, HostRange, HostSpec, nearest
 
 _NODE_WORDS = re.compile(r"^(?:\d+: )?(node \S+: .+)$", re.MULTILINE)
@@ -34,6 +34,8 @@ _QUEUED = (
     "RESV_DEL_HOLD",
 )
 _GRANTED = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
+SUBMIT_S = 30.0
+"""How long sbatch may take."""
 _STUCK = {
     "PartitionConfig": (
         "the partition can never provide this: ask for fewer hosts, or another one: --partition"
@@ -115,21 +117,27 @@ class Slurm(Engine):
         return self._submit(allocation, self._inside_script(allocation))
 
     def recalled(self, allocation: Allocation) -> Allocation:
-        name = f"--name={_job_name(allocation)}"
-        done = self._run(allocation.spec, ["squeue", "--noheader", "--me", name, "--format=%i"])
-        job = done.out.split()[:1]
-        directory = self._log_directory(allocation.spec)
-        return replace(allocation, id=job[0], directory=directory) if job else allocation
+        done = self._run(allocation.spec, ["squeue", "--noheader", "--me", "--format=%i %k"])
+        if done.code != 0:
+            raise EngineError(f"squeue: {done.words}")
+        lines = [line.partition(" ") for line in done.out.splitlines()]
+        job = next((number for number, _, comment in lines if allocation.request_name in comment), "")
+        if not job:
+            return allocation
+        return replace(allocation, id=job, directory=self._log_directory(allocation.spec))
 
     def invitation(self, allocation: Allocation) -> str:
         done = self._run(allocation.spec, ["cat", _invitation_path(allocation)])
         return done.out if done.code == 0 else ""
 
     def _submit(self, allocation: Allocation, script: str) -> Allocation:
-        done = self._run(allocation.spec, ["sbatch", "--parsable"], script)
+        done = shell.run_at(allocation.spec.login, ["sbatch", "--parsable"], script, SUBMIT_S)
         number = done.out.strip().partition(";")[0]
-        if done.code != 0 or not number.isdigit():
-            raise EngineError(f"sbatch: {done.words.removeprefix('sbatch: error: ')}")
+        if done.code != 0:
+            kind = NoAnswer if "timed out" in done.words else EngineError  # a busy slurmctld
+            raise kind(f"sbatch: {done.words.removeprefix('sbatch: error: ')}")
+        if not number.isdigit():
+            raise NoAnswer(f"sbatch has answered with no job's number: {done.words!r}")
         return replace(allocation, id=number)
 
     def script(self, allocation: Allocation) -> str:
@@ -143,7 +151,7 @@ class Slurm(Engine):
         least, most = spec.wanted.least, spec.wanted.most + allocation.plan.num_spares
         directory = allocation.directory or self._log_directory(spec)
         flags = {
-            "job-name": _job_name(allocation),
+            "job-name": f"monarch-nb-{allocation.mesh}",
             "nodes": f"{least}-{most}" if least != most else str(most),
             "output": f"{directory}/slurm-%j.out",
             "export": "NONE",
@@ -157,6 +165,8 @@ class Slurm(Engine):
         flags |= {
             key: value for key, value in (("partition", spec.partition), ("account", spec.account)) if value
         } | dict(spec.own)
+        # By this, not by its name, a job is found again: jobs of one name are what `singleton` is about.
+        flags["comment"] = ",".join(filter(None, [flags.get("comment"), allocation.request_name]))
         return [
             f"#SBATCH --{key}{'' if value == 'true' else f'={value}'}"
             for key, value in flags.items()
@@ -197,12 +207,14 @@ class Slurm(Engine):
         )
 
     def look(self, allocation: Allocation) -> Look:
+        if not allocation.id:
+            return Look(State.ENDED, "slurm knows no job of this request")
         done = self._run(
             allocation.spec,
             ["squeue", "--noheader", "--states=all", f"--jobs={allocation.id}", f"--format={_FIELDS}"],
         )
         line = done.out.strip().splitlines()[:1]
-        if not allocation.id or not line:
+        if not line:
             if done.code != 0 and "Invalid job id" not in done.err:
                 raise EngineError(f"squeue: {done.words}")
             return Look(State.ENDED, "slurm no longer knows this job")
@@ -314,10 +326,6 @@ class Slurm(Engine):
 def _log_path(allocation: Allocation) -> str:
     """Return the path of the launchers' output file, on the machine where the job was submitted."""
     return f"{allocation.directory}/slurm-{allocation.id}.out"
-
-
-def _job_name(allocation: Allocation) -> str:
-    return f"monarch-nb-{allocation.mesh}"
 
 
 def _invitation_path(allocation: Allocation) -> str:
