@@ -14,7 +14,7 @@ from monarch_nb._commands.parser import Namespace
 from monarch_nb._units import duration
 from monarch_nb.exceptions import MeshError, MeshUsageError
 from monarch_nb.job.allocation import Allocation, Plan, read_record
-from monarch_nb.job.engines import ENGINES, State, engine_of
+from monarch_nb.job.engines import ENGINES, State, engine_of, ignored
 from monarch_nb.job.engines.own_allocation import OwnAllocation, num_nodes
 from monarch_nb.job.profiles import Profile, find_profile, read_profiles, user_file
 from monarch_nb.job.spec import INSIDE, HostRange, HostSpec, machines
@@ -192,6 +192,8 @@ def asked_on_engine(mesh: Mesh, arguments: Namespace) -> Asked:
 def script_text(arguments: Namespace, plan: Plan) -> str:
     """Return the script that would be submitted."""
     profile = profile_of(arguments)
+    if unheeded := ignored(profile.spec):
+        raise MeshUsageError(f"start --on {profile.name}: {unheeded}")
     return engine_of(profile.spec).script(Allocation.new(arguments.name, profile.name, profile.spec, plan))
 
 

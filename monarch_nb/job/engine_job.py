@@ -22,7 +22,7 @@ from monarch_nb.exceptions import MeshError, MeshUsageError
 from monarch_nb.job import allocation as records
 from monarch_nb.job.allocation import Allocation, Plan
 from monarch_nb.job.base import JobState, JobTrait, check_meshes
-from monarch_nb.job.engines import engine_of
+from monarch_nb.job.engines import engine_of, ignored
 from monarch_nb.job.joining import Wait, reserve
 from monarch_nb.job.recall import drop, end_all
 from monarch_nb.job.spec import HostRange, HostSpec, machines
@@ -54,6 +54,8 @@ class EngineJob(JobTrait):
     def _create(self) -> None:
         spec = self.spec()
         engine, self._session = engine_of(spec), sessions.current()
+        if unheeded := ignored(spec):
+            raise MeshUsageError(f"{type(self).__name__}: {unheeded}")
         usable, problems = engine.usable(spec), []
         problems = [usable.why_not] if not usable else engine.check(spec)
         if problems:

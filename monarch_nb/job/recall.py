@@ -14,7 +14,7 @@ from dataclasses import replace
 from monarch_nb.exceptions import MeshError
 from monarch_nb.job import allocation as records
 from monarch_nb.job.allocation import Allocation
-from monarch_nb.job.engines import NoAnswer, engine_of
+from monarch_nb.job.engines import EngineError, NoAnswer, engine_of
 
 
 def recalled(asked: Allocation) -> Allocation:
@@ -46,13 +46,28 @@ def end_all(asked: Allocation) -> Allocation:
     """Release everything that a mesh has requested from an engine; return its requests as `recalled` does.
 
     Raises:
-        EngineError: if the engine can't be reached.
+        EngineError: if the engine can't be reached, or can't say whether it has a request.
     """
     engine, found = engine_of(asked.spec), recalled(asked)
     for each in found.requests:
         engine.end_allocation(each)
     engine.end_controller(found)
+    if may_exist(found) and not engine.finds(asked.spec):
+        raise EngineError(
+            f"whether engine {asked.spec.engine} has a job for mesh {asked.mesh!r} isn't known: its number "
+            "was never noted, and the profile has no find = that tells it. Look for it by the engine's own "
+            "commands, and end it there"
+        )
     return found
+
+
+def may_exist(asked: Allocation) -> bool:
+    """Return whether an engine may have a request that it doesn't know by name, since nothing says that it
+    never got it.
+    """
+    if asked.has_answer:
+        return False
+    return asked.is_unsure or (bool(asked.hosts) and not engine_of(asked.spec).finds(asked.spec))
 
 
 def drop(asked: Allocation, error: BaseException | None = None) -> None:
@@ -62,15 +77,22 @@ def drop(asked: Allocation, error: BaseException | None = None) -> None:
         error: why it's dropped; it's made to say that the request stays on record.
     """
     with suppress(MeshError):
-        if records.read_record(asked.mesh) is None:  # nobody was asked, or another program has cancelled it
+        noted = records.read_record(asked.mesh)
+        if noted is None:  # nobody was asked, or another program has cancelled it
             return
+        asked = asked if asked.has_answer else noted
+    engine = engine_of(asked.spec)
+    is_refused = isinstance(error, EngineError) and not isinstance(error, NoAnswer)
+    if is_refused and not asked.has_answer and not engine.finds(asked.spec):
+        records.remove_record(asked.mesh)
+        return
     try:
         found = end_all(asked)
     except MeshError as failed:
         _keep(asked)
         _say(error, f"It stays on record, as it couldn't be given back ({failed})", asked)
         return
-    if isinstance(error, NoAnswer) and not found.has_answer and engine_of(asked.spec).can.queue:
+    if isinstance(error, NoAnswer) and not found.has_answer and engine.can.queue:
         _keep(asked)
         _say(error, f"{asked.spec.engine} may have the request all the same, so it stays on record", asked)
         return

@@ -277,6 +277,9 @@ KEYS: dict[str, tuple[str, Callable[[object], object]]] = {
 }
 """Keys of a profile besides `engine`, `hosts` and the engine's own table: field and parser."""
 
+ASKED_OF_ENGINES = ("gpus", "time", "login", "partition", "account", "python", "setup")
+"""Keys that not every engine can do something about; `gpus` is the number of ranks on each host, too."""
+
 
 def read_table(table: Mapping[str, object], engines: Iterable[str]) -> HostSpec:
     """Return the spec that a profile's table describes.

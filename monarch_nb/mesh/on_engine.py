@@ -27,10 +27,10 @@ from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.exceptions import MeshError, MeshNotFound, MeshStartError, MeshUsageError, NameTaken
 from monarch_nb.job import allocation as records
 from monarch_nb.job.allocation import Allocation, Plan
-from monarch_nb.job.engines import Engine, EngineError, Look, State, engine_of
+from monarch_nb.job.engines import Engine, EngineError, Look, State, engine_of, ignored
 from monarch_nb.job.joining import Wait, reserve
 from monarch_nb.job.profiles import Profile
-from monarch_nb.job.recall import drop, end_all, found_again
+from monarch_nb.job.recall import drop, end_all, found_again, may_exist
 from monarch_nb.job.spec import INSIDE
 from monarch_nb.mesh import starting
 from monarch_nb.mesh.always import define_on
@@ -139,6 +139,8 @@ def usable_engine(profile: Profile) -> Engine:
         MeshUsageError: saying why it can't, and what to type.
     """
     engine = engine_of(profile.spec)
+    if unheeded := ignored(profile.spec):
+        raise MeshUsageError(f"start --on {profile.name}: {unheeded}")
     usable = engine.usable(profile.spec)
     if not usable:
         raise MeshUsageError(f"start --on {profile.name}: {usable.why_not}")
@@ -447,7 +449,7 @@ def look_at(asked: Allocation) -> Look:
     """Return the state of a request; an unreachable engine must not hide the others."""
     if is_being_requested(asked):
         return Look(State.QUEUED, reason="being requested")
-    if asked.is_unsure and not asked.has_answer:
+    if may_exist(asked):
         gives_up = f"give it up: %mesh cancel {asked.mesh}"
         return Look(State.QUEUED, f"{_UNKNOWN}{asked.spec.engine} doesn't know it so far; {gives_up}")
     try:

@@ -7,7 +7,7 @@ allocation; no state is inferred from silence.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar
@@ -48,11 +48,13 @@ class Capabilities:
         queue: whether a request may wait for minutes or days, independently of the program.
         names: whether the hosts' names are known before they are requested.
         inside: whether a mesh's controller can run where the hosts are.
+        keys: which of `spec.ASKED_OF_ENGINES` it can ask for.
     """
 
     queue: bool = False
     names: bool = False
     inside: bool = False
+    keys: tuple[str, ...] = ("gpus", "python", "setup")
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,10 @@ class Engine(ABC):
         limit of the partition.
         """
 
+    def keys(self, spec: HostSpec) -> Collection[str]:
+        """Return those of `spec.ASKED_OF_ENGINES` that it can ask for."""
+        return self.can.keys
+
     def completed(self, spec: HostSpec) -> HostSpec:
         """Return a request whose unset fields are filled in from the available resources."""
         return spec
@@ -145,6 +151,10 @@ class Engine(ABC):
             EngineError: if the engine can't say.
         """
         return allocation
+
+    def finds(self, spec: HostSpec) -> bool:
+        """Return whether `recalled` finds what there is."""
+        return True
 
     def invitation(self, allocation: Allocation) -> str:
         """Return the invitation to a mesh with its controller inside, as JSON; empty until there is one."""

@@ -52,7 +52,7 @@ class Kubernetes(Engine):
     """The engine of Kubernetes."""
 
     name = "kubernetes"
-    can = Capabilities(queue=True, inside=True)
+    can = Capabilities(queue=True, inside=True, keys=("gpus", "time", "python", "setup"))
     own_keys = (
         "image",
         "namespace",

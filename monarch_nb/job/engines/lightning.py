@@ -45,7 +45,7 @@ class Lightning(Engine):
     """The engine of Lightning AI. An allocation's id is the job's name."""
 
     name = "lightning"
-    can = Capabilities(queue=True)
+    can = Capabilities(queue=True, keys=("gpus", "time", "python", "setup"))
     own_keys = ("machine", "teamspace", "studio", "interruptible", "driver", "folder")
 
     def __init__(self) -> None:

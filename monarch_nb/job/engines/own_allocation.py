@@ -39,8 +39,8 @@ def inside(asked: Allocation) -> Inside:
         raise EngineError(
             f"the job has {num_nodes()} nodes, and {asked.plan.num_spares} of them are to be spares"
         )
-    spec = replace(asked.spec, engine=OwnAllocation.name, controller="", login="", own=())
-    spec = replace(spec, hosts=HostRange(num, num), machines=())
+    had = replace(asked.spec, time_s=None, partition="", account="", login="", own=())
+    spec = replace(had, engine=OwnAllocation.name, controller="", hosts=HostRange(num, num), machines=())
     return Inside(spec, invitation_path(asked.directory, os.environ["SLURM_JOB_ID"]))
 
 

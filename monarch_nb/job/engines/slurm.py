@@ -17,12 +17,11 @@ from dataclasses import dataclass, replace
 
 from monarch_nb._client.ssh import Done
 from monarch_nb._wire.invitation import Invitation
-from monarch_nb.job.allocation import Allocation, records_directory
+from monarch_nb.job.allocation import Allocation
 from monarch_nb.job.engines import shell
 from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, NoAnswer, State, Usable
-from monarch_nb.job.spec import INSIDE, HostRange, HostSpec, nearest
+from monarch_nb.job.spec import ASKED_OF_ENGINES, INSIDE, HostRange, HostSpec, nearest
 
-_NODE_WORDS = re.compile(r"^(?:\d+: )?(node \S+: .+)$", re.MULTILINE)
 _FIELDS = "%T|%S|%e|%N|%D|%r"
 _QUEUED = (
     "PENDING",
@@ -66,7 +65,7 @@ class Slurm(Engine):
     """The engine of Slurm. `own` is any flag of sbatch."""
 
     name = "slurm"
-    can = Capabilities(queue=True, inside=True)
+    can = Capabilities(queue=True, inside=True, keys=ASKED_OF_ENGINES)
 
     def usable(self, spec: HostSpec) -> Usable:
         if not spec.login and shutil.which("sbatch") is None:
@@ -109,11 +108,11 @@ class Slurm(Engine):
         return found
 
     def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
-        allocation = replace(allocation, directory=self._log_directory(allocation.spec))
+        allocation = replace(allocation, directory=shell.log_directory(allocation.spec.login))
         return self._submit(allocation, self._hosts_script(allocation, invitation.to_json()))
 
     def submit_inside(self, allocation: Allocation) -> Allocation:
-        allocation = replace(allocation, directory=self._log_directory(allocation.spec))
+        allocation = replace(allocation, directory=shell.log_directory(allocation.spec.login))
         return self._submit(allocation, self._inside_script(allocation))
 
     def recalled(self, allocation: Allocation) -> Allocation:
@@ -124,7 +123,7 @@ class Slurm(Engine):
         job = next((number for number, _, comment in lines if allocation.request_name in comment), "")
         if not job:
             return allocation
-        return replace(allocation, id=job, directory=self._log_directory(allocation.spec))
+        return replace(allocation, id=job, directory=shell.log_directory(allocation.spec.login))
 
     def invitation(self, allocation: Allocation) -> str:
         done = self._run(allocation.spec, ["cat", _invitation_path(allocation)])
@@ -149,7 +148,7 @@ class Slurm(Engine):
         """Return the lines that tell sbatch what is requested."""
         spec = allocation.spec
         least, most = spec.wanted.least, spec.wanted.most + allocation.plan.num_spares
-        directory = allocation.directory or self._log_directory(spec)
+        directory = allocation.directory or shell.log_directory(spec.login)
         flags = {
             "job-name": f"monarch-nb-{allocation.mesh}",
             "nodes": f"{least}-{most}" if least != most else str(most),
@@ -284,12 +283,7 @@ class Slurm(Engine):
         raise EngineError(f"slurm job {allocation.id} got no more time: {message}")
 
     def logs(self, allocation: Allocation) -> list[str]:
-        path = self._log(allocation)
-        done = self._run(allocation.spec, ["tail", "-c", "65536", path])
-        words = list(dict.fromkeys(_NODE_WORDS.findall(done.out)))
-        return words or [
-            f"{path} on {allocation.spec.login or 'this machine'}: {line}" for line in _errors(done.out)
-        ]
+        return shell.last_words(allocation.spec.login, self._log(allocation))
 
     def _log(self, allocation: Allocation) -> str:
         """Return the path of the launchers' output file, on the machine where the job was submitted."""
@@ -299,17 +293,6 @@ class Slurm(Engine):
 
     def _run(self, spec: HostSpec, argv: Sequence[str], text: str = "") -> Done:
         return shell.run_at(spec.login, argv, text)
-
-    def _log_directory(self, spec: HostSpec) -> str:
-        """Return the directory of the launchers' output files, on the machine where jobs are submitted."""
-        if not spec.login:
-            return records_directory()
-        done = self._run(
-            spec, ["sh", "-c", 'd="$HOME/.cache/monarch_nb"; mkdir -p "$d" && chmod 700 "$d" && echo "$d"']
-        )
-        if done.code != 0:
-            raise EngineError(f"no directory for logs on {spec.login}: {done.words}")
-        return done.out.strip()
 
     def _partitions(self, spec: HostSpec) -> list[_Partition]:
         done = self._run(spec, ["sinfo", "--noheader", "--format=%R|%D|%l"])
@@ -374,13 +357,3 @@ def _when(text: str) -> float | None:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
         return None
-
-
-def _errors(text: str) -> list[str]:
-    """Return the last lines of output that look like errors, for a job whose launchers have printed none."""
-    lines = [
-        line.strip()
-        for line in text.splitlines()
-        if "error" in line.lower() or "not found" in line or "No such" in line
-    ]
-    return lines[-3:]
