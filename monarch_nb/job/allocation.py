@@ -242,11 +242,23 @@ def read_record_at(path: str) -> Allocation | None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise _damaged(path, str(error.strerror)) from None
     with open(fd, "rb") as file:
         about = os.fstat(fd)
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid() or about.st_size > _MAX_BYTES:
-            raise MeshUsageError(f"{path} is no record of this user; remove it")
-        return Allocation.from_json(file.read(_MAX_BYTES))
+            raise _damaged(path, "it is no file of this user, or too large")
+        try:
+            return Allocation.from_json(file.read(_MAX_BYTES))
+        except MeshUsageError as error:
+            raise _damaged(path, str(error)) from None
+
+
+def _damaged(path: str, why: str) -> MeshUsageError:
+    return MeshUsageError(
+        f"{path} is no record of requested hosts ({why}). They may go on: look for them by the commands of "
+        f"their engine, and end them there; then rm {path}"
+    )
 
 
 def remove_record(mesh: str) -> None:
@@ -262,13 +274,25 @@ def remove_if_same(allocation: Allocation) -> None:
 
 
 def list_records() -> list[Allocation]:
-    """Return this user's allocations that aren't known to have ended; files that aren't records are
-    skipped.
-    """
-    found = []
+    """Return this user's allocations that aren't known to have ended, as far as their records can be read."""
+    return _all_records()[0]
+
+
+def damaged_records() -> list[str]:
+    """Return what is said of each file that should be a record and isn't."""
+    return _all_records()[1]
+
+
+def _all_records() -> tuple[list[Allocation], list[str]]:
+    found: list[Allocation] = []
+    damaged: list[str] = []
     directory = records_directory()
     for name in sorted(os.listdir(directory)):
         if name.endswith(".json"):
-            with suppress(MeshUsageError, OSError):
-                found.append(read_record_at(os.path.join(directory, name)))
-    return [allocation for allocation in found if allocation is not None]
+            try:
+                record = read_record_at(os.path.join(directory, name))
+            except MeshUsageError as error:
+                damaged.append(str(error))
+            else:
+                found += [record] if record is not None else []
+    return found, damaged

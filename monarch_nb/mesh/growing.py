@@ -127,7 +127,7 @@ def _more_hosts(
 
 
 def _request_for(engine: Engine, asked: Allocation, num: int, machines: Sequence[str]) -> Allocation:
-    if machines and not engine.can.names:
+    if machines and not engine.names_hosts(asked.spec):
         raise MeshUsageError(
             f"engine {engine.name} chooses hosts by itself: give a number, as in %mesh grow {len(machines)}"
         )

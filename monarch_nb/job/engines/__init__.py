@@ -49,7 +49,11 @@ ENGINES: dict[str, type[Engine]] = {
 
 def ignored(spec: HostSpec) -> str:
     """Return what is said of a key that a spec's engine could do nothing about; empty if there's none."""
-    heeded = engine_of(spec).keys(spec)
+    engine = engine_of(spec)
+    if spec.machines and not engine.names_hosts(spec):
+        names = ",".join(spec.machines[:4])
+        return f"engine {spec.engine} chooses hosts by itself, not {names}: give a number, as in --hosts 2"
+    heeded = engine.keys(spec)
     left = [key for key in ASKED_OF_ENGINES if getattr(spec, KEYS[key][0]) and key not in heeded]
     if not left:
         return ""

@@ -115,7 +115,7 @@ class Engine(ABC):
 
     @abstractmethod
     def usable(self, spec: HostSpec) -> Usable:
-        """Return whether this engine is installed and reachable. Takes less than 2 s."""
+        """Return whether this engine is installed and reachable. Takes less than 2 s if it answers."""
 
     @abstractmethod
     def check(self, spec: HostSpec) -> list[str]:
@@ -151,6 +151,10 @@ class Engine(ABC):
             EngineError: if the engine can't say.
         """
         return allocation
+
+    def names_hosts(self, spec: HostSpec) -> bool:
+        """Return whether hosts are asked for by their names."""
+        return self.can.names
 
     def finds(self, spec: HostSpec) -> bool:
         """Return whether `recalled` finds what there is."""

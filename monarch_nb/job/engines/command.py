@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from monarch_nb._wire.invitation import Invitation
+from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.job.allocation import Allocation, records_directory
 from monarch_nb.job.engines import batch_templates, shell
 from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, NoAnswer, State, Usable
@@ -44,7 +45,10 @@ class Command(Engine):
 
     def usable(self, spec: HostSpec) -> Usable:
         for key in ("start", "submit", "look", "end", "find"):
-            words = batch_templates.words(value_of(spec, key), key)
+            try:
+                words = batch_templates.words(value_of(spec, key), key)
+            except MeshUsageError as error:
+                return Usable(str(error))
             if words and not spec.login and shutil.which(words[0]) is None:
                 return Usable(
                     f"{key} = {value_of(spec, key)!r}: {words[0]} isn't installed here, or not on PATH"
@@ -66,9 +70,11 @@ class Command(Engine):
             return ("gpus",)
         return {"login", "python", "setup", *batch_templates.keys_handed_on(spec)}
 
+    def names_hosts(self, spec: HostSpec) -> bool:
+        return bool(spec.own_value("start")) or not value_of(spec, "submit")
+
     def finds(self, spec: HostSpec) -> bool:
-        is_batch = value_of(spec, "submit") and not spec.own_value("start")
-        return not is_batch or bool(value_of(spec, "find"))
+        return self.names_hosts(spec) or bool(value_of(spec, "find"))
 
     def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
         spec = allocation.spec

@@ -77,6 +77,11 @@ class Slurm(Engine):
             done = shell.run_at(spec.login, ["sinfo", "--version"], timeout_s=15)
         except EngineError as error:
             return Usable(str(error))
+        if "configuration source" in done.err:
+            return Usable(
+                f"Slurm isn't configured {f'on {spec.login}' if spec.login else 'here'}: there is no "
+                'slurm.conf. Name a login node, login = "me@login" in the profile; or set SLURM_CONF'
+            )
         return Usable() if done.code == 0 else Usable(f"sinfo says: {done.words}")
 
     def check(self, spec: HostSpec) -> list[str]:
