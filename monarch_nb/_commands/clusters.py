@@ -5,6 +5,7 @@ and hosts.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._commands.parser import Namespace
 from monarch_nb._units import duration
 from monarch_nb.exceptions import MeshError, MeshUsageError
-from monarch_nb.job.allocation import Allocation, Plan, read_record
-from monarch_nb.job.engines import ENGINES, State, engine_of
+from monarch_nb.job.allocation import Allocation, Plan, damaged_records, read_record
+from monarch_nb.job.engines import ENGINES, State, engine_of, ignored
 from monarch_nb.job.engines.own_allocation import OwnAllocation, num_nodes
-from monarch_nb.job.profiles import Profile, find_profile, read_profiles, user_file
-from monarch_nb.job.spec import INSIDE, HostRange, HostSpec, machines
+from monarch_nb.job.profiles import Profile, find_profile, list_profiles, user_file
+from monarch_nb.job.spec import INSIDE, HostSpec, hosts_typed, machines
 from monarch_nb.mesh import Mesh, growing, inside, on_engine
 from monarch_nb.mesh.running import Asked
 
@@ -84,11 +85,7 @@ def profile_of(arguments: Namespace) -> Profile:
         field: getattr(arguments, k) for k, field in _OF_ENGINES.items() if getattr(arguments, k) is not None
     }
     if arguments.hosts is not None:
-        changes |= (
-            {"machines": machines(arguments.hosts), "hosts": None}
-            if arguments.hosts[0].isalpha()
-            else {"hosts": HostRange.parse(arguments.hosts)}
-        )
+        changes |= hosts_typed(arguments.hosts)
     return replace(found, spec=replace(found.spec, **changes))  # type: ignore[arg-type]
 
 
@@ -192,6 +189,8 @@ def asked_on_engine(mesh: Mesh, arguments: Namespace) -> Asked:
 def script_text(arguments: Namespace, plan: Plan) -> str:
     """Return the script that would be submitted."""
     profile = profile_of(arguments)
+    if unheeded := ignored(profile.spec):
+        raise MeshUsageError(f"start --on {profile.name}: {unheeded}")
     return engine_of(profile.spec).script(Allocation.new(arguments.name, profile.name, profile.spec, plan))
 
 
@@ -242,20 +241,43 @@ def _in_notebook() -> bool:
 
 # --- tables
 
+ASK_S = 6.0
+"""How long `%mesh clusters` waits for engines."""
+
 
 def clusters_text() -> str:
     """Return profiles and engines as a table."""
+    profiles, wrong = list_profiles(ENGINES)
+    known = [*profiles.values(), *(Profile(name, HostSpec(name)) for name in ENGINES)]
     rows = [("name", "engine", "hosts", "usable here")]
-    profiles = read_profiles(ENGINES)
-    rows += [(p.name, p.spec.engine, _hosts_of(p.spec), _usable(p.spec)) for p in profiles.values()]
-    rows += [(name, name, "", _usable(HostSpec(name))) for name in ENGINES]
-    ending = "" if profiles else f"\nno profiles yet; they lie in {user_file()}"
-    return _table(rows) + ending
+    rows += [
+        (p.name, p.spec.engine, _hosts_of(p.spec), usable)
+        for p, usable in zip(known, _usable_at_once([p.spec for p in known]), strict=True)
+    ]
+    ending = "" if profiles or wrong else f"\nno profiles yet; they lie in {user_file()}"
+    return "\n".join([_table(rows), *wrong.values()]) + ending
+
+
+def _usable_at_once(specs: Sequence[HostSpec]) -> list[str]:
+    """Return what is said of each: all are asked at once, and none keeps the others waiting."""
+    said = [f"no answer within {ASK_S:g} s" for _ in specs]
+
+    def ask(i: int) -> None:
+        said[i] = _usable(specs[i])
+
+    # Daemons: this program doesn't wait at its end for an engine that doesn't answer.
+    asking = [threading.Thread(target=ask, args=(i,), daemon=True) for i in range(len(specs))]
+    for thread in asking:
+        thread.start()
+    deadline = time.monotonic() + ASK_S
+    for thread in asking:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return list(said)
 
 
 def _usable(spec: HostSpec) -> str:
     try:
-        return engine_of(spec).usable(spec).why_not or "yes"
+        return ignored(spec) or engine_of(spec).usable(spec).why_not or "yes"
     except MeshError as error:
         return str(error)
 
@@ -288,11 +310,11 @@ def queue_text() -> str:
                 left,
             )
         )
-    return (
-        _table(rows)
-        if len(rows) > 1
-        else "no hosts of engines were asked for. Ask for some: %mesh start NAME --on PROFILE"
-    )
+    damaged = damaged_records()
+    if len(rows) > 1:
+        return "\n".join([_table(rows), *damaged])
+    none = "no hosts of engines were asked for. Ask for some: %mesh start NAME --on PROFILE"
+    return "\n".join(damaged) or none
 
 
 def cancelled(name: str, *, forgets: bool) -> str:

@@ -7,6 +7,7 @@ JSON, of mode 0600; what lies there is believed only if it's ours and says what 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import stat
@@ -61,6 +62,7 @@ class Allocation:
         is_up: whether the mesh has started; until then, it waits for its hosts.
         added: later requests, by which the mesh grew.
         controller_id: the engine's identifier of a controller that runs alone, inside; empty: there's none.
+        is_unsure: whether the engine was asked and its answer lost: it may have the request.
     """
 
     mesh: str
@@ -76,6 +78,20 @@ class Allocation:
     is_up: bool = False
     added: tuple[Allocation, ...] = ()
     controller_id: str = ""
+    is_unsure: bool = False
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether the engine's answer to the request is noted."""
+        return bool(self.id or self.parts or self.controller_id)
+
+    @property
+    def request_name(self) -> str:
+        """The name by which an engine's request is found again; it follows from the record, and no other
+        request of any machine has it.
+        """
+        asked = f"{self.mesh} {self.submitted_at} {self.submitted_by}"
+        return f"monarch-nb-{self.mesh}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
 
     @property
     def requests(self) -> tuple[Allocation, ...]:
@@ -226,11 +242,23 @@ def read_record_at(path: str) -> Allocation | None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise _damaged(path, str(error.strerror)) from None
     with open(fd, "rb") as file:
         about = os.fstat(fd)
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid() or about.st_size > _MAX_BYTES:
-            raise MeshUsageError(f"{path} is no record of this user; remove it")
-        return Allocation.from_json(file.read(_MAX_BYTES))
+            raise _damaged(path, "it is no file of this user, or too large")
+        try:
+            return Allocation.from_json(file.read(_MAX_BYTES))
+        except MeshUsageError as error:
+            raise _damaged(path, str(error)) from None
+
+
+def _damaged(path: str, why: str) -> MeshUsageError:
+    return MeshUsageError(
+        f"{path} is no record of requested hosts ({why}). They may go on: look for them by the commands of "
+        f"their engine, and end them there; then rm {path}"
+    )
 
 
 def remove_record(mesh: str) -> None:
@@ -246,13 +274,25 @@ def remove_if_same(allocation: Allocation) -> None:
 
 
 def list_records() -> list[Allocation]:
-    """Return this user's allocations that aren't known to have ended; files that aren't records are
-    skipped.
-    """
-    found = []
+    """Return this user's allocations that aren't known to have ended, as far as their records can be read."""
+    return _all_records()[0]
+
+
+def damaged_records() -> list[str]:
+    """Return what is said of each file that should be a record and isn't."""
+    return _all_records()[1]
+
+
+def _all_records() -> tuple[list[Allocation], list[str]]:
+    found: list[Allocation] = []
+    damaged: list[str] = []
     directory = records_directory()
     for name in sorted(os.listdir(directory)):
         if name.endswith(".json"):
-            with suppress(MeshUsageError, OSError):
-                found.append(read_record_at(os.path.join(directory, name)))
-    return [allocation for allocation in found if allocation is not None]
+            try:
+                record = read_record_at(os.path.join(directory, name))
+            except MeshUsageError as error:
+                damaged.append(str(error))
+            else:
+                found += [record] if record is not None else []
+    return found, damaged

@@ -22,8 +22,9 @@ from monarch_nb.exceptions import MeshError, MeshUsageError
 from monarch_nb.job import allocation as records
 from monarch_nb.job.allocation import Allocation, Plan
 from monarch_nb.job.base import JobState, JobTrait, check_meshes
-from monarch_nb.job.engines import engine_of
+from monarch_nb.job.engines import engine_of, ignored
 from monarch_nb.job.joining import Wait, reserve
+from monarch_nb.job.recall import drop, end_all
 from monarch_nb.job.spec import HostRange, HostSpec, machines
 
 _numbers = itertools.count(1)
@@ -53,6 +54,8 @@ class EngineJob(JobTrait):
     def _create(self) -> None:
         spec = self.spec()
         engine, self._session = engine_of(spec), sessions.current()
+        if unheeded := ignored(spec):
+            raise MeshUsageError(f"{type(self).__name__}: {unheeded}")
         usable, problems = engine.usable(spec), []
         problems = [usable.why_not] if not usable else engine.check(spec)
         if problems:
@@ -63,8 +66,9 @@ class EngineJob(JobTrait):
         self._asked = asked
         try:
             self._asked = engine.submit(asked, invitation)
-        except BaseException:
-            self._give_back()
+        except BaseException as error:
+            self._asked = None
+            drop(asked, error)
             raise
         records.write_record(self._asked)
 
@@ -102,7 +106,7 @@ class EngineJob(JobTrait):
     def _give_back(self) -> None:
         asked, self._asked, self._joined = self._asked, None, []
         if asked is not None:
-            engine_of(asked.spec).end_allocation(asked)
+            end_all(asked)
             records.remove_record(asked.mesh)
 
 

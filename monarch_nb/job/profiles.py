@@ -51,35 +51,63 @@ def read_profiles(engines: Iterable[str], files: Sequence[str] = ()) -> dict[str
         >>> read_profiles(["slurm"])["lab"].spec.partition            # doctest: +SKIP
         'a100'
     """
+    found, wrong = list_profiles(engines, files)
+    if wrong:
+        raise MeshUsageError(next(iter(wrong.values())))
+    return found
+
+
+def list_profiles(
+    engines: Iterable[str], files: Sequence[str] = ()
+) -> tuple[dict[str, Profile], dict[str, str]]:
+    """Return the profiles as `read_profiles` does, and what is said of those that can't be, by name; of a
+    file that can't be, by its path.
+    """
     known = list(engines)
     found: dict[str, Profile] = {}
+    wrong: dict[str, str] = {}
     for path in files or (SYSTEM_FILE, user_file()):
-        for name, table in _tables(path).items():
-            if not isinstance(table, dict):
-                raise MeshUsageError(
-                    f"{path}: {name} stands outside of a profile; put it below a line as [lab]"
-                )
-            if name in known:
-                raise MeshUsageError(f"{path}: [{name}] is the name of an engine; call the profile otherwise")
+        try:
+            tables = _tables(path)
+        except MeshUsageError as error:
+            wrong[path] = str(error)
+            continue
+        for name, table in tables.items():
+            found.pop(name, None)
+            wrong.pop(name, None)
             try:
-                found[name] = Profile(name, read_table(table, known), path)
+                found[name] = Profile(name, _spec(name, table, known), path)
             except MeshUsageError as error:
-                raise MeshUsageError(f"{path}: [{name}] {error}") from None
-    return found
+                wrong[name] = f"{path}: {error}"
+    return found, wrong
+
+
+def _spec(name: str, table: object, known: list[str]) -> HostSpec:
+    if not isinstance(table, dict):
+        raise MeshUsageError(f"{name} stands outside of a profile; put it below a line as [lab]")
+    if name in known:
+        raise MeshUsageError(f"[{name}] is the name of an engine; call the profile otherwise")
+    try:
+        return read_table(table, known)
+    except MeshUsageError as error:
+        raise MeshUsageError(f"[{name}] {error}") from None
 
 
 def find_profile(name: str, engines: Iterable[str], files: Sequence[str] = ()) -> Profile:
     """Return the profile of that name, or one that has nothing but an engine.
 
     Raises:
-        MeshUsageError: naming the nearest one, and those that there are.
+        MeshUsageError: naming the nearest one, and those that there are; or what in it can't be.
     """
     known = list(engines)
-    profiles = read_profiles(known, files)
+    profiles, wrong = list_profiles(known, files)
     if name in profiles:
         return profiles[name]
     if name in known:
         return Profile(name, HostSpec(name))
+    for where in (name, *(key for key in wrong if "/" in key)):
+        if where in wrong:
+            raise MeshUsageError(wrong[where])
     listed = f"profiles: {', '.join(profiles) or 'none'}; engines: {', '.join(known)}"
     raise MeshUsageError(
         f"there is no profile or engine {name!r}.{nearest(name, [*profiles, *known])} {listed}. "

@@ -125,6 +125,19 @@ def machines(names: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def hosts_typed(text: str) -> dict[str, object]:
+    """Return the fields of a spec that `--hosts` sets: a number of hosts, or their names.
+
+    Raises:
+        MeshUsageError: saying what was expected.
+
+    >>> hosts_typed("10.0.0.5")
+    {'machines': ('10.0.0.5',), 'hosts': None}
+    """
+    is_number = ".." in text or text.lstrip("+-").isdigit() or not text
+    return {"hosts": HostRange.parse(text)} if is_number else {"machines": machines(text), "hosts": None}
+
+
 def _expanded(name: str) -> list[str]:
     found = _BRACKETS.fullmatch(name)
     if found is None:
@@ -132,8 +145,10 @@ def _expanded(name: str) -> list[str]:
     numbers: list[str] = []
     for part in found[2].split(","):
         first, dash, last = part.partition("-")
-        if not first or (dash and not last) or int(last or first) - int(first) >= MAX_HOSTS:
-            raise MeshUsageError(f"hosts are counted as in node[1-4] or node[01-16,20]; not {name[:60]!r}")
+        if not first or (dash and not last) or not 0 <= int(last or first) - int(first) < MAX_HOSTS:
+            raise MeshUsageError(
+                f"hosts are counted upwards, as in node[1-4] or node[01-16,20]; not {name[:60]!r}"
+            )
         numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last or first) + 1)]
     return [f"{found[1]}{number}{found[3]}" for number in numbers]
 
@@ -276,6 +291,9 @@ KEYS: dict[str, tuple[str, Callable[[object], object]]] = {
     "controller": ("controller", _controller),
 }
 """Keys of a profile besides `engine`, `hosts` and the engine's own table: field and parser."""
+
+ASKED_OF_ENGINES = ("gpus", "time", "login", "partition", "account", "python", "setup")
+"""Keys that not every engine can do something about; `gpus` is the number of ranks on each host, too."""
 
 
 def read_table(table: Mapping[str, object], engines: Iterable[str]) -> HostSpec:

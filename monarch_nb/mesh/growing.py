@@ -18,6 +18,7 @@ from monarch_nb.job import allocation as records
 from monarch_nb.job.allocation import Allocation
 from monarch_nb.job.engines import Engine, EngineError, State, engine_of
 from monarch_nb.job.joining import Wait, reserve
+from monarch_nb.job.recall import end_all
 from monarch_nb.job.spec import HostRange
 from monarch_nb.mesh import on_engine
 from monarch_nb.mesh.core import Mesh
@@ -126,7 +127,7 @@ def _more_hosts(
 
 
 def _request_for(engine: Engine, asked: Allocation, num: int, machines: Sequence[str]) -> Allocation:
-    if machines and not engine.can.names:
+    if machines and not engine.names_hosts(asked.spec):
         raise MeshUsageError(
             f"engine {engine.name} chooses hosts by itself: give a number, as in %mesh grow {len(machines)}"
         )
@@ -314,5 +315,5 @@ def _give_back(session: Session, name: str, part: Allocation) -> None:
     """Release everything of a further request, and remove it from the record."""
     session.request(Withdraw(part.plan.guest))  # otherwise it would wait for hosts that never joined
     session.request(StopHosts(list(part.hosts)))
-    engine_of(part.spec).end_allocation(part)
+    end_all(part)
     _edit(name, lambda asked: replace(asked, added=tuple(p for p in asked.added if p.hosts != part.hosts)))

@@ -10,7 +10,6 @@ time-out. What runs there is `monarch_nb.mesh.inside_job`.
 from __future__ import annotations
 
 import atexit
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -28,12 +27,11 @@ from monarch_nb.job.allocation import Allocation, Plan
 from monarch_nb.job.engines import ENGINES, Engine, State, engine_of
 from monarch_nb.job.joining import InsideWait
 from monarch_nb.job.profiles import Profile
+from monarch_nb.job.recall import drop, end_all, found_again
 from monarch_nb.job.spec import INSIDE
 from monarch_nb.mesh import on_engine, starting
 from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
-
-_LOOK_S = 0.1
 
 
 def start_inside(
@@ -67,10 +65,8 @@ def start_inside(
     try:
         asked = engine.submit_inside(asked)
         records.write_record(asked)
-    except BaseException:
-        with suppress(MeshError):
-            asked = engine.recalled(asked)  # the engine may have heard of it
-        on_engine.drop(asked)
+    except BaseException as error:
+        drop(asked, error)
         raise
     if starting.ends_with_program(with_program):
         atexit.register(_cancel, asked)  # a notebook that a program runs: nobody comes back to the mesh
@@ -89,10 +85,7 @@ def wait_inside(
     Raises:
         MeshNotFound: if there is none.
     """
-    asked = _record(name)
-    while asked is not None and on_engine.is_being_requested(asked):
-        time.sleep(_LOOK_S)
-        asked = _record(name)
+    asked = on_engine.noted(name) if _record(name) is not None else None
     if asked is None:
         raise MeshNotFound(f"no mesh {name!r} was requested inside a job; see all requests: %mesh queue")
     return _finish(engine_of(asked.spec), asked, wait_s, on_wait, keeps_queued=keeps_queued)
@@ -105,22 +98,14 @@ def is_away(name: str) -> bool:
     asked = _record(name)
     if asked is None or launch.find_claim(name) is not None:
         return False
-    if not (asked.id or asked.controller_id or on_engine.is_being_requested(asked)):
-        asked = _recalled(asked)
+    if not on_engine.is_being_requested(asked):
+        asked = found_again(asked)
     if on_engine.look_at(asked.bearer).state != State.ENDED:
         return True
     with suppress(MeshError):
-        on_engine.end_all(asked)  # which removes its files
+        end_all(asked)  # which removes its files
     records.remove_if_same(asked)
     return False
-
-
-def _recalled(asked: Allocation) -> Allocation:
-    """Return a request whose program ended before it could note its id, with that id."""
-    found = engine_of(asked.spec).recalled(asked)
-    if found.id or found.controller_id:
-        records.write_record(found)
-    return found
 
 
 def _record(name: str) -> Allocation | None:
@@ -152,12 +137,13 @@ def _finish(
     except (KeyboardInterrupt, TimeoutError) as error:
         if keeps_queued or asked.is_up:  # a mesh that runs isn't ended because it's slow to be reached
             raise on_engine.queued(asked, error, wait_s) from None
-        on_engine.drop(asked)
-        raise on_engine.given_up(error, asked, wait_s) from None
+        over = on_engine.given_up(error, asked, wait_s)
+        drop(asked, over)
+        raise over from None
     except InvitationError as error:
         raise MeshStartError(f"{asked.described()} has written an invitation that is none: {error}") from None
-    except MeshStartError:
-        on_engine.drop(asked)
+    except MeshStartError as error:
+        drop(asked, error)
         raise
     connection = _joined(engine, asked, invitation)  # an error of that is no reason to end the mesh
     if asked.controller_id and not asked.is_up:

@@ -27,9 +27,10 @@ from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.exceptions import MeshError, MeshNotFound, MeshStartError, MeshUsageError, NameTaken
 from monarch_nb.job import allocation as records
 from monarch_nb.job.allocation import Allocation, Plan
-from monarch_nb.job.engines import Engine, EngineError, Look, State, engine_of
+from monarch_nb.job.engines import Engine, EngineError, Look, State, engine_of, ignored
 from monarch_nb.job.joining import Wait, reserve
 from monarch_nb.job.profiles import Profile
+from monarch_nb.job.recall import drop, end_all, found_again, may_exist
 from monarch_nb.job.spec import INSIDE
 from monarch_nb.mesh import starting
 from monarch_nb.mesh.always import define_on
@@ -81,8 +82,8 @@ def start_on(
     asked = Allocation.new(name, profile.name, profile.spec, plan)
     try:
         asked = _ask(session, engine, asked, with_program)
-    except BaseException:
-        drop(asked)
+    except BaseException as error:
+        drop(asked, error)
         starting.abandon(session)
         raise
     return finish(session, engine, asked, wait_s, on_wait, keeps_queued=keeps_queued)
@@ -100,13 +101,27 @@ def wait_on(
     Raises:
         MeshNotFound: if nothing of that name waits.
     """
-    asked = records.read_record(name)
+    asked = noted(name)
     if asked is None or asked.is_up:
         raise MeshNotFound(
             f"no request for hosts of a mesh {name!r} is waiting; see all requests: %mesh queue"
         )
     session, engine = Session.connect(launch.find_connection(name), ""), engine_of(asked.spec)
     return finish(session, engine, asked, wait_s, on_wait, keeps_queued=keeps_queued)
+
+
+def noted(name: str) -> Allocation | None:
+    """Return a mesh's record when the engine's answer to its request is noted. If the program that has asked
+    ended before that, the engine is asked whether it knows the request.
+
+    Raises:
+        EngineError: if the engine can't say.
+    """
+    asked = records.read_record(name)
+    while asked is not None and is_being_requested(asked):
+        time.sleep(_LOOK_S)
+        asked = records.read_record(name)
+    return asked if asked is None else found_again(asked)
 
 
 def waits(name: str) -> bool:
@@ -124,6 +139,8 @@ def usable_engine(profile: Profile) -> Engine:
         MeshUsageError: saying why it can't, and what to type.
     """
     engine = engine_of(profile.spec)
+    if unheeded := ignored(profile.spec):
+        raise MeshUsageError(f"start --on {profile.name}: {unheeded}")
     usable = engine.usable(profile.spec)
     if not usable:
         raise MeshUsageError(f"start --on {profile.name}: {usable.why_not}")
@@ -144,18 +161,6 @@ def check_ended(name: str) -> None:
             )
         end_all(left)
         records.remove_record(name)
-
-
-def end_all(asked: Allocation) -> None:
-    """Release everything that a mesh has requested from an engine.
-
-    Raises:
-        EngineError: if the engine can't be reached.
-    """
-    engine = engine_of(asked.spec)
-    for each in asked.requests:
-        engine.end_allocation(each)
-    engine.end_controller(asked)
 
 
 def _ask(session: Session, engine: Engine, asked: Allocation, with_program: bool | None) -> Allocation:
@@ -215,13 +220,6 @@ def _with_hosts(session: Session, engine: Engine, asked: Allocation) -> Allocati
     return asked
 
 
-def drop(asked: Allocation) -> None:
-    """Release what an engine has granted; what can't be released stays on record."""
-    with suppress(MeshError):
-        end_all(asked)
-        records.remove_record(asked.mesh)
-
-
 # --- waiting
 
 
@@ -247,11 +245,12 @@ def finish(
             session.close()
             ending = f"; it's given up by itself after {duration(asked.plan.idle_timeout_s)} without anybody"
             raise queued(asked, error, wait_s, ending) from None
-        drop(asked)
+        over = given_up(error, asked, wait_s)
+        drop(asked, over)
         starting.abandon(session)
-        raise given_up(error, asked, wait_s) from None
-    except BaseException:
-        drop(asked)
+        raise over from None
+    except BaseException as error:
+        drop(asked, error)
         starting.abandon(session)
         raise
 
@@ -405,7 +404,8 @@ def looks() -> list[tuple[Allocation, Look]]:
     returned once.
     """
     found = []
-    for asked in records.list_records():
+    for noted_before in records.list_records():
+        asked = _recalled(noted_before)
         is_alone = launch.find_claim(asked.mesh) is None
         rows = [(each, look_at(each)) for each in asked.requests]
         for each, look in rows:
@@ -416,6 +416,15 @@ def looks() -> list[tuple[Allocation, Look]]:
         if is_alone and has_ended and look_at(asked.bearer).state == State.ENDED:
             records.remove_if_same(asked)
     return found
+
+
+def _recalled(asked: Allocation) -> Allocation:
+    """Return a request as `found_again` does, unless the engine can't say."""
+    if is_being_requested(asked):
+        return asked
+    with suppress(MeshError):
+        return found_again(asked)
+    return asked
 
 
 def _without_a_mesh(asked: Allocation, look: Look) -> Look:
@@ -433,13 +442,16 @@ _UNKNOWN = "unknown: "
 
 def is_being_requested(asked: Allocation) -> bool:
     """Return whether the program that makes a request hasn't noted yet what the engine calls it."""
-    return not (asked.id or asked.parts or asked.controller_id) and is_running(asked.submitted_by, None)
+    return not asked.has_answer and not asked.is_unsure and is_running(asked.submitted_by, None)
 
 
 def look_at(asked: Allocation) -> Look:
     """Return the state of a request; an unreachable engine must not hide the others."""
     if is_being_requested(asked):
         return Look(State.QUEUED, reason="being requested")
+    if may_exist(asked):
+        gives_up = f"give it up: %mesh cancel {asked.mesh}"
+        return Look(State.QUEUED, f"{_UNKNOWN}{asked.spec.engine} doesn't know it so far; {gives_up}")
     try:
         return engine_of(asked.spec).look(asked)
     except MeshError as error:

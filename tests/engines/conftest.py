@@ -40,7 +40,7 @@ def nothing_stays() -> Iterator[None]:
     yield
     for asked in list_records():
         with suppress(MeshError):
-            on_engine.cancel(asked.mesh)
+            on_engine.cancel(asked.mesh, forgets=True)
 
 
 @pytest.fixture(scope="session")

@@ -27,8 +27,8 @@ from monarch_nb._wire import message as wire
 from monarch_nb._wire.invitation import Invitation
 from monarch_nb._wire.keys import KeyPair
 from monarch_nb.exceptions import MeshError
-from monarch_nb.job.allocation import Plan, list_records, read_record
-from monarch_nb.job.engines import ENGINES
+from monarch_nb.job.allocation import Plan, list_records, read_record, records_directory
+from monarch_nb.job.engines import ENGINES, NoAnswer, State
 from monarch_nb.job.profiles import find_profile
 from monarch_nb.mesh import Mesh, on_engine
 
@@ -221,19 +221,53 @@ def test_a_host_joins_by_hand_and_nobody_else_does(tmp_path: Path, capfd: pytest
         host.communicate()
 
 
-@pytest.mark.usefixtures("lab")
-def test_a_batch_system_without_an_engine_of_its_own(
-    cluster: Cluster, profiles: Profiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+BATCH = (
+    f'engine = "command"\nsetup = [{SETUP!r}]\nPYTHON[NAME.command]\nheader = "#SBATCH '
+    '--job-name={request}\\\\n#SBATCH --output=/dev/null\\\\n#SBATCH --time={minutes}"\nsubmit = '
+    '"sbatch --parsable --export=NONE{queue| --partition=}"\nlook = "squeue -h -o %T --jobs={id}"\n'
+    'end = "scancel {id}"\n'
+)
+FIND = 'find = "squeue -h -o %i --name={request}"\n'
+
+
+@pytest.fixture
+def batch(cluster: Cluster, profiles: Profiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm by the commands of profiles: as it should be, and in parts not."""
     monkeypatch.setenv("SLURM_CONF", str(cluster.config))
-    profiles(
-        f'[batch]\nengine = "command"\nsetup = [{SETUP!r}]\n[batch.command]\nheader = "#SBATCH '
-        '--job-name={name}\\\\n#SBATCH --output=/dev/null"\nsubmit = "sbatch --parsable '
-        '--export=NONE"\nlook = "squeue -h -o %T --jobs={id}"\nend = "scancel {id}"\n'
-    )
+    kinds = {
+        "batch": BATCH,
+        "broken": BATCH.replace("PYTHON", 'python = "/none/python"\n'),
+        "odd": f"{BATCH}{FIND}id = 'number (\\d+)'\n",
+        "blind": f"{BATCH}id = 'number (\\d+)'\n",
+    }
+    profiles("".join(f"[{k}]\n{v.replace('PYTHON', '').replace('NAME', k)}" for k, v in kinds.items()))
+
+
+@pytest.mark.usefixtures("lab", "batch")
+def test_a_batch_system_without_an_engine_of_its_own(cluster: Cluster) -> None:
     message: list[str] = []
     mesh = start("batch", "batch", on_wait=message.append)
     asked = read_record("batch")
     on_engine.cancel("batch")
     assert mesh.sizes == {"hosts": 1, "procs": 1} and asked is not None and asked.id.isdigit()
+    wait_until(lambda: cluster.idle_nodes() == 3, "idle nodes")
+    with pytest.raises(MeshError, match=r"line .*: /none/python: No such file"):
+        start("broken", "broken")
+    assert not list(Path(records_directory()).glob("*.out")), "what launchers have printed doesn't stay"
+
+
+@pytest.mark.usefixtures("lab", "batch")
+def test_a_batch_job_whose_number_is_not_understood_is_not_forgotten(cluster: Cluster) -> None:
+    with pytest.raises(NoAnswer, match=r"sbatch has answered with no job's number: '\d+'; id = its pattern"):
+        start("odd", "odd")
+    assert list_records() == []
+    with pytest.raises(NoAnswer, match=r"the profile has no find = .* give it up: %mesh cancel blind"):
+        start("blind", "blind")
+    for _ in range(2):
+        ((_, look),) = on_engine.looks()
+        assert look.state == State.QUEUED and "command doesn't know it so far" in look.reason
+    with pytest.raises(MeshError, match=r"(?s)isn't known: its number .* %mesh cancel blind --forget"):
+        on_engine.cancel("blind")
+    on_engine.cancel("blind", forgets=True)
+    cluster.command("scancel", "--user=root")
     wait_until(lambda: cluster.idle_nodes() == 3, "idle nodes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from monarch_nb._wire import message as wire
 from monarch_nb._wire.invitation import Invitation
 from monarch_nb._wire.keys import KeyPair
 from monarch_nb.job.allocation import Allocation, Plan
-from monarch_nb.job.engines import State, engine_of
+from monarch_nb.job.engines import EngineError, State, engine_of, ignored
 from monarch_nb.job.spec import HostRange, HostSpec
 
 QUEUED_PBS = (
@@ -42,14 +43,15 @@ def test_recorded_answers_are_understood(
     template: str, submit: str, answer: str, number: str, look: str, message: str, state: State,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    for name, text in ((submit, answer), (look, message), ("qdel", ""), ("bkill", "")):
+    for name, text in ((submit, answer), (look, message), ("qdel", ""), ("bkill", ""), ("qselect", "")):
         _program(tmp_path, name, text)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     spec = HostSpec("command", HostRange(2, 2), python="/opt/python", own=(("template", template),))
     engine, guest = engine_of(spec), KeyPair.new()
     assert engine.usable(spec) and engine.check(spec) == []
     given = Invitation("big", wire.VERSION, ("tcp://10.0.0.1:1",), guest.public, *guest, 2)
-    asked = engine.submit(Allocation.new("big", "lab", spec, Plan()), given)
+    new = Allocation.new("big", "lab", spec, Plan())
+    asked = engine.submit(new, given)
     assert asked.id == number and engine.look(asked).state == state
     script = (tmp_path / f"{submit}.in").read_text()
     assert guest.secret in script and guest.secret not in (tmp_path / f"{submit}.args").read_text()
@@ -78,3 +80,84 @@ def test_every_node_of_a_job_runs_the_launcher(tmp_path: Path) -> None:
 def test_an_unknown_template_is_named() -> None:
     spec = HostSpec("command", own=(("template", "psb"),))
     assert engine_of(spec).check(spec) == ["[command] template = 'psb' is unknown. Known: pbs, lsf"]
+
+
+HEADERS = {
+    "pbs": (
+        "#PBS -l select=3:ngpus=8\n#PBS -l place=scatter\n#PBS -l walltime=01:30:00\n"
+        "#PBS -q a100\n#PBS -A team",
+        "#PBS -l select=2\n#PBS -l place=scatter\n#PBS -r n",
+    ),
+    "lsf": (
+        "#BSUB -n 3\n#BSUB -R span[ptile=1]\n#BSUB -gpu num=8\n#BSUB -W 90\n#BSUB -q a100\n#BSUB -P team",
+        "#BSUB -n 2\n#BSUB -R span[ptile=1]\numask",
+    ),
+}
+
+
+@pytest.mark.parametrize("template", HEADERS)
+def test_a_batch_system_is_told_all_that_was_asked_for(template: str) -> None:
+    all_of_it, least = HEADERS[template]
+    bare = HostSpec("command", HostRange(2, 2), own=(("template", template),))
+    spec = replace(bare, gpus=8, time_s=5400.0, partition="a100", account="team")
+    assert ignored(spec) == ""
+    assert all_of_it in engine_of(spec).script(Allocation.new("big", "lab", spec, Plan(num_spares=1)))
+    assert least in engine_of(bare).script(Allocation.new("big", "lab", bare, Plan()))
+
+
+@pytest.mark.parametrize(("template", "find"), [("pbs", "qselect"), ("lsf", "bjobs")])
+def test_a_job_whose_number_was_lost_is_found_by_its_name(
+    template: str, find: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    spec = HostSpec("command", HostRange(2, 2), own=(("template", template),))
+    asked, engine = Allocation.new("big", "lab", spec, Plan()), engine_of(spec)
+    _program(tmp_path, find, "1234.pbs01")
+    assert engine.recalled(asked).id == "1234.pbs01"
+    assert asked.request_name in (tmp_path / f"{find}.args").read_text()
+    (tmp_path / find).write_text("#!/bin/sh\necho 'Job <big> is not found' >&2; exit 255")
+    assert engine.recalled(asked) == asked
+    (tmp_path / find).write_text("#!/bin/sh\necho 'LSF is down. Please wait' >&2; exit 255")
+    with pytest.raises(EngineError, match="LSF is down"):
+        engine.recalled(asked)
+
+
+BATCH = {"submit": "qsub", "look": "qstat {id}", "end": "qdel {id}", "each": "srun"}
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"id": "Job (<"}, r"id = 'Job (<' is no regular expression: missing )"),
+        ({"granted": "*"}, r"granted = '*' is no regular expression: nothing to repeat"),
+        ({"header": "#PBS -q {quue}"}, "header has an unknown field {quue}. Did you mean queue?"),
+        ({"each": ""}, "4 hosts were asked for: a job's script runs on its first node only. What runs"),
+    ],
+)
+def test_what_a_batch_system_cannot_be_told_is_refused(own: dict[str, str], message: str) -> None:
+    spec = HostSpec("command", HostRange(4, 4), own=tuple({**BATCH, **own}.items()))
+    (found,) = engine_of(spec).check(spec)
+    assert message in found
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (HostSpec("ssh", time_s=7200.0), "engine ssh would ignore time = 2h: leave it away"),
+        (HostSpec("ray", time_s=7200.0), "engine ray would ignore time = 2h: leave it away"),
+        (HostSpec("ssh", partition="zz"), "engine ssh would ignore partition = zz"),
+        (HostSpec("compose", setup=("a", "b")), "engine compose would ignore setup = a, b"),
+        (HostSpec("kubernetes", account="q"), "engine kubernetes would ignore account = q"),
+        (HostSpec("command", partition="zz", own=tuple(BATCH.items())), "write {queue} into header = of [.c"),
+    ],
+)
+def test_what_an_engine_would_ignore_is_refused(spec: HostSpec, message: str) -> None:
+    assert message in ignored(spec)
+
+
+def test_what_engines_can_ask_for_is_not_refused() -> None:
+    fields = {"header": "#PBS -q {queue} -l walltime={time},ngpus={gpus}", "submit": "qsub{account| -A }"}
+    spec = HostSpec("command", own=tuple({**BATCH, **fields}.items()))
+    spec = replace(spec, gpus=8, time_s=60.0, partition="p", account="a", login="me@there", python="/python")
+    assert ignored(spec) == "" == ignored(replace(spec, engine="slurm", own=()))
+    assert ignored(HostSpec("ssh", gpus=8, python="/python", setup=("a",))) == ""

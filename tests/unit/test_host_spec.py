@@ -11,18 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch_nb._commands.clusters import clusters_text, queue_text
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.job.allocation import (
     Allocation,
     Plan,
+    damaged_records,
     list_records,
     read_record,
     record_path,
     remove_record,
     write_record,
 )
-from monarch_nb.job.profiles import find_profile, read_profiles
-from monarch_nb.job.spec import MAX_HOSTS, HostRange, HostSpec, PortRange, machines
+from monarch_nb.job.profiles import find_profile, list_profiles, read_profiles
+from monarch_nb.job.spec import MAX_HOSTS, HostRange, HostSpec, PortRange, hosts_typed, machines
 
 ENGINES = ("ssh", "slurm", "command")
 
@@ -53,7 +55,7 @@ def test_hosts_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["-oProxyCommand=x", "a;b", "a b", "n[1-", "n[3-99999999]", "a,a", "", "$(x)", "n[-3]"]
+    "text", ["-oProxyCommand=x", "a;b", "a b", "n[1-", "n[3-99999999]", "a,a", "", "$(x)", "n[-3]", "n[3-1]"]
 )
 def test_what_is_no_host_is_refused(text: str) -> None:
     with pytest.raises(MeshUsageError, match="host"):
@@ -131,6 +133,32 @@ def test_the_nearest_profile_is_named(tmp_path: Path) -> None:
     assert find_profile("ssh", ENGINES, [file]).spec == HostSpec("ssh")
 
 
+@pytest.mark.parametrize("name", ["10.0.0.5", "9node", "node1", "me@10.0.0.5", "two", "1a[1-2]"])
+def test_a_name_or_an_address_may_begin_with_a_digit(name: str) -> None:
+    assert hosts_typed(name) == {"machines": machines(name), "hosts": None}
+
+
+@pytest.mark.parametrize("text", ["0", "8..2", "-1", "2..", "..8", "", "99999999", "2...8"])
+def test_a_wrong_number_of_hosts_is_no_name(text: str) -> None:
+    assert hosts_typed("2..8") == {"hosts": HostRange(2, 8)}
+    with pytest.raises(MeshUsageError, match=r"N or LEAST\.\.MOST"):
+        hosts_typed(text)
+
+
+def test_a_profile_that_cannot_be_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "monarch_nb").mkdir()
+    quote = "[odd]\nengine = 'command'\n[odd.command]\nstart = 'ssh \"{host}'\n"
+    file = profile_file(tmp_path / "monarch_nb", f"{GOOD}\n[bad]\nengine = 'slrum'\n{quote}")
+    assert find_profile("lab", ENGINES).spec.partition and set(list_profiles(ENGINES)[1]) == {"bad"}
+    with pytest.raises(MeshUsageError, match=r"clusters\.toml: \[bad\] unknown engine 'slrum'"):
+        find_profile("bad", ENGINES)
+    told = clusters_text()
+    assert "lab " in told and "two " in told and f"{file}: [bad] unknown engine 'slrum'" in told
+    (odd,) = [line for line in told.splitlines() if line.startswith("odd")]
+    assert "[command] start = 'ssh \"{host}' is no command: No closing quotation" in odd
+
+
 def test_a_file_that_others_can_write_is_not_read(tmp_path: Path) -> None:
     path = profile_file(tmp_path, GOOD)
     os.chmod(path, 0o666)
@@ -178,14 +206,16 @@ def test_a_record_is_read_as_it_was_written(own_records: Path) -> None:
 def test_what_is_no_record_is_refused_and_passed_over_in_lists(own_records: Path, text: str) -> None:
     path = Path(record_path("big"))
     path.write_text(text)
-    with pytest.raises(MeshUsageError, match="no record"):
+    with pytest.raises(MeshUsageError, match=rf"^{path} is no record .*; then rm {path}"):
         read_record("big")
     assert list_records() == []
+    (told,) = damaged_records()
+    assert queue_text() == told and told.startswith(f"{path} is no record of requested hosts (")
 
 
 def test_a_record_is_no_link_to_elsewhere(own_records: Path) -> None:
     os.symlink("/etc/passwd", record_path("big"))
-    with pytest.raises(OSError):
+    with pytest.raises(MeshUsageError, match=r"big\.json is no record of requested hosts \(Too many levels"):
         read_record("big")
     assert list_records() == []
 

@@ -7,7 +7,7 @@ allocation; no state is inferred from silence.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar
@@ -22,6 +22,12 @@ from monarch_nb.job.spec import HostRange, HostSpec
 class EngineError(MeshError):
     """The error of an engine that couldn't carry out a request; its text has the engine's message, and a
     command to type.
+    """
+
+
+class NoAnswer(EngineError):
+    """The error of an engine that was asked and whose answer is lost, or can't be read: it may have done what
+    it was asked.
     """
 
 
@@ -42,11 +48,13 @@ class Capabilities:
         queue: whether a request may wait for minutes or days, independently of the program.
         names: whether the hosts' names are known before they are requested.
         inside: whether a mesh's controller can run where the hosts are.
+        keys: which of `spec.ASKED_OF_ENGINES` it can ask for.
     """
 
     queue: bool = False
     names: bool = False
     inside: bool = False
+    keys: tuple[str, ...] = ("gpus", "python", "setup")
 
 
 @dataclass(frozen=True)
@@ -107,13 +115,17 @@ class Engine(ABC):
 
     @abstractmethod
     def usable(self, spec: HostSpec) -> Usable:
-        """Return whether this engine is installed and reachable. Takes less than 2 s."""
+        """Return whether this engine is installed and reachable. Takes less than 2 s if it answers."""
 
     @abstractmethod
     def check(self, spec: HostSpec) -> list[str]:
         """Return the errors of a request that are known before it's submitted, such as 9 nodes of 3, or a
         limit of the partition.
         """
+
+    def keys(self, spec: HostSpec) -> Collection[str]:
+        """Return those of `spec.ASKED_OF_ENGINES` that it can ask for."""
+        return self.can.keys
 
     def completed(self, spec: HostSpec) -> HostSpec:
         """Return a request whose unset fields are filled in from the available resources."""
@@ -133,10 +145,20 @@ class Engine(ABC):
         )
 
     def recalled(self, allocation: Allocation) -> Allocation:
-        """Return an allocation with the engine's id, if it's without one and the engine knows a request for
-        its mesh by name.
+        """Return an allocation without an engine's id with that id, if the engine knows its request by name.
+
+        Raises:
+            EngineError: if the engine can't say.
         """
         return allocation
+
+    def names_hosts(self, spec: HostSpec) -> bool:
+        """Return whether hosts are asked for by their names."""
+        return self.can.names
+
+    def finds(self, spec: HostSpec) -> bool:
+        """Return whether `recalled` finds what there is."""
+        return True
 
     def invitation(self, allocation: Allocation) -> str:
         """Return the invitation to a mesh with its controller inside, as JSON; empty until there is one."""

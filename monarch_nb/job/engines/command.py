@@ -2,7 +2,8 @@
 
 Either a command for each host (`start`, with {host} and {script}), or a batch system's (`submit`, `look`,
 `end`, with {id}): `submit` gets the job's script on its standard input and answers with a number; `look`
-answers with text that `queued` and `granted` are looked for in. With neither, people start hosts by hand.
+answers with text that `queued` and `granted` are looked for in; `find` answers with the number of a job whose
+name is {request}. With neither, people start hosts by hand.
 """
 
 from __future__ import annotations
@@ -11,44 +12,23 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from monarch_nb._wire.invitation import Invitation
+from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.job.allocation import Allocation, records_directory
-from monarch_nb.job.engines import shell
-from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, State, Usable
+from monarch_nb.job.engines import batch_templates, shell
+from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, NoAnswer, State, Usable
+from monarch_nb.job.engines.batch_templates import TEMPLATES, value_of
 from monarch_nb.job.engines.ssh import NamedHosts
 from monarch_nb.job.spec import HostSpec
 
 _ID = r"(\d+)"
-_EACH_LSF = """blaunch -z "$(printf '%s\\n' $LSB_HOSTS | sort -u | tr '\\n' ' ')\""""
-TEMPLATES: dict[str, dict[str, str]] = {
-    "pbs": {
-        "submit": "qsub",
-        "look": "qstat -f {id}",
-        "end": "qdel {id}",
-        "id": r"^(\S+)\s*$",
-        "queued": r"job_state = [QHWT]\b",
-        "granted": r"job_state = [RE]\b",
-        "header": "#PBS -N {name}\\n#PBS -l select={hosts}\\n#PBS -l place=scatter\\n#PBS -r n",
-        "each": "pbsdsh --",
-    },
-    "lsf": {
-        "submit": "bsub",
-        "look": "bjobs -noheader -o stat {id}",
-        "end": "bkill {id}",
-        "id": r"Job <(\d+)>",
-        "queued": r"\b(PEND|PSUSP)\b",
-        "granted": r"\b(RUN|USUSP|SSUSP)\b",
-        "header": "#BSUB -J {name}\\n#BSUB -n {hosts}\\n#BSUB -R span[ptile=1]",
-        "each": _EACH_LSF,
-    },
-}
-"""Defaults of `template =`; keys of the profile take precedence. `each` runs a command on every node of a
-job. Tested with answers in the form of the manuals, never by a real scheduler.
-"""
+_QUEUED = r"\b(PENDING|PEND|PD|Q|H|WAITING)\b"
+_GRANTED = r"\bR(UNNING)?\b"
+_NONE_FOUND = re.compile(r"not found|no .*jobs?\b|unknown job", re.IGNORECASE)
 
 
 class Command(Engine):
@@ -56,17 +36,22 @@ class Command(Engine):
 
     name = "command"
     can = Capabilities(queue=True)
-    own_keys = ("start", "submit", "look", "end", "id", "queued", "granted", "header", "each", "template")
+    own_keys = (
+        "start", "submit", "look", "end", "find", "id", "queued", "granted", "header", "each", "template",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._each = _Each()
 
     def usable(self, spec: HostSpec) -> Usable:
-        for key in ("start", "submit", "look", "end"):
-            words = shlex.split(_value(spec, key))
+        for key in ("start", "submit", "look", "end", "find"):
+            try:
+                words = batch_templates.words(value_of(spec, key), key)
+            except MeshUsageError as error:
+                return Usable(str(error))
             if words and not spec.login and shutil.which(words[0]) is None:
                 return Usable(
-                    f"{key} = {_value(spec, key)!r}: {words[0]} isn't installed here, or not on PATH"
+                    f"{key} = {value_of(spec, key)!r}: {words[0]} isn't installed here, or not on PATH"
                 )
         return Usable()
 
@@ -76,32 +61,56 @@ class Command(Engine):
             return [f"[command] template = {template!r} is unknown. Known: {', '.join(TEMPLATES)}"]
         if spec.own_value("start"):
             return self._each.check(spec)
-        batch = [key for key in ("submit", "look", "end") if _value(spec, key)]
-        if batch and len(batch) < 3:
-            missing = next(key for key in ("submit", "look", "end") if key not in batch)
-            return [
-                (
-                    f"[command] has {' and '.join(batch)}, and no {missing}: a batch system needs submit, "
-                    "look and end"
-                )
-            ]
-        return []
+        return batch_templates.wrong_settings(spec)
+
+    def keys(self, spec: HostSpec) -> Collection[str]:
+        if spec.own_value("start"):
+            return self._each.keys(spec)
+        if not value_of(spec, "submit"):
+            return ("gpus",)
+        return {"login", "python", "setup", *batch_templates.keys_handed_on(spec)}
+
+    def names_hosts(self, spec: HostSpec) -> bool:
+        return bool(spec.own_value("start")) or not value_of(spec, "submit")
+
+    def finds(self, spec: HostSpec) -> bool:
+        return self.names_hosts(spec) or bool(value_of(spec, "find"))
 
     def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
         spec = allocation.spec
         if spec.own_value("start"):
             return self._each.submit(allocation, invitation)
-        if not _value(spec, "submit"):
+        if not value_of(spec, "submit"):
             return self._write(allocation, invitation)
+        if batch_templates.num_nodes(allocation) > 1 and not value_of(spec, "each"):
+            raise EngineError(f"[command] --spares: {batch_templates.NEEDS_EACH}")
+        allocation = replace(allocation, directory=shell.log_directory(spec.login))
         script = self.script(allocation).replace(_INVITATION, invitation.to_json())
-        done = shell.run_at(spec.login, shlex.split(_value(spec, "submit")), script)
-        found = re.search(_value(spec, "id") or _ID, done.out, re.MULTILINE)
-        if done.code != 0 or found is None:
-            raise EngineError(
-                f"{spec.own_value('submit')}: {done.words}"
-                + ("" if found or done.code else f" has no job's number; id = its pattern, now {_ID!r}")
+        command = batch_templates.command(allocation, "submit")
+        done = shell.run_at(spec.login, command, script)
+        if done.code != 0:
+            raise EngineError(f"{command[0]}: {done.words}")
+        pattern = value_of(spec, "id") or _ID
+        found = re.search(pattern, done.out, re.MULTILINE)
+        if found is None:
+            raise NoAnswer(
+                f"{command[0]} has answered with no job's number: {done.words!r}; id = its pattern in "
+                f"[.command], now {pattern!r}"
             )
         return replace(allocation, id=found[1] if found.groups() else found[0])
+
+    def recalled(self, allocation: Allocation) -> Allocation:
+        spec = allocation.spec
+        if spec.own_value("start") or not value_of(spec, "find"):
+            return allocation
+        command = batch_templates.command(allocation, "find")
+        done = shell.run_at(spec.login, command)
+        number = done.out.split()[:1]
+        if done.code != 0 and not number and not _NONE_FOUND.search(done.words):
+            raise EngineError(f"{command[0]}: {done.words}")
+        if not number:
+            return allocation
+        return replace(allocation, id=number[0], directory=shell.log_directory(spec.login))
 
     def _write(self, allocation: Allocation, invitation: Invitation) -> Allocation:
         """Write the invitation to a file, for users who start hosts by hand."""
@@ -117,18 +126,13 @@ class Command(Engine):
         spec = allocation.spec
         if spec.own_value("start"):
             return self._each.script(allocation)
-        header = (
-            _value(spec, "header")
-            .replace("{hosts}", str(spec.wanted.most))
-            .replace("{name}", allocation.mesh)
-        )
-        lines = [line for line in header.split("\\n") if line]
         return "\n".join(
             [
                 "#!/bin/bash -l",
-                *lines,
+                *batch_templates.header(allocation),
                 "umask 077",
-                *(_on_each(spec) if _value(spec, "each") else _on_first(spec)),
+                *_to_log(allocation),
+                *(_on_each(spec) if value_of(spec, "each") else _on_first(spec)),
                 "",
             ]
         )
@@ -137,14 +141,13 @@ class Command(Engine):
         spec = allocation.spec
         if spec.own_value("start"):
             return self._each.look(allocation)
-        if not _value(spec, "submit"):
+        if not value_of(spec, "submit"):
             return Look(State.QUEUED, f"on each host: monarch-nb host --join {allocation.directory}")
-        done = shell.run_at(spec.login, _filled(_value(spec, "look"), allocation.id))
-        for key, state, default in (
-            ("granted", State.GRANTED, r"\bR(UNNING)?\b"),
-            ("queued", State.QUEUED, r"\b(PENDING|PEND|PD|Q|H|WAITING)\b"),
-        ):
-            found = re.search(_value(spec, key) or default, done.out)
+        if not allocation.id:
+            return Look(State.ENDED, "the batch system's answer was lost")
+        done = shell.run_at(spec.login, batch_templates.command(allocation, "look"))
+        for key, state, default in (("granted", State.GRANTED, _GRANTED), ("queued", State.QUEUED, _QUEUED)):
+            found = re.search(value_of(spec, key) or default, done.out)
             if found:
                 return Look(state, found[0])
         return Look(
@@ -158,8 +161,10 @@ class Command(Engine):
         spec = allocation.spec
         if spec.own_value("start"):
             self._each.end_allocation(allocation)
-        elif allocation.id:
-            shell.run_at(spec.login, _filled(_value(spec, "end"), allocation.id))
+        elif value_of(spec, "submit"):
+            if allocation.id:
+                shell.run_at(spec.login, batch_templates.command(allocation, "end"))
+                shell.run_at(spec.login, ["rm", "-f", _log_path(allocation)])
         elif allocation.directory:
             with suppress(FileNotFoundError):
                 os.unlink(allocation.directory)
@@ -172,7 +177,9 @@ class Command(Engine):
         return self._each.release(allocation, nodes) if allocation.spec.own_value("start") else allocation
 
     def logs(self, allocation: Allocation) -> list[str]:
-        return self._each.logs(allocation)
+        if allocation.spec.own_value("start") or not allocation.id:
+            return self._each.logs(allocation)
+        return shell.last_words(allocation.spec.login, _log_path(allocation))
 
 
 class _Each(NamedHosts):
@@ -200,9 +207,15 @@ class _Each(NamedHosts):
         return found if "{script}" in template else [*found, *shlex.split(script)]
 
 
-def _value(spec: HostSpec, key: str) -> str:
-    """Return a setting of the profile, or of the profile's template."""
-    return spec.own_value(key) or TEMPLATES.get(spec.own_value("template"), {}).get(key, "")
+def _log_path(allocation: Allocation) -> str:
+    """Return the path of the launchers' output file, on the machine where the job was submitted."""
+    return f"{allocation.directory}/{allocation.request_name}.out"
+
+
+def _to_log(allocation: Allocation) -> list[str]:
+    """Return shell lines that write all output into a file, if the node has the directory, too."""
+    path = shlex.quote(_log_path(allocation))
+    return [f"if {{ : >>{path}; }} 2>/dev/null; then exec >>{path} 2>&1; fi"] if allocation.directory else []
 
 
 def _on_first(spec: HostSpec) -> list[str]:
@@ -221,12 +234,8 @@ def _on_each(spec: HostSpec) -> list[str]:
         "cat >\"$file\" <<'END'",
         _INVITATION,
         "END",
-        f'{_value(spec, "each")} bash -c {shlex.quote(script + " <$0")} "$file"',
+        f'{value_of(spec, "each")} bash -c {shlex.quote(script + " <$0")} "$file"',
     ]
-
-
-def _filled(template: str, number: str) -> list[str]:
-    return [word.replace("{id}", number) for word in shlex.split(template)]
 
 
 _INVITATION = "<the invitation: a secret>"

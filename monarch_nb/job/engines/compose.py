@@ -25,7 +25,7 @@ class Compose(Engine):
     """The engine of hosts that wait in a shared directory."""
 
     name = "compose"
-    can = Capabilities(names=True)
+    can = Capabilities(names=True, keys=("gpus",))
     own_keys = ("directory",)
 
     def usable(self, spec: HostSpec) -> Usable:

@@ -52,7 +52,7 @@ class Kubernetes(Engine):
     """The engine of Kubernetes."""
 
     name = "kubernetes"
-    can = Capabilities(queue=True, inside=True)
+    can = Capabilities(queue=True, inside=True, keys=("gpus", "time", "python", "setup"))
     own_keys = (
         "image",
         "namespace",
@@ -136,11 +136,14 @@ class Kubernetes(Engine):
                 raise
 
     def recalled(self, allocation: Allocation) -> Allocation:
-        if allocation.spec.controller != INSIDE or allocation.controller_id:
+        is_inside = allocation.spec.controller == INSIDE
+        name = manifest.controller_name_of(allocation) if is_inside else manifest.name_of(allocation)
+        api = self._api(allocation.spec)
+        if api.found(Job, api.batch.read_namespaced_job, name, api.namespace) is None:
             return allocation
-        api, name = self._api(allocation.spec), manifest.controller_name_of(allocation)
-        job = api.found(Job, api.batch.read_namespaced_job, name, api.namespace)
-        return allocation if job is None else replace(allocation, controller_id=name)
+        if is_inside:
+            return replace(allocation, controller_id=name)
+        return replace(allocation, id=name, directory=api.namespace)
 
     def invitation(self, allocation: Allocation) -> str:
         from monarch_nb.job.engines import kubernetes_streams

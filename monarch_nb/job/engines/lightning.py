@@ -18,7 +18,7 @@ import msgspec
 from monarch_nb._wire.invitation import Invitation
 from monarch_nb.job.allocation import Allocation
 from monarch_nb.job.engines import shell
-from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, State, Usable
+from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, NoAnswer, State, Usable
 from monarch_nb.job.spec import HostSpec
 
 DRIVER_S = 120.0
@@ -45,7 +45,7 @@ class Lightning(Engine):
     """The engine of Lightning AI. An allocation's id is the job's name."""
 
     name = "lightning"
-    can = Capabilities(queue=True)
+    can = Capabilities(queue=True, keys=("gpus", "time", "python", "setup"))
     own_keys = ("machine", "teamspace", "studio", "interruptible", "driver", "folder")
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Lightning(Engine):
 
     def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
         spec = allocation.spec
-        name = f"mnb-{allocation.mesh}-{os.urandom(3).hex()}"
+        name = _name_for(allocation)
         asked = replace(allocation, id=name, directory=_write(spec, name, invitation.to_json()))
         self._ask(
             spec,
@@ -93,6 +93,16 @@ class Lightning(Engine):
             studio=spec.own_value("studio"),
         )
         return asked
+
+    def recalled(self, allocation: Allocation) -> Allocation:
+        found = replace(allocation, id=_name_for(allocation))
+        try:
+            self._ask(found.spec, do="look", name=found.id)
+        except NoAnswer:
+            raise
+        except EngineError:  # it has no job of that name
+            return allocation
+        return found
 
     def look(self, allocation: Allocation) -> Look:
         if not allocation.id:
@@ -128,6 +138,11 @@ class Lightning(Engine):
         if done.code != 0 or not done.out.strip():
             raise EngineError(f"lightning: {done.words}")
         return done.out.strip().splitlines()[-1]
+
+
+def _name_for(allocation: Allocation) -> str:
+    """Return the name of a request's job, which is known before Lightning is asked."""
+    return f"mnb-{allocation.mesh}-{allocation.request_name[-6:]}"
 
 
 def _driver(spec: HostSpec) -> str:

@@ -7,10 +7,13 @@ Ray for the hosts, as this one would.
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 import shutil
 import socket as sockets
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -27,6 +30,8 @@ has ray; `hosts`, the name for the actor that has them; `invitation`, the path o
 """
 _given: dict[str, str] = {}
 """What that variable said, in the program with a mesh's controller."""
+_OF_RAY = re.compile(rb"\0--gcs[-_]address=")
+"""An argument of the daemon of each node, by which Ray finds the cluster that this machine is of."""
 _PLACED = "CREATED"
 """Ray's state of a placement group that has its nodes."""
 
@@ -61,7 +66,8 @@ class Ray(Engine):
                 f"{python} has no ray: pip install 'ray' there, in the cluster's version; or name another "
                 "interpreter: driver = in [.ray]"
             )
-        return Usable(_unreachable(spec.own_value("address")))
+        address = spec.own_value("address", "auto")
+        return Usable(_unreachable(address) or _not_here(address))
 
     def check(self, spec: HostSpec) -> list[str]:
         if not _is_number(spec.own_value("cpus", "1")):
@@ -167,7 +173,7 @@ def _name_for(allocation: Allocation) -> str:
     """
     if _given:
         return _given["hosts"]
-    return f"monarch-nb-{allocation.mesh}-{round(allocation.submitted_at * 1e6):x}"
+    return allocation.request_name
 
 
 def _driver(spec: HostSpec) -> str:
@@ -186,6 +192,22 @@ def _unreachable(address: str) -> str:
     except (OSError, OverflowError) as error:
         return f"no Ray answers at {address} ({error}): address = in [.ray]; `ray status` says where it is"
     return ""
+
+
+def _not_here(address: str) -> str:
+    """Return why this machine has no Ray that would be used without an address; empty if it has one, which
+    Ray itself finds by the arguments of its daemon, too.
+    """
+    if address != "auto" or os.environ.get("RAY_ADDRESS"):
+        return ""
+    for path in glob.iglob("/proc/[0-9]*/cmdline"):
+        with suppress(OSError), open(path, "rb") as arguments:
+            if _OF_RAY.search(arguments.read()):
+                return ""
+    return (
+        "no Ray runs on this machine: address = HOST:PORT in [.ray] names a cluster; ray start --head makes "
+        "one here"
+    )
 
 
 def _bundle(spec: HostSpec) -> dict[str, float]:

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from monarch_nb._client.ssh import Done
 from monarch_nb.job.engines import shell
-from monarch_nb.job.engines.base import EngineError
+from monarch_nb.job.engines.base import EngineError, NoAnswer
 
 DRIVER_S = 60.0
 _DRIVER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ray_driver.py")
@@ -49,7 +49,7 @@ class _Program:
         """Return the answer to a request; None if the program had ended before, since nobody had asked.
 
         Raises:
-            EngineError: if there's no answer in time.
+            NoAnswer: if there's no answer in time.
             _Ended: if the program has failed.
         """
         assert self._process.stdin is not None
@@ -60,7 +60,7 @@ class _Program:
             answer = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             self._process.kill()
-            raise EngineError(f"{' '.join(self._argv)} has given no answer within {DRIVER_S:g} s") from None
+            raise NoAnswer(f"{' '.join(self._argv)} has given no answer within {DRIVER_S:g} s") from None
         except BaseException:  # Ctrl-C: the next question's answer would be this one's
             self._process.kill()
             raise

@@ -5,6 +5,7 @@ host.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from contextlib import contextmanager
 from typing import IO
 
 from monarch_nb._client.ssh import SSH_FAILED, Done, ssh_command, ssh_trouble
-from monarch_nb.job.engines.base import EngineError
+from monarch_nb.job.allocation import records_directory
+from monarch_nb.job.engines.base import EngineError, NoAnswer
 from monarch_nb.job.spec import HostSpec
 
+_NODE_WORDS = re.compile(r"^(?:\d+: )?(node \S+: .+)$", re.MULTILINE)
 COMMAND_S = 30.0
 _NOT_FOUND = 127
 
@@ -26,7 +29,8 @@ def run(
     """Run a command on this machine, with `text` as its standard input, and `env` besides its environment.
 
     Raises:
-        EngineError: if the command doesn't exist, or takes too long.
+        EngineError: if the command doesn't exist.
+        NoAnswer: if it takes too long.
     """
     try:
         with _saying_why(argv[0]):
@@ -35,7 +39,7 @@ def run(
                 env={**os.environ, **(env or {})},
             )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise EngineError(f"{' '.join(argv[:3])} has given no answer within {timeout_s:g} s") from None
+        raise NoAnswer(f"{' '.join(argv[:3])} has given no answer within {timeout_s:g} s") from None
     return Done(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
 
@@ -82,6 +86,39 @@ def has_module(python: str, module: str) -> bool:
     """Return whether an interpreter of this machine has a module."""
     program = f"import importlib.util as u; print(u.find_spec({module!r}) is not None)"
     return run([python, "-P", "-c", program]).out.strip() == "True"
+
+
+def log_directory(login: str) -> str:
+    """Return the directory of launchers' output files, on the machine where jobs are submitted.
+
+    Raises:
+        EngineError: if there can't be one.
+    """
+    if not login:
+        return records_directory()
+    made = 'd="$HOME/.cache/monarch_nb"; mkdir -p "$d" && chmod 700 "$d" && echo "$d"'
+    done = run_at(login, ["sh", "-c", made])
+    if done.code != 0:
+        raise EngineError(f"no directory for logs on {login}: {done.words}")
+    return done.out.strip()
+
+
+def last_words(login: str, path: str) -> list[str]:
+    """Return what launchers have written last into a file of a job; if they haven't, lines that look like
+    errors.
+    """
+    done = run_at(login, ["tail", "-c", "65536", path])
+    words = list(dict.fromkeys(_NODE_WORDS.findall(done.out)))
+    return words or [f"{path} on {login or 'this machine'}: {line}" for line in _errors(done.out)]
+
+
+def _errors(text: str) -> list[str]:
+    lines = [
+        line.strip()
+        for line in text.splitlines()
+        if "error" in line.lower() or "not found" in line or "No such" in line
+    ]
+    return lines[-3:]
 
 
 # --- commands on a host

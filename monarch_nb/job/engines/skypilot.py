@@ -92,7 +92,7 @@ class SkyPilot(Engine):
 
     def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
         spec = allocation.spec
-        cluster = f"mnb-{re.sub(r'[^a-z0-9-]', '-', allocation.mesh.lower())[:24]}-{os.urandom(3).hex()}"
+        cluster = _cluster_of(allocation)
         asked = replace(allocation, id=cluster, directory=_written(allocation, invitation.to_json(), ".join"))
         task = _written(allocation, json.dumps(_task(asked), indent=1), ".sky.yaml")
         command = [_sky(spec), "launch", "-y", "--async", "-d", "-c", cluster, "--down"]
@@ -104,9 +104,14 @@ class SkyPilot(Engine):
             raise EngineError(f"sky launch: {done.words}")
         return replace(asked, parts=(found[1],))
 
+    def recalled(self, allocation: Allocation) -> Allocation:
+        cluster = _cluster_of(allocation)
+        known = self._ask(allocation, ["status", cluster], list[Cluster])
+        return replace(allocation, id=cluster) if known else allocation
+
     def look(self, allocation: Allocation) -> Look:
         if not allocation.parts:
-            return Look(State.ENDED, "skypilot was never asked")
+            return Look(State.ENDED, "skypilot's answer to the launch was lost")
         requests = self._ask(allocation, ["api", "status", allocation.parts[0], "-a"], list[Request])
         launch = requests[0] if requests else Request("FAILED", "skypilot knows the request no more")
         if launch.status in ("FAILED", "CANCELLED"):
@@ -159,6 +164,12 @@ class SkyPilot(Engine):
             return msgspec.json.decode(done.out[start.start() :] if start else "", type=kind)
         except msgspec.MsgspecError:
             raise EngineError(f"sky {arguments[0]}: {done.words}") from None
+
+
+def _cluster_of(allocation: Allocation) -> str:
+    """Return the name of a request's cluster, which is known before SkyPilot is asked."""
+    mesh = re.sub(r"[^a-z0-9-]", "-", allocation.mesh.lower())[:24]
+    return f"mnb-{mesh}-{allocation.request_name[-6:]}"
 
 
 def _sky(spec: HostSpec) -> str:

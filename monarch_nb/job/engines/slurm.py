@@ -17,12 +17,11 @@ from dataclasses import dataclass, replace
 
 from monarch_nb._client.ssh import Done
 from monarch_nb._wire.invitation import Invitation
-from monarch_nb.job.allocation import Allocation, records_directory
+from monarch_nb.job.allocation import Allocation
 from monarch_nb.job.engines import shell
-from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, State, Usable
-from monarch_nb.job.spec import INSIDE, HostRange, HostSpec, nearest
+from monarch_nb.job.engines.base import Capabilities, Engine, EngineError, Look, NoAnswer, State, Usable
+from monarch_nb.job.spec import ASKED_OF_ENGINES, INSIDE, HostRange, HostSpec, nearest
 
-_NODE_WORDS = re.compile(r"^(?:\d+: )?(node \S+: .+)$", re.MULTILINE)
 _FIELDS = "%T|%S|%e|%N|%D|%r"
 _QUEUED = (
     "PENDING",
@@ -34,6 +33,8 @@ _QUEUED = (
     "RESV_DEL_HOLD",
 )
 _GRANTED = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
+SUBMIT_S = 30.0
+"""How long sbatch may take."""
 _STUCK = {
     "PartitionConfig": (
         "the partition can never provide this: ask for fewer hosts, or another one: --partition"
@@ -64,7 +65,7 @@ class Slurm(Engine):
     """The engine of Slurm. `own` is any flag of sbatch."""
 
     name = "slurm"
-    can = Capabilities(queue=True, inside=True)
+    can = Capabilities(queue=True, inside=True, keys=ASKED_OF_ENGINES)
 
     def usable(self, spec: HostSpec) -> Usable:
         if not spec.login and shutil.which("sbatch") is None:
@@ -76,6 +77,11 @@ class Slurm(Engine):
             done = shell.run_at(spec.login, ["sinfo", "--version"], timeout_s=15)
         except EngineError as error:
             return Usable(str(error))
+        if "configuration source" in done.err:
+            return Usable(
+                f"Slurm isn't configured {f'on {spec.login}' if spec.login else 'here'}: there is no "
+                'slurm.conf. Name a login node, login = "me@login" in the profile; or set SLURM_CONF'
+            )
         return Usable() if done.code == 0 else Usable(f"sinfo says: {done.words}")
 
     def check(self, spec: HostSpec) -> list[str]:
@@ -107,29 +113,35 @@ class Slurm(Engine):
         return found
 
     def submit(self, allocation: Allocation, invitation: Invitation) -> Allocation:
-        allocation = replace(allocation, directory=self._log_directory(allocation.spec))
+        allocation = replace(allocation, directory=shell.log_directory(allocation.spec.login))
         return self._submit(allocation, self._hosts_script(allocation, invitation.to_json()))
 
     def submit_inside(self, allocation: Allocation) -> Allocation:
-        allocation = replace(allocation, directory=self._log_directory(allocation.spec))
+        allocation = replace(allocation, directory=shell.log_directory(allocation.spec.login))
         return self._submit(allocation, self._inside_script(allocation))
 
     def recalled(self, allocation: Allocation) -> Allocation:
-        name = f"--name={_job_name(allocation)}"
-        done = self._run(allocation.spec, ["squeue", "--noheader", "--me", name, "--format=%i"])
-        job = done.out.split()[:1]
-        directory = self._log_directory(allocation.spec)
-        return replace(allocation, id=job[0], directory=directory) if job else allocation
+        done = self._run(allocation.spec, ["squeue", "--noheader", "--me", "--format=%i %k"])
+        if done.code != 0:
+            raise EngineError(f"squeue: {done.words}")
+        lines = [line.partition(" ") for line in done.out.splitlines()]
+        job = next((number for number, _, comment in lines if allocation.request_name in comment), "")
+        if not job:
+            return allocation
+        return replace(allocation, id=job, directory=shell.log_directory(allocation.spec.login))
 
     def invitation(self, allocation: Allocation) -> str:
         done = self._run(allocation.spec, ["cat", _invitation_path(allocation)])
         return done.out if done.code == 0 else ""
 
     def _submit(self, allocation: Allocation, script: str) -> Allocation:
-        done = self._run(allocation.spec, ["sbatch", "--parsable"], script)
+        done = shell.run_at(allocation.spec.login, ["sbatch", "--parsable"], script, SUBMIT_S)
         number = done.out.strip().partition(";")[0]
-        if done.code != 0 or not number.isdigit():
-            raise EngineError(f"sbatch: {done.words.removeprefix('sbatch: error: ')}")
+        if done.code != 0:
+            kind = NoAnswer if "timed out" in done.words else EngineError  # a busy slurmctld
+            raise kind(f"sbatch: {done.words.removeprefix('sbatch: error: ')}")
+        if not number.isdigit():
+            raise NoAnswer(f"sbatch has answered with no job's number: {done.words!r}")
         return replace(allocation, id=number)
 
     def script(self, allocation: Allocation) -> str:
@@ -141,9 +153,9 @@ class Slurm(Engine):
         """Return the lines that tell sbatch what is requested."""
         spec = allocation.spec
         least, most = spec.wanted.least, spec.wanted.most + allocation.plan.num_spares
-        directory = allocation.directory or self._log_directory(spec)
+        directory = allocation.directory or shell.log_directory(spec.login)
         flags = {
-            "job-name": _job_name(allocation),
+            "job-name": f"monarch-nb-{allocation.mesh}",
             "nodes": f"{least}-{most}" if least != most else str(most),
             "output": f"{directory}/slurm-%j.out",
             "export": "NONE",
@@ -157,6 +169,8 @@ class Slurm(Engine):
         flags |= {
             key: value for key, value in (("partition", spec.partition), ("account", spec.account)) if value
         } | dict(spec.own)
+        # By this, not by its name, a job is found again: jobs of one name are what `singleton` is about.
+        flags["comment"] = ",".join(filter(None, [flags.get("comment"), allocation.request_name]))
         return [
             f"#SBATCH --{key}{'' if value == 'true' else f'={value}'}"
             for key, value in flags.items()
@@ -197,12 +211,14 @@ class Slurm(Engine):
         )
 
     def look(self, allocation: Allocation) -> Look:
+        if not allocation.id:
+            return Look(State.ENDED, "slurm knows no job of this request")
         done = self._run(
             allocation.spec,
             ["squeue", "--noheader", "--states=all", f"--jobs={allocation.id}", f"--format={_FIELDS}"],
         )
         line = done.out.strip().splitlines()[:1]
-        if not allocation.id or not line:
+        if not line:
             if done.code != 0 and "Invalid job id" not in done.err:
                 raise EngineError(f"squeue: {done.words}")
             return Look(State.ENDED, "slurm no longer knows this job")
@@ -273,12 +289,7 @@ class Slurm(Engine):
         raise EngineError(f"slurm job {allocation.id} got no more time: {message}")
 
     def logs(self, allocation: Allocation) -> list[str]:
-        path = self._log(allocation)
-        done = self._run(allocation.spec, ["tail", "-c", "65536", path])
-        words = list(dict.fromkeys(_NODE_WORDS.findall(done.out)))
-        return words or [
-            f"{path} on {allocation.spec.login or 'this machine'}: {line}" for line in _errors(done.out)
-        ]
+        return shell.last_words(allocation.spec.login, self._log(allocation))
 
     def _log(self, allocation: Allocation) -> str:
         """Return the path of the launchers' output file, on the machine where the job was submitted."""
@@ -288,17 +299,6 @@ class Slurm(Engine):
 
     def _run(self, spec: HostSpec, argv: Sequence[str], text: str = "") -> Done:
         return shell.run_at(spec.login, argv, text)
-
-    def _log_directory(self, spec: HostSpec) -> str:
-        """Return the directory of the launchers' output files, on the machine where jobs are submitted."""
-        if not spec.login:
-            return records_directory()
-        done = self._run(
-            spec, ["sh", "-c", 'd="$HOME/.cache/monarch_nb"; mkdir -p "$d" && chmod 700 "$d" && echo "$d"']
-        )
-        if done.code != 0:
-            raise EngineError(f"no directory for logs on {spec.login}: {done.words}")
-        return done.out.strip()
 
     def _partitions(self, spec: HostSpec) -> list[_Partition]:
         done = self._run(spec, ["sinfo", "--noheader", "--format=%R|%D|%l"])
@@ -315,10 +315,6 @@ class Slurm(Engine):
 def _log_path(allocation: Allocation) -> str:
     """Return the path of the launchers' output file, on the machine where the job was submitted."""
     return f"{allocation.directory}/slurm-{allocation.id}.out"
-
-
-def _job_name(allocation: Allocation) -> str:
-    return f"monarch-nb-{allocation.mesh}"
 
 
 def _invitation_path(allocation: Allocation) -> str:
@@ -367,13 +363,3 @@ def _when(text: str) -> float | None:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
         return None
-
-
-def _errors(text: str) -> list[str]:
-    """Return the last lines of output that look like errors, for a job whose launchers have printed none."""
-    lines = [
-        line.strip()
-        for line in text.splitlines()
-        if "error" in line.lower() or "not found" in line or "No such" in line
-    ]
-    return lines[-3:]

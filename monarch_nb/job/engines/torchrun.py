@@ -23,7 +23,7 @@ class Torchrun(Engine):
     """The engine of hosts that torchrun has started, together with this program."""
 
     name = "torchrun"
-    can = Capabilities()
+    can = Capabilities(keys=("gpus",))
 
     def usable(self, spec: HostSpec) -> Usable:
         if _meetings:
