@@ -449,6 +449,11 @@ class Supervisor:
             for r in self.ranks.values()
         )
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether ranks that were asked to exit haven't ended yet."""
+        return any(r.state == ProcState.STOPPING for r in self.ranks.values())
+
     def close(self) -> None:
         """Kill the remaining ranks and the zygote, and wait for them."""
         for rank in self.ranks.values():
