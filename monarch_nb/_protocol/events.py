@@ -9,6 +9,7 @@ from monarch_nb._protocol.hang import RankStacks
 from monarch_nb._protocol.healing import Report
 from monarch_nb._protocol.ranks import Ticket
 from monarch_nb._protocol.resources import MonitoredHost, MonitoredRank
+from monarch_nb._protocol.runs import Runs
 
 # --- of ranks
 
@@ -71,7 +72,7 @@ class Renumbered(Event, frozen=True):
     local_world_size: int
     world_size: int
     extent: bytes
-    procs: tuple[int, ...]
+    procs: Runs
 
 
 class CheckpointEpoch(Event, frozen=True):

@@ -23,6 +23,7 @@ from monarch_nb._protocol.base import Event, Request, decode, encode
 from monarch_nb._protocol.events import Beat, EndsHere, HostJoined, Leave, RanksPrinted
 from monarch_nb._protocol.rank_spec import GroupPlace, GroupSpec, RankPlace, StartCommand
 from monarch_nb._protocol.ranks import StartRanks, StopRanks, Ticket
+from monarch_nb._protocol.runs import runs_of
 from monarch_nb._protocol.states import StartMethod
 from monarch_nb._shape import Extent, encode_extent
 from monarch_nb._wire import address
@@ -107,7 +108,7 @@ def start_ranks(controller: CountingController, folder: Path) -> list[int]:
     command = StartCommand("/bin/sh", args=["-c", PRINTING, "sh", str(folder)])
     extent = encode_extent(Extent(["gpus"], [NUM_RANKS]))
     spec = GroupSpec("workers", extent, commands=[command])
-    place = GroupPlace(PROCS, [HOST], ("", "", "", "", "", 0, None))
+    place = GroupPlace(runs_of(PROCS), runs_of([HOST]), ("", "", "", "", "", 0, None))
     ranks = [RankPlace(proc, i, i, NUM_RANKS, NUM_RANKS, {}) for i, proc in enumerate(PROCS)]
     controller.ask(StartRanks(ranks, spec, place, StartMethod.SPAWN))
     return marked(folder, "ready")

@@ -144,8 +144,8 @@ class HostService:
 
     def tell_all(self, event: Event) -> None:
         """Tell all other hosts of an event."""
-        for host in self.link.remote_hosts():
-            self._controller.event(address.host_proc(host.index), event)
+        procs = [address.host_proc(host.index) for host in self.link.remote_hosts()]
+        self._controller.event_to_all(procs, event)
 
     def rows(self) -> list[HostRow]:
         """Return a row of facts for each host."""

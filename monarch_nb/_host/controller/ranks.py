@@ -31,6 +31,7 @@ from monarch_nb._protocol.ranks import (
     StopRanks,
 )
 from monarch_nb._protocol.registry import Later, Sender, handles
+from monarch_nb._protocol.runs import runs_of
 from monarch_nb._protocol.states import EntryKind, ProcState
 from monarch_nb._shape import decode_extent
 from monarch_nb._wire import address
@@ -137,8 +138,8 @@ class RankService:
         spec = replace(group.spec, extent=group.context)
         debug = controller.debug.settings
         place = GroupPlace(
-            list(group.procs),
-            list(group.hosts),
+            runs_of(group.procs),
+            runs_of(group.hosts),
             controller.mesh_address,
             runs_cells=controller.mesh_name.is_claimed,
             skip=debug["skip"],
@@ -303,9 +304,8 @@ class RankService:
         """Tell all processes of this machine, all clients and all other hosts that a rank has ended."""
         controller = self._controller
         controller.spread_ends([end])
-        for client in controller.registry.clients:
-            if not controller.local.has_route(client):
-                controller.event(client, RanksEnded((end,)))
+        clients = [c for c in controller.registry.clients if not controller.local.has_route(c)]
+        controller.event_to_all(clients, RanksEnded((end,)))
         controller.hosts.tell_end(end)
 
 
