@@ -37,7 +37,7 @@ from monarch_nb._protocol.environment import RankEnvironment
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.rank_spec import OwnSpec, RankPlace, RankSpec, SharedSpec
 from monarch_nb._protocol.states import ProcState, StartMethod
-from monarch_nb._wire import address
+from monarch_nb._wire import address, open_files
 from monarch_nb._wire.process import OomKills, set_process_name
 
 STOP_GRACE_S = 3.0
@@ -309,6 +309,7 @@ class Supervisor:
         finally:
             for fd in (spec_fd, out_fd, err_fd):
                 os.close(fd)
+        open_files.restore_for(process.pid)
         process.returncode = 0  # this process waits for it by pidfd; Popen must not
         self._started(rank, process.pid)
         if command.is_users:
