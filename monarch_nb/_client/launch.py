@@ -21,6 +21,7 @@ from monarch_nb._protocol.claims import ClaimNote
 from monarch_nb._protocol.states import ClaimState
 from monarch_nb._protocol.warm import Requirements
 from monarch_nb._wire import message as wire
+from monarch_nb._wire import open_files
 from monarch_nb._wire.directory import new_directory, private_directories, private_directory
 from monarch_nb._wire.process import is_running, start_time
 from monarch_nb.exceptions import MeshNotFound, MeshStartError
@@ -47,6 +48,7 @@ def start_host_process(config: HostConfig, env: Mapping[str, str] | None = None)
         start_new_session=True,
         env=clean_environment() | dict(env or {}),
     )
+    open_files.restore_for(process.pid)  # before it has its configuration, and raises the limit itself
     assert process.stdin
     process.stdin.write(config.encode())
     process.stdin.close()

@@ -61,7 +61,7 @@ from monarch_nb._tracebacks import hide_in_scripts
 from monarch_nb._transport import process_context
 from monarch_nb._transport.pending import Reply
 from monarch_nb._transport.transport import Transport
-from monarch_nb._wire import address
+from monarch_nb._wire import address, open_files
 from monarch_nb._wire.mesh_address import MeshAddress
 from monarch_nb._wire.message import Message
 from monarch_nb._wire.process import process_trouble
@@ -149,6 +149,8 @@ class Session:
         Raises:
             MeshStartError: if it doesn't answer.
         """
+        if not is_guest:
+            open_files.raise_when_needed()
         transport = Transport(address.new_client_id(connection.host), connection.directory)
         session = cls(transport, connection)
         observes, listens = observes or is_guest, listens and not is_guest

@@ -23,6 +23,7 @@ from monarch_nb._host.controller.handover import CLAIM, THANKS, YOURS, Belonging
 from monarch_nb._host.starting import PACKAGE_ROOT
 from monarch_nb._protocol.claims import KeeperNote
 from monarch_nb._units import parse_duration
+from monarch_nb._wire import open_files
 from monarch_nb._wire.claim import Claim, holder
 from monarch_nb._wire.directory import socket_root
 from monarch_nb._wire.process import is_running, machine_id
@@ -227,7 +228,7 @@ def wanted_s() -> float | None:
 
 
 def _start_keeper(for_s: float, *, wait_s: float, stderr: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    keeper = subprocess.Popen(
         [sys.executable, "-c", _CODE, json.dumps({"for_s": for_s, "wait_s": wait_s}), PACKAGE_ROOT],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -236,6 +237,8 @@ def _start_keeper(for_s: float, *, wait_s: float, stderr: int) -> subprocess.Pop
         cwd="/",
         env=warm_key.environment(),
     )
+    open_files.restore_for(keeper.pid)
+    return keeper
 
 
 def stop(kept: Kept) -> None:

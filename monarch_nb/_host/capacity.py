@@ -88,7 +88,7 @@ def _hard() -> Iterator[tuple[int, str]]:
     threads = _free_threads()
     yield threads // THREADS_PER_RANK, f"the system lets {threads:,} more threads be started"
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    yield files // FILES_PER_RANK, f"a process may have {files:,} files open: ulimit -n"
+    yield files // FILES_PER_RANK, f"a process may have {files:,} files open: ulimit -Hn"
 
 
 def _free_memory() -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb._host.config import HostConfig
 from monarch_nb._host.warming import Zygote, start_zygote
+from monarch_nb._wire import open_files
 from monarch_nb._wire.address import FIRST_MEMBER, dump_path, host_proc
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ def main() -> None:
     1.
     """
     config = HostConfig.decode(sys.stdin.buffer.read())
+    open_files.raise_limit()
     zygote = start_zygote(config.sys_path, config.directory) if config.warm else None
     # this and the imports below take half a second, during which the zygote imports, too
     from monarch_nb import _sources

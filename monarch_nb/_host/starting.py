@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from monarch_nb._host.config import HostConfig
+from monarch_nb._wire import open_files
 
 PROCESS_JOB = "process"
 """Kind of hosts that are processes on the controller's own machine: the controller can start one by
@@ -121,6 +122,7 @@ def start_host_process(
         start_new_session=True,
         env=dict(env),
     )
+    open_files.restore_for(process.pid)  # before it has its configuration, and raises the limit itself
     assert process.stdin is not None
     process.stdin.write(config.encode())
     process.stdin.close()

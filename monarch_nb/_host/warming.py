@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from monarch_nb._wire import open_files
+
 if TYPE_CHECKING:
     from monarch_nb._protocol.environment import RankEnvironment
 
@@ -60,5 +62,6 @@ def start_zygote(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL if not os.environ.get("MONARCH_NB_HOST_LOG") else None,
     )
+    open_files.restore_for(process.pid)
     theirs.close()
     return Zygote(process, ours)

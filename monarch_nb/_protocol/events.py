@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from monarch_nb._protocol.base import Event
+from monarch_nb._protocol.base import Event, Record
 from monarch_nb._protocol.debugging import StopPlace
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.hang import RankStacks
 from monarch_nb._protocol.healing import Report
 from monarch_nb._protocol.ranks import Ticket
 from monarch_nb._protocol.resources import MonitoredHost, MonitoredRank
+from monarch_nb._protocol.runs import Runs
 
 # --- of ranks
 
@@ -19,17 +20,24 @@ class RankIsUp(Event, frozen=True):
     pid: int
 
 
-class RankPrinted(Event, frozen=True):
-    """Passes what a rank of another host has printed to the controller: the fields of its `Piece`."""
+class Printed(Record, frozen=True, array_like=True):
+    """A stretch of a rank's output: the fields of its `Piece`."""
 
+    proc: int
     rank: int
     piece: tuple[str, int, str, bytes]
 
 
-class RankEnded(Event, frozen=True):
-    """Tells the controller that a rank of another host has ended."""
+class RanksPrinted(Event, frozen=True):
+    """Passes what ranks of the sender's host have printed to the controller, in its order."""
 
-    end: RankExit
+    printed: tuple[Printed, ...]
+
+
+class EndsHere(Event, frozen=True):
+    """Tells the controller that ranks of the sender's host have ended."""
+
+    ends: tuple[RankExit, ...]
 
 
 class RankHeartbeat(Event, frozen=True):
@@ -64,7 +72,7 @@ class Renumbered(Event, frozen=True):
     local_world_size: int
     world_size: int
     extent: bytes
-    procs: tuple[int, ...]
+    procs: Runs
 
 
 class CheckpointEpoch(Event, frozen=True):

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import fields
 
 
-class RankExit(msgspec.Struct, frozen=True):
+class RankExit(msgspec.Struct, frozen=True, omit_defaults=True):
     """The end of a rank's process.
 
     Attributes:

@@ -5,6 +5,7 @@ controller and the host process, and the rank's own part.
 from __future__ import annotations
 
 from monarch_nb._protocol.base import Record
+from monarch_nb._protocol.runs import Runs
 
 
 class StartCommand(Record, frozen=True):
@@ -51,7 +52,7 @@ class GroupPlace(Record, frozen=True):
     """The places of a group's ranks, as the controller knows them when it starts some.
 
     Attributes:
-        procs: all of the group, by rank.
+        procs: all of the group, by rank: as runs, since each host is sent all of them.
         hosts: indices of their hosts.
         mesh: the fields of the mesh's address.
         skip, on_error: behaviour at breakpoints; see `DebugSettings`.
@@ -59,8 +60,8 @@ class GroupPlace(Record, frozen=True):
         elsewhere: folders as the notebook knows them, and where they lie on the host that is asked.
     """
 
-    procs: list[int]
-    hosts: list[int]
+    procs: Runs
+    hosts: Runs
     mesh: tuple[str, str, str, str, str, int, int | None]
     runs_cells: bool = False
     skip: bool = False

@@ -22,6 +22,7 @@ from monarch_nb._protocol.cells import CellWork
 from monarch_nb._protocol.process_group import RemakeGroup, StoreAddress
 from monarch_nb._protocol.profiles import ProfileReport
 from monarch_nb._protocol.registry import Handlers, handles
+from monarch_nb._protocol.runs import numbers_of
 from monarch_nb._protocol.shown import CellEnd
 from monarch_nb._protocol.states import CellStatus
 from monarch_nb._protocol.variables import VariableRow
@@ -451,7 +452,7 @@ class Worker:
         spec = self.rank.spec
         extent, where = decode_extent(spec.group.extent), spec.shared.place
         mesh = ProcMesh(
-            Placement(tuple(where.procs), Shape.full(extent), spec.group.group, tuple(where.hosts))
+            Placement(numbers_of(where.procs), Shape.full(extent), spec.group.group, numbers_of(where.hosts))
         )
         found: dict[str, Any] = {"point": extent.point(self.rank.rank), "mesh": mesh}
         torch = loaded("torch")

@@ -33,6 +33,7 @@ from functools import partial
 from itertools import count, islice
 from typing import Any, Final
 
+from monarch_nb._wire import open_files
 from monarch_nb._wire.message import PIECE_START, WireError, is_piece
 
 PIECE_BYTES: Final = 1 << 16
@@ -372,6 +373,7 @@ class LocalSender:
             connection = _new_socket()
         except OSError:
             return False  # no descriptor is free: tried again later, as if the receiver were absent
+        open_files.note_open(connection.fileno())
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         try:
             connection.connect(self._path)

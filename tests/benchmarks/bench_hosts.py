@@ -1,8 +1,9 @@
-"""Many hosts: `python tests/benchmarks/bench_hosts.py [PART ...]`. Parts: loss, scale, engines.
+"""Many hosts: `python tests/benchmarks/bench_hosts.py [PART ...]`. Parts: loss, scale, printed, engines.
 
 Prints, beside their floors: how long the loss of a host process takes to an exception, and to a mesh that a
 spare has made whole; what 1,024 ranks on 128 hosts cost the controller (the hosts are simulated: real
-messages, no ranks); from a command to the first answer on ssh and on a real Slurm.
+messages, no ranks); what a printed line of 256 real ranks on 8 host processes costs it; from a command to the
+first answer on ssh and on a real Slurm.
 """
 
 from __future__ import annotations
@@ -24,30 +25,37 @@ from pathlib import Path
 
 import psutil
 from msgspec.structs import asdict
+from msgspec.structs import replace as replace_fields
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
 
 import slurmd
 import sshd
+from counting_proxy import CountingProxy
 
 from monarch_nb._client import session as sessions
+from monarch_nb._host.config import HostConfig
 from monarch_nb._protocol.programs import Status
-from monarch_nb._protocol.ranks import Tickets
+from monarch_nb._protocol.ranks import Ticket, Tickets
 from monarch_nb._shape import Extent, Shape
 from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.exceptions import MeshError
+from monarch_nb.job import process
 from monarch_nb.job.allocation import Plan
+from monarch_nb.job.process import agent_config
 from monarch_nb.job.profiles import Profile
 from monarch_nb.job.spec import HostRange, HostSpec, machines
 from monarch_nb.mesh import Mesh, on_engine, start
 
 T = 120
 ROUNDS = 3
+CELLS = 50
+SILENT, LINE = "pass", "print(rank)"
 SIMULATED = """
 import json, sys, time, zmq
 from monarch_nb._protocol.base import decode, encode
-from monarch_nb._protocol.events import Beat, HostJoined, RankEnded, RankIsUp
+from monarch_nb._protocol.events import Beat, EndsHere, HostJoined, RankIsUp
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.ranks import StartRanks, StopRanks
 from monarch_nb._wire import address, message as wire
@@ -78,9 +86,8 @@ def take(link):
             ranks[place.proc] = (asked.spec.group, place.rank)
             tell(link, RankIsUp(1), place.proc)
     elif name == StopRanks.wire_name:
-        for proc in decode(StopRanks, message.payload).procs:
-            group, rank = ranks[proc]
-            tell(link, RankEnded(RankExit(proc, group, rank, "sim", 1, stopped=True)))
+        procs = decode(StopRanks, message.payload).procs
+        tell(link, EndsHere(tuple(RankExit(p, *ranks[p], "sim", 1, stopped=True) for p in procs)))
 
 for link, index in hosts.items():
     tell(link, HostJoined(f"sim{index}", 1, f"sim{index}", 8, 8))
@@ -184,6 +191,53 @@ def _cpu_s(process: psutil.Process) -> float:
     return float(found.user + found.system)
 
 
+# --- printed lines
+
+
+def printed(num_hosts: int = 8, per_host: int = 32) -> None:
+    """Have all ranks print a line, and count what their hosts send to the controller."""
+    os.environ["MONARCH_NB_PRELOAD"] = "none"
+    counters: list[CountingProxy] = []
+
+    def by_proxy(ticket: Ticket, directory: str) -> HostConfig:
+        if not counters:
+            counters.append(CountingProxy(ticket.controller))
+        return agent_config(replace_fields(ticket, controller=counters[0].address), directory)
+
+    process.agent_config = by_proxy
+    mesh = start("printed", {"gpus": per_host}, num_hosts=num_hosts, force=True)
+    process.agent_config = agent_config
+    try:
+        for source in (SILENT, LINE):
+            mesh.run(source, quiet=True)
+        controller = psutil.Process(sessions.of_transport(mesh._transport).request(Status()).pid)
+        silent, line = (
+            _cost(partial(mesh.run, s, quiet=True), controller, counters[0]) for s in (SILENT, LINE)
+        )
+        what = f"a line of {num_hosts * per_host} ranks on {num_hosts} hosts"
+        say(
+            f"{what}: messages of a host, with the answers", line[1] / num_hosts, "", "a few",
+            f"a silent cell {silent[1] / num_hosts:.1f}",
+        )  # fmt: skip
+        say(
+            f"{what}: CPU of the controller", 1e3 * line[0], "ms", "",
+            f"a silent cell {1e3 * silent[0]:.1f} ms",
+        )  # fmt: skip
+    finally:
+        mesh.stop().get(T)
+        counters[0].close()
+
+
+def _cost(
+    run: Callable[[], object], controller: psutil.Process, counter: CountingProxy
+) -> tuple[float, float]:
+    """Return the CPU seconds of the controller and the messages of all hosts for one cell."""
+    cpu, sent = _cpu_s(controller), counter.num_messages
+    for _ in range(CELLS):
+        run()
+    return (_cpu_s(controller) - cpu) / CELLS, (counter.num_messages - sent) / CELLS
+
+
 # --- engines
 
 
@@ -277,7 +331,7 @@ def _in_queue_s(log: Path) -> float:
     return (datetime.fromisoformat(allocated) - datetime.fromisoformat(submitted)).total_seconds()
 
 
-PARTS: dict[str, Callable[[], None]] = {"loss": loss, "scale": scale, "engines": engines}
+PARTS: dict[str, Callable[[], None]] = {"loss": loss, "scale": scale, "printed": printed, "engines": engines}
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or PARTS:

@@ -17,12 +17,16 @@ from waiting import wait_until
 import monarch_nb
 from monarch_nb._host import launcher
 from monarch_nb._protocol.base import Event, encode
-from monarch_nb._protocol.events import HostJoined
+from monarch_nb._protocol.events import EndsHere, HostJoined, HostLeaving, Printed, RanksPrinted
+from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.invitations import Invite, Withdraw
+from monarch_nb._protocol.programs import Status
 from monarch_nb._protocol.ranks import Ticket, Tickets
+from monarch_nb._protocol.states import HostState
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.invitation import Invitation
+from monarch_nb._wire.marks import TEXT, Piece
 from monarch_nb.mesh import Mesh
 
 T = 60
@@ -103,6 +107,24 @@ def test_a_host_cannot_speak_for_processes_of_another(mesh: Mesh, log: Path) -> 
         impostor.say(mine, HONEST)
         wait_until(lambda: hosts_of(mesh).get(mine) == "honest", "what it says of itself counts")
         assert hosts_of(mesh)[other] not in ("evil", "honest")
+    finally:
+        impostor.close()
+
+
+def test_a_host_cannot_end_ranks_of_another_or_print_in_their_name(mesh: Mesh) -> None:
+    ticket = mesh._session.request(Tickets(1))[0]
+    mine, (proc,) = ticket.host, mesh._placement.procs
+    impostor = Impostor(ticket, b"h%d.0.00" % mine)
+    try:
+        impostor.say(mine, HONEST)
+        impostor.say(mine, EndsHere((RankExit(proc, NAME, 0, "evil", 1),)))
+        impostor.say(mine, RanksPrinted((Printed(proc, 0, Piece(TEXT, 0, "stdout", b"forged\n")),)))
+        impostor.say(mine, HostLeaving())
+        wait_until(
+            lambda: mesh._session.request(Status()).hosts[mine].state != HostState.UP, "all has been heard"
+        )
+        assert mesh.execute(os.getpid).get(T), "the rank lives"
+        assert "forged" not in "".join(mesh.journal.logs((0,)))
     finally:
         impostor.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +28,10 @@ class Parts:
 
     def event(self, dst: int, event: Event) -> None:
         self.send_remote(address.host_of(dst), [event])
+
+    def event_to_all(self, procs: Sequence[int], event: Event) -> None:
+        for proc in procs:
+            self.event(proc, event)
 
     def send_remote(self, host: int, frames: list[Any]) -> None:
         ControllerProcess.send_remote(self, host, frames)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ import json, os, select, signal, sys
 from monarch_nb._host.loop import Loop
 from monarch_nb._host.agent.supervisor import Supervisor
 from monarch_nb._protocol.rank_spec import GroupPlace, GroupSpec, HostFacts, RankPlace, SharedSpec
+from monarch_nb._protocol.runs import runs_of
 
 told = {}
 
@@ -26,7 +27,7 @@ host = Supervisor(loop, 0, "here", ended, lambda rank, piece: None, sys.path, sy
 host.warm_up()
 zygote = host.zygote_pid
 os.kill(zygote, signal.SIGSTOP)
-nowhere = GroupPlace([1, 2], [0], ("", "", "", "", "", 0, None))
+nowhere = GroupPlace(runs_of([1, 2]), runs_of([0]), ("", "", "", "", "", 0, None))
 here = HostFacts(sys.argv[1], "here", [], False)
 spec = SharedSpec(GroupSpec("g", b"", bootstrap=b"no function"), nowhere, here)
 host.start([RankPlace(1, 0, 0, 1, 2, {})], spec, "fork")

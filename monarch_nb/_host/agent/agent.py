@@ -7,10 +7,12 @@ When the controller is gone it ends, with its ranks.
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 import zmq
 
+from monarch_nb._host.agent.outbox import Outbox
 from monarch_nb._host.agent.process import BEAT_S, LOST_AFTER_S, PREEMPT_S, HostProcess, visible_gpus
 from monarch_nb._host.agent.resource_monitor import Rows
 from monarch_nb._host.agent.stack_service import Found
@@ -31,10 +33,8 @@ from monarch_nb._protocol.events import (
     LastWord,
     Leave,
     LookNow,
-    RankEnded,
     RankHeartbeat,
     RankIsUp,
-    RankPrinted,
     RanksEnded,
     RanksRevived,
     ResourcesSeen,
@@ -70,6 +70,9 @@ class HostAgent(HostProcess):
         super().__init__(config, zygote)
         self._uplink = Uplink(
             self.context, self.loop, config, self._take_link, self._on_disconnect, self.shut_down
+        )
+        self._outbox = Outbox(
+            self.loop, partial(self.event, address.CONTROLLER), lambda: self.supervisor.is_stopping
         )
         self._last_beat = self.loop.clock() + LOST_AFTER_S
         self._limit_s = LOST_AFTER_S
@@ -129,6 +132,7 @@ class HostAgent(HostProcess):
             self._join()  # the first message may have been lost with the connection
 
     def send_remote(self, host: int, frames: list[Any]) -> None:
+        self._outbox.flush()
         self._uplink.send(cut(frames), copy=sum(map(len, frames)) < 1 << 16)
 
     # --- events of the controller and of ranks
@@ -237,7 +241,7 @@ class HostAgent(HostProcess):
 
     def rank_ended(self, end: RankExit) -> None:
         super().rank_ended(end)
-        self.event(address.CONTROLLER, RankEnded(end))
+        self._outbox.add_end(end)
 
     def environment_switched(self, number: int, problem: str) -> None:
         self.event(address.CONTROLLER, EnvironmentSwitched(number, problem))
@@ -249,7 +253,7 @@ class HostAgent(HostProcess):
         self.event(address.CONTROLLER, ResourcesSeen(rows, host))
 
     def rank_printed(self, rank: Rank, piece: Piece) -> None:
-        self.event(address.CONTROLLER, RankPrinted(rank.rank, piece), src=rank.proc)
+        self._outbox.add_printed(rank.proc, rank.rank, piece)
 
     def close_link(self) -> None:
         # the last message: the ends of all ranks here have been reported

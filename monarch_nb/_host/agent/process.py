@@ -127,8 +127,16 @@ class HostProcess:
 
     def event(self, dst: int, event: Event, src: int | None = None) -> None:
         """Send an event to one process; `src`: in whose name, if not our own."""
-        src = self.me if src is None else src
-        frame = wire.pack(wire.EVENT, src=src, dst=dst, name=event.wire_name.encode(), payload=encode(event))
+        self._send_event(dst, event.wire_name.encode(), encode(event), self.me if src is None else src)
+
+    def event_to_all(self, procs: Sequence[int], event: Event) -> None:
+        """Send an event to several processes; it may be long, and is encoded once."""
+        name, payload = event.wire_name.encode(), encode(event)
+        for proc in procs:
+            self._send_event(proc, name, payload, self.me)
+
+    def _send_event(self, dst: int, name: bytes, payload: bytes, src: int) -> None:
+        frame = wire.pack(wire.EVENT, src=src, dst=dst, name=name, payload=payload)
         if address.host_of(dst) == self.index:
             self.send_local(dst, frame)
         else:
@@ -310,12 +318,13 @@ class HostProcess:
 
     def spread_ends(self, ends: Sequence[RankExit]) -> None:
         """Tell all processes of this machine which ranks have ended."""
-        event = RanksEnded(tuple(ends))
-        for proc in [p for p in self.local.routes if p != self.me]:
-            self.event(proc, event)
-        for proc, rank in self.supervisor.ranks.items():
-            if rank.state == ProcState.RUNNING and proc not in self.local.routes:
-                self.event(proc, event)
+        routes = self.local.routes
+        others = [
+            proc
+            for proc, rank in self.supervisor.ranks.items()
+            if rank.state == ProcState.RUNNING and proc not in routes
+        ]
+        self.event_to_all([*(p for p in routes if p != self.me), *others], RanksEnded(tuple(ends)))
 
     # --- the end
 

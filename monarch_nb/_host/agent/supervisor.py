@@ -38,7 +38,7 @@ from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.rank_spec import OwnSpec, RankPlace, RankSpec, SharedSpec
 from monarch_nb._protocol.states import ProcState, StartMethod
 from monarch_nb._units import size_text
-from monarch_nb._wire import address
+from monarch_nb._wire import address, open_files
 from monarch_nb._wire.control_group import find_group, group_name, remove_group, was_out_of_memory
 from monarch_nb._wire.limits import VARIABLE, parse_limits
 from monarch_nb._wire.process import OomKills, set_process_name
@@ -315,6 +315,7 @@ class Supervisor:
         finally:
             for fd in (spec_fd, out_fd, err_fd):
                 os.close(fd)
+        open_files.restore_for(process.pid)
         process.returncode = 0  # this process waits for it by pidfd; Popen must not
         self._started(rank, process.pid)
         if command.is_users:
@@ -472,6 +473,11 @@ class Supervisor:
             r.state in (ProcState.STARTING, ProcState.RUNNING, ProcState.STOPPING)
             for r in self.ranks.values()
         )
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether ranks that were asked to exit haven't ended yet."""
+        return any(r.state == ProcState.STOPPING for r in self.ranks.values())
 
     def close(self) -> None:
         """Kill the remaining ranks and the zygote, and wait for them."""

@@ -36,6 +36,7 @@ from monarch_nb._workspace.answers import SetElsewhere
 
 if TYPE_CHECKING:
     from monarch_nb._host.controller.environments import EnvironmentService
+    from monarch_nb._host.controller.invitations import Invitations
     from monarch_nb._host.controller.ranks import RankService
     from monarch_nb._host.controller.status_publisher import StatusPublisher
     from monarch_nb._host.controller.waiting import WaitingService
@@ -51,6 +52,7 @@ class Parts(link.Parts, Protocol):
 
     environments: EnvironmentService
     handlers: Handlers
+    invitations: Invitations
     ranks: RankService
     status_publisher: StatusPublisher
     waits: WaitingService
@@ -144,8 +146,8 @@ class HostService:
 
     def tell_all(self, event: Event) -> None:
         """Tell all other hosts of an event."""
-        for host in self.link.remote_hosts():
-            self._controller.event(address.host_proc(host.index), event)
+        procs = [address.host_proc(host.index) for host in self.link.remote_hosts()]
+        self._controller.event_to_all(procs, event)
 
     def rows(self) -> list[HostRow]:
         """Return a row of facts for each host."""
@@ -274,6 +276,7 @@ class HostService:
 
     def _lost(self, host: Host) -> None:
         self._controller.environments.lost(host.index)
+        self._controller.invitations.host_lost(host)
         self._controller.status_publisher.touch()
         if any(host.index in departure.left for departure in self._departures):
             self._await_exit(host)

@@ -1,8 +1,12 @@
 """Admits hosts of an engine by an invitation.
 
 The invitation has a key that opens nothing but a knock. A knock names the key that the host has made for
-itself; if there's a place, that key is let in, and the host process dials with it. An invitation ends when
-all its places are taken, when its time is up, or when it's withdrawn.
+itself; if there's a place, that key is let in, and the host process dials with it. An invitation is closed
+while all its places are taken. It ends when its time is up, or when it's withdrawn.
+
+A place whose host is lost is free again, for the launcher that an engine starts anew (a pod that restarts, a
+job that is put back into the queue): under a new generation, so that the last holder, should it still live
+somewhere, is sent away. Nobody gets the place of a host that isn't lost.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ class Parts(Protocol):
 
 @dataclass
 class _Open:
-    """An invitation that still admits hosts."""
+    """An invitation that hasn't ended."""
 
     hosts: list[int]
     addresses: tuple[str, ...]
@@ -60,7 +64,7 @@ class Invitations:
     def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._guests: dict[str, _Open] = {}
-        """Open invitations, by the key that may only knock."""
+        """Invitations, by the key that may only knock."""
         self._refusals: deque[str] = deque(maxlen=MAX_REFUSALS)
 
     # --- inviting
@@ -105,6 +109,18 @@ class Invitations:
     def _close(self, guest: str) -> None:
         if self._guests.pop(guest, None) is not None:
             self._controller.hosts.link.keep_out(guest)
+
+    def _close_if_full(self, guest: str) -> None:
+        """Let nobody knock while no place is free."""
+        opened = self._guests.get(guest)
+        if opened is not None and self._free(opened, None) is None:
+            self._controller.hosts.link.keep_out(guest)
+
+    def host_lost(self, host: Host) -> None:
+        """Let the launcher knock that is started anew in the place of a host that is gone."""
+        for guest, opened in self._guests.items():
+            if host.index in opened.taken and _may_come_back(host):
+                self._controller.hosts.link.let_in(guest, self._knocks)
 
     def listen(self, network: str, ports: Sequence[int]) -> tuple[str, ...]:
         """Listen for other hosts; return the addresses at which they can reach this one.
@@ -188,12 +204,13 @@ class Invitations:
                 f"no place is left for node {knock.node}: {len(opened.taken)} of {len(opened.hosts)} "
                 "have joined"
             )
+        if host.index in opened.taken and host is not known:
+            host.expect_successor()
         opened.taken.add(host.index)
         host.label = host.label or knock.node
-        if len(opened.taken) == len(
-            opened.hosts
-        ):  # the knock is answered first: earlier requests of this connection continue
-            self._controller.loop.call_later(1.0, lambda: self._close(guest))
+        if self._free(opened, None) is None:
+            # the knock is answered first: earlier requests of this connection continue
+            self._controller.loop.call_later(1.0, lambda: self._close_if_full(guest))
         return host
 
     def _free(self, opened: _Open, place: int | None) -> Host | None:
@@ -201,11 +218,17 @@ class Invitations:
         left = [
             hosts[i] for i in opened.hosts if i not in opened.taken and hosts[i].state == HostState.EXPECTED
         ]
+        left += [hosts[i] for i in opened.hosts if i in opened.taken and _may_come_back(hosts[i])]
         if place is None:
             return next(iter(left), None)
         return next(
             (h for h in left if 0 <= place < len(opened.hosts) and h.index == opened.hosts[place]), None
         )
+
+
+def _may_come_back(host: Host) -> bool:
+    """Say whether another process may have a host's place: it's lost, or it was taken away from the mesh."""
+    return host.state == HostState.LOST or (host.state == HostState.STOPPED and bool(host.taken))
 
 
 def own_addresses(network: str) -> list[str]:

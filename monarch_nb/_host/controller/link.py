@@ -434,13 +434,14 @@ class HostLink:
         or an empty text.
         """
         spare = self._spare()
+        if spare is None and host.kind != PROCESS_JOB and host.state == HostState.EXPECTED:
+            return ""  # a launcher in its place has knocked, and its host process is about to join
         if spare is None and host.kind != PROCESS_JOB:
             return (
                 f"host {host.label or host.index} is lost and there is no spare; start the mesh with "
                 "--spares, or anew"
             )
-        host.generation += 1
-        host.state, host.backlog, host.taken = HostState.EXPECTED, [], ""
+        host.expect_successor()
         # the address by which the host can reach the controller
         ticket = self.ticket(host, (spare or host).endpoint)
         if spare is None:

@@ -10,9 +10,10 @@ from monarch_nb._host.controller.watch import Wanted, Watch, Watches
 from monarch_nb._journal import record as records
 from monarch_nb._journal.record import CLIENT_BITS, CLIENT_MASK, CLIENT_ORIGIN, Record, is_cell
 from monarch_nb._protocol.cells import OutputPart, ReadOutput, Taken, Unwatch, WatchOutput
-from monarch_nb._protocol.events import GroupsKnown, RankPrinted
+from monarch_nb._protocol.events import GroupsKnown, RanksPrinted
 from monarch_nb._protocol.programs import SettleOutput
 from monarch_nb._protocol.registry import LATER, Later, Sender, handles
+from monarch_nb._wire import address
 from monarch_nb._wire.marks import SETTLED, TEXT, Piece
 
 if TYPE_CHECKING:
@@ -47,10 +48,13 @@ class OutputService:
 
     # --- incoming records
 
-    @handles(RankPrinted)
-    def on_output(self, event: RankPrinted, sender: Sender) -> None:
-        """Handle output of a rank of another host: keep it, and show it."""
-        self.printed(event.rank, sender.proc, Piece(*event.piece))
+    @handles(RanksPrinted)
+    def on_output(self, event: RanksPrinted, sender: Sender) -> None:
+        """Handle output of ranks of another host: keep it, and show it. A host speaks for its own ranks."""
+        host = address.host_of(sender.proc)
+        for each in event.printed:
+            if address.host_of(each.proc) == host:
+                self.printed(each.rank, each.proc, Piece(*each.piece))
 
     def printed(self, rank: int, proc: int, piece: Piece) -> None:
         """Write a piece of a rank's output into the journal, and send it to watchers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
@@ -13,8 +14,9 @@ from monarch_nb._host.controller import exits
 from monarch_nb._host.controller.exits import Exited
 from monarch_nb._host.controller.registry import Group
 from monarch_nb._host.controller.sending import SendsFrames
+from monarch_nb._host.loop import guarded
 from monarch_nb._host.starting import PROCESS_JOB
-from monarch_nb._protocol.events import RankEnded, RankHeartbeat, RankIsUp, RanksEnded, RanksRevived
+from monarch_nb._protocol.events import EndsHere, RankHeartbeat, RankIsUp, RanksEnded, RanksRevived
 from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.journal import JournalEntry
 from monarch_nb._protocol.rank_spec import GroupPlace, RankPlace
@@ -29,6 +31,7 @@ from monarch_nb._protocol.ranks import (
     StopRanks,
 )
 from monarch_nb._protocol.registry import Later, Sender, handles
+from monarch_nb._protocol.runs import runs_of
 from monarch_nb._protocol.states import EntryKind, ProcState
 from monarch_nb._shape import decode_extent
 from monarch_nb._wire import address
@@ -135,8 +138,8 @@ class RankService:
         spec = replace(group.spec, extent=group.context)
         debug = controller.debug.settings
         place = GroupPlace(
-            list(group.procs),
-            list(group.hosts),
+            runs_of(group.procs),
+            runs_of(group.hosts),
             controller.mesh_address,
             runs_cells=controller.mesh_name.is_claimed,
             skip=debug["skip"],
@@ -257,10 +260,13 @@ class RankService:
         self._controller.status_publisher.touch((proc,))
         self._controller.cells.say_on(proc, f"rank {entry.rank} {trouble or 'reacts again'}")
 
-    @handles(RankEnded)
-    def on_rank_ended(self, event: RankEnded, sender: Sender) -> None:
-        """Handle the end of a rank of another host: tell all services."""
-        self.ended(event.end)
+    @handles(EndsHere)
+    def on_ends(self, event: EndsHere, sender: Sender) -> None:
+        """Handle ends of ranks of another host, which speaks for its own: tell all services."""
+        host = address.host_of(sender.proc)
+        for end in event.ends:
+            if address.host_of(end.proc) == host:
+                guarded(partial(self.ended, end))
 
     def ended(self, end: RankExit) -> None:
         """Tell all services that a rank has ended, here or on another host (`exits.subscribers`)."""
@@ -298,9 +304,8 @@ class RankService:
         """Tell all processes of this machine, all clients and all other hosts that a rank has ended."""
         controller = self._controller
         controller.spread_ends([end])
-        for client in controller.registry.clients:
-            if not controller.local.has_route(client):
-                controller.event(client, RanksEnded((end,)))
+        clients = [c for c in controller.registry.clients if not controller.local.has_route(c)]
+        controller.event_to_all(clients, RanksEnded((end,)))
         controller.hosts.tell_end(end)
 
 

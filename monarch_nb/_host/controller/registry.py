@@ -54,6 +54,11 @@ class Host:
     elsewhere: tuple[tuple[str, str], ...] = ()
     """Folders of the notebook, and their paths on this machine."""
 
+    def expect_successor(self) -> None:
+        """Expect another process in the place of one that is lost: what was kept for that is void."""
+        self.generation += 1
+        self.state, self.backlog, self.taken, self.why_lost = HostState.EXPECTED, [], "", ""
+
 
 @dataclass
 class Proc:

@@ -21,6 +21,7 @@ from monarch_nb._host.starting import PROCESS_JOB
 from monarch_nb._protocol.events import Renumbered, Reshaped
 from monarch_nb._protocol.healing import Report
 from monarch_nb._protocol.journal import JournalEntry
+from monarch_nb._protocol.runs import runs_of
 from monarch_nb._protocol.states import CheckpointKind, EntryKind, HostState, ProcState
 from monarch_nb._shape import Extent, elastic_numbers, format_ranks
 from monarch_nb._wire import address
@@ -262,11 +263,12 @@ class Reshaping:
             local[host] = entry.local_rank + 1
         entries = [controller.registry.procs[proc] for proc in group.procs]
         model = next((each.own_env for each in entries if each.own_env), {})
+        procs = runs_of(group.procs)
         for proc, entry, place in zip(group.procs, entries, group.places(entries), strict=True):
             if "RANK" in model or "RANK" in entry.own_env:
                 entry.own_env = {**model, **entry.own_env, **elastic_numbers(place)}
             if entry.state == ProcState.RUNNING:
-                controller.event(proc, Renumbered(**place, extent=group.context, procs=tuple(group.procs)))
+                controller.event(proc, Renumbered(**place, extent=group.context, procs=procs))
 
     def _tell_all(self, group: Group, actors: Mapping[int, tuple[int, ...]]) -> None:
         record = group.record()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from monarch_nb._protocol.base import Event
@@ -12,6 +13,10 @@ class Sends(Protocol):
 
     def event(self, dst: int, event: Event, src: int | None = None) -> None:
         """Send an event to one process; `src`: its sender, if not this process."""
+        ...
+
+    def event_to_all(self, procs: Sequence[int], event: Event) -> None:
+        """Send an event to several processes."""
         ...
 
     def reply(self, dst: int, ref: int, value: object, *, error: bool = False, last: bool = False) -> None:
