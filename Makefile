@@ -117,6 +117,8 @@ soak: env
 
 bench: env
 	$(PY) tests/benchmarks/run.py
+	$(PY) tests/benchmarks/bench_hosts.py
+	$(PY) tests/benchmarks/bench_far.py
 	$(PY) tests/benchmarks/bench_rdma.py
 	$(PY) tests/benchmarks/bench_rdma_tcp.py
 	$(PY) tests/benchmarks/bench_training.py

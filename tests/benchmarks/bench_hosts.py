@@ -8,6 +8,7 @@ first answer on ssh and on a real Slurm.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -43,6 +44,7 @@ from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.exceptions import MeshError
 from monarch_nb.job import process
 from monarch_nb.job.allocation import Plan
+from monarch_nb.job.engines import ray_program
 from monarch_nb.job.process import agent_config
 from monarch_nb.job.profiles import Profile
 from monarch_nb.job.spec import HostRange, HostSpec, machines
@@ -244,7 +246,13 @@ def _cost(
 def engines() -> None:
     """From a command to the first answer, beside a bare interpreter started the same way."""
     with tempfile.TemporaryDirectory() as folder:
-        for part, why_not in ((_ssh, sshd.why_not()), (_slurm, slurmd.why_not())):
+        no_ray = "" if importlib.util.find_spec("ray") else "no ray: pip install ray"
+        for part, why_not in (
+            (_ssh, sshd.why_not()),
+            (_slurm, slurmd.why_not()),
+            (_ray, no_ray),
+            (_compose, ""),
+        ):
             if why_not:
                 print(f"{part.__name__[1:]}: {why_not}")
             else:
@@ -279,10 +287,8 @@ def _rows(
         queue_s: returns how long the hosts of the last start waited to be given out: not counted.
     """
     without = replace(spec, setup=(*spec.setup, "export MONARCH_NB_PRELOAD=none"))
-    for what, each, program in (
-        ("ranks without torch", without, "pass"),
-        ("ranks with torch", spec, "import torch"),
-    ):
+    kinds = [("ranks without torch", without, "pass"), ("ranks with torch", spec, "import torch")]
+    for what, each, program in kinds[spec.engine == "compose" :]:  # hosts that wait run no setup
         command = bare(program)
         rounds = []
         for _ in range(ROUNDS):
@@ -320,6 +326,46 @@ def _slurm(folder: Path) -> None:
         )
     finally:
         cluster.close()
+
+
+BY_RAY = """
+import sys, ray
+ray.init(sys.argv[1], logging_level="error")
+ray.get(ray.remote(lambda code: exec(code)).remote(sys.argv[2]))
+"""
+
+
+def _ray(_folder: Path) -> None:
+    os.environ.update(RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0")
+    program = [sys.executable, str(Path(slurmd.__file__).with_name("ray_cluster.py"))]
+    with subprocess.Popen(
+        program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        spec = HostSpec("ray", hosts=HostRange(2, 2), own=(("address", address), ("driver", sys.executable)))
+        _rows("ray, 2 nodes", spec, lambda p: [sys.executable, "-c", BY_RAY, address, p])
+        ray_program.close_idle()
+
+
+def _compose(folder: Path) -> None:
+    """Hosts that wait already: an interpreter isn't started there, but here."""
+    pool = folder / "pool"
+    pool.mkdir(0o700)
+    wait = "import sys; from monarch_nb._host import pool; sys.exit(pool.wait(sys.argv[1], sys.argv[2]))"
+    hosts = [
+        subprocess.Popen([sys.executable, "-c", wait, str(pool), name], stdout=subprocess.PIPE)
+        for name in ("a", "b")
+    ]
+    try:
+        for host in hosts:
+            assert host.stdout is not None and b"waits" in host.stdout.readline()
+        spec = HostSpec("compose", hosts=HostRange(2, 2), own=(("directory", str(pool)),))
+        _rows("compose, 2 hosts", spec, lambda p: [sys.executable, "-c", p])
+    finally:
+        for host in hosts:
+            host.terminate()
+            host.wait(T)
 
 
 def _in_queue_s(log: Path) -> float:
