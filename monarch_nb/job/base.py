@@ -82,8 +82,9 @@ class JobTrait(ABC):
         independent.
 
         Args:
-            cached_path: where a batch job keeps its description, so that another program finds the same
-                hosts. Jobs of this machine have nothing to keep: their hosts are found through the mesh.
+            cached_path: file by which another program finds the hosts of this job: if it's there and its job
+                runs, these are its hosts; otherwise hosts are obtained that outlive this program, until
+                `kill`. Jobs of this machine have nothing to keep: their hosts end with the program.
         """
         self.apply()
         return self._state()
@@ -148,7 +149,8 @@ def _described(cls: type[JobTrait], fields: dict[str, Any]) -> JobTrait:
     return cls(**fields)
 
 
-DEFAULT_JOB_PATH = os.path.join(".monarch", "job_state.json")
+DEFAULT_JOB_PATH = os.path.join(".monarch", "job_state.pkl")
+"""Where Monarch's programs have it; what lies there is JSON."""
 
 
 def job_loads(data: bytes) -> JobTrait:
