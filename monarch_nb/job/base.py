@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.gather_mount import gather_mount
+from monarch_nb.job.description import MAX_BYTES, Kinds, written
 from monarch_nb.remotemount import remotemount
 
 
@@ -36,8 +36,15 @@ class JobState:
         return f"JobState({', '.join(f'{k}: {v.extent}' for k, v in self._meshes.items())})"
 
 
+_kinds = Kinds()
+
+
 class JobTrait(ABC):
     """The base class of all jobs. Subclasses implement how hosts are obtained and released."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _kinds.add(cls)
 
     def __init__(self) -> None:
         self._is_running = False
@@ -75,8 +82,9 @@ class JobTrait(ABC):
         independent.
 
         Args:
-            cached_path: where a batch job keeps its description, so that another program finds the same
-                hosts. Jobs of this machine have nothing to keep: their hosts are found through the mesh.
+            cached_path: file by which another program finds the hosts of this job: if it's there and its job
+                runs, these are its hosts; otherwise hosts are obtained that outlive this program, until
+                `kill`. Jobs of this machine have nothing to keep: their hosts end with the program.
         """
         self.apply()
         return self._state()
@@ -112,14 +120,22 @@ class JobTrait(ABC):
         self.kill()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the description for pickle, without hosts: those belong to the program that has obtained
-        them.
+        """Return the description for messages to ranks, without hosts: those belong to the program that has
+        obtained them.
         """
-        return _described, (type(self), {k: v for k, v in self.__dict__.items() if not k.startswith("_")})
+        return _described, (type(self), self._fields())
+
+    def _fields(self) -> dict[str, Any]:
+        """Return what the job was made of."""
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
 
     def dumps(self) -> bytes:
-        """Return the description of this job, for `job_loads`. Its hosts stay with this program."""
-        return pickle.dumps(self)
+        """Return the description of this job as JSON, for `job_loads`. Its hosts stay with this program.
+
+        Raises:
+            TypeError: if it was made of something that isn't JSON: naming it.
+        """
+        return written(type(self), self._fields()).encode()
 
     def dump(self, filename: str | os.PathLike[str]) -> None:
         """Write the description of this job into a file, for `job_load`."""
@@ -134,6 +150,7 @@ def _described(cls: type[JobTrait], fields: dict[str, Any]) -> JobTrait:
 
 
 DEFAULT_JOB_PATH = os.path.join(".monarch", "job_state.pkl")
+"""Where Monarch's programs have it; what lies there is JSON."""
 
 
 def job_loads(data: bytes) -> JobTrait:
@@ -143,16 +160,12 @@ def job_loads(data: bytes) -> JobTrait:
         TypeError: if these bytes are no job's.
     """
     try:
-        job = pickle.loads(data)
-    except Exception as error:  # unpickling may raise any error
+        job, _ = _kinds.read(data)
+    except Exception as error:  # a class that is given other fields than it takes may raise any error
         raise TypeError(
             f"job_loads takes what a job's dumps() has returned: {type(error).__name__}: {error}"
         ) from None
-    if not isinstance(job, JobTrait):
-        raise TypeError(
-            f"job_loads takes what a job's dumps() has returned, and this is a {type(job).__name__}"
-        )
-    return job
+    return job  # type: ignore[no-any-return]
 
 
 def job_load(filename: str | os.PathLike[str] = DEFAULT_JOB_PATH) -> JobTrait:
@@ -163,7 +176,11 @@ def job_load(filename: str | os.PathLike[str] = DEFAULT_JOB_PATH) -> JobTrait:
         TypeError: if it holds no job.
     """
     with open(filename, "rb") as file:
-        return job_loads(file.read())
+        data = file.read(MAX_BYTES)
+    try:
+        return job_loads(data)
+    except TypeError as error:
+        raise TypeError(f"{os.fspath(filename)}: {error}") from None
 
 
 def check_meshes(meshes: Any) -> dict[str, int]:

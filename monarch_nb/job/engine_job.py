@@ -9,10 +9,11 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 from monarch_nb._client import session as sessions
+from monarch_nb._client.claims import abandon, claimed
 from monarch_nb._client.session import Session
 from monarch_nb._protocol.ranks import StopHosts
 from monarch_nb._shape import Extent, Shape
@@ -20,10 +21,11 @@ from monarch_nb._units import parse_duration
 from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.exceptions import MeshError, MeshUsageError
 from monarch_nb.job import allocation as records
+from monarch_nb.job import cached
 from monarch_nb.job.allocation import Allocation, Plan
 from monarch_nb.job.base import JobState, JobTrait, check_meshes
-from monarch_nb.job.engines import engine_of, ignored
-from monarch_nb.job.joining import Wait, reserve
+from monarch_nb.job.engines import Engine, engine_of, ignored
+from monarch_nb.job.joining import Wait, adopt, reserve
 from monarch_nb.job.recall import drop, end_all
 from monarch_nb.job.spec import HostRange, HostSpec, machines
 
@@ -40,6 +42,8 @@ class EngineJob(JobTrait):
         self._asked: Allocation | None = None
         self._session: Session | None = None
         self._joined: list[int] = []
+        self._cached_path = ""
+        self._name = ""
 
     def spec(self) -> HostSpec:
         """Return the specification of the hosts that this job requests."""
@@ -51,26 +55,93 @@ class EngineJob(JobTrait):
         """
         return self.spec().difference(spec.spec())
 
+    def state(self, cached_path: str | os.PathLike[str] | None = None) -> JobState:
+        """Return handles on the host meshes, as `JobTrait.state` does.
+
+        Raises:
+            MeshUsageError: if the job of `cached_path` runs with other hosts than this one asks for; or if
+                this job has its hosts already, and they end with the program.
+        """
+        path = os.path.realpath(cached_path) if cached_path is not None else self._cached_path
+        if self.active and path != self._cached_path:
+            raise MeshUsageError(
+                f"this job has its hosts already, and they're not those of {path}: give cached_path at the "
+                "first state(); or kill() it before"
+            )
+        self._cached_path = path
+        return super().state()
+
     def _create(self) -> None:
-        spec = self.spec()
-        engine, self._session = engine_of(spec), sessions.current()
+        # Under a lock, two programs with the same file have one job.
+        with records.lock_records() if self._cached_path else nullcontext():
+            spec = self.spec()
+            if not (self._cached_path and self._is_reattached(spec)):
+                self._obtain(spec)
+
+    def _obtain(self, spec: HostSpec) -> None:
+        """Request the hosts.
+
+        Raises:
+            MeshUsageError: if they can't be had.
+        """
+        engine = engine_of(spec)
         if unheeded := ignored(spec):
             raise MeshUsageError(f"{type(self).__name__}: {unheeded}")
-        usable, problems = engine.usable(spec), []
-        problems = [usable.why_not] if not usable else engine.check(spec)
+        usable = engine.usable(spec)
+        problems = engine.check(spec) if usable else [usable.why_not]
         if problems:
             raise MeshUsageError(f"{type(self).__name__}: {'; '.join(problems)}")
-        asked = Allocation.new(f"job-{os.getpid()}-{next(_numbers)}", spec.engine, spec, Plan())
-        asked, invitation = reserve(self._session, engine, asked)
-        records.write_record(asked)
-        self._asked = asked
         try:
-            self._asked = engine.submit(asked, invitation)
+            self._ask(engine, spec)
         except BaseException as error:
+            if self._name:
+                drop(self._asked or Allocation.new(self._name, spec.engine, spec, Plan()), error)
             self._asked = None
-            drop(asked, error)
+            self._forget()
             raise
+
+    def _ask(self, engine: Engine, spec: HostSpec) -> None:
+        """Request the hosts, for a mesh that outlives this program if others are to find it."""
+        self._name = cached.new_name() if self._cached_path else f"job-{os.getpid()}-{next(_numbers)}"
+        self._session = claimed(self._name, has_ranks=False) if self._cached_path else sessions.current()
+        asked = Allocation.new(self._name, spec.engine, spec, Plan())
+        asked, invitation = reserve(self._session, engine, asked)
+        if self._cached_path:
+            adopt(self._session, asked, None)
+        records.write_record(asked)
+        if self._cached_path:
+            cached.write(self._cached_path, self.dumps(), self._name)
+        self._asked = engine.submit(asked, invitation)
         records.write_record(self._asked)
+
+    def _is_reattached(self, spec: HostSpec) -> bool:
+        """Take the hosts of the job that a file names; return False if that doesn't run.
+
+        Raises:
+            MeshUsageError: if it runs with other hosts.
+        """
+        found = cached.running(self._cached_path)
+        if found is None:
+            return False
+        self._asked, self._session = found
+        self._name = self._asked.mesh
+        if difference := self._asked.spec.difference(spec):
+            self._session.close()
+            path = self._cached_path
+            self._asked = None
+            raise MeshUsageError(
+                f"the job of {path} runs with other hosts: {difference}. End it: %mesh cancel {self._name}; "
+                "or keep it, and give this one another cached_path"
+            )
+        cached.stop_left(self._session)
+        return True
+
+    def _forget(self) -> None:
+        """Leave the mesh of a job that others could find, and its file."""
+        if self._cached_path and self._session is not None:
+            abandon(self._session)
+            cached.remove(self._cached_path, self._name)
+        self._session, self._name = None, ""
 
     def _state(self) -> JobState:
         assert self._asked is not None and self._session is not None
@@ -108,6 +179,7 @@ class EngineJob(JobTrait):
         if asked is not None:
             end_all(asked)
             records.remove_record(asked.mesh)
+        self._forget()
 
 
 class SSHJob(EngineJob):

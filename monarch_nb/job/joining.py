@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from monarch_nb._client import launch
 from monarch_nb._client.session import Session
 from monarch_nb._protocol.invitations import Invite, Refusals, Withdraw
-from monarch_nb._protocol.programs import Status
+from monarch_nb._protocol.programs import Adopt, Status
 from monarch_nb._protocol.states import HostState
 from monarch_nb._units import duration
 from monarch_nb._wire.invitation import Invitation
@@ -38,6 +39,25 @@ def reserve(session: Session, engine: Engine, asked: Allocation) -> tuple[Alloca
     given = session.request(Invite(asked.mesh, num, expires_s, labels, spec.network, ports, spec.scratch))
     plan = replace(asked.plan, guest=given.guest)
     return replace(asked, hosts=tuple(given.hosts), plan=plan), Invitation.from_json(given.invitation)
+
+
+def adopt(session: Session, asked: Allocation, owner: int | None) -> None:
+    """Publish the name of a mesh that has no ranks yet.
+
+    Args:
+        owner: pid of the program that it ends with; None: it outlives all.
+    """
+    request = Adopt(
+        name=asked.mesh,
+        idle_timeout_s=asked.plan.idle_timeout_s,
+        connection_file=launch.connection_path(asked.mesh),
+        env=dict(asked.plan.env),
+        dims=dict(asked.plan.dims or ()),
+        rank_set="",
+        journal=launch.new_journal(asked.mesh),
+        owner_pid=owner,
+    )
+    session.request(request)
 
 
 class Wait:

@@ -8,13 +8,17 @@ stays on record.
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from dataclasses import replace
 
+from monarch_nb._wire.process import is_running
 from monarch_nb.exceptions import MeshError
 from monarch_nb.job import allocation as records
 from monarch_nb.job.allocation import Allocation
 from monarch_nb.job.engines import EngineError, NoAnswer, engine_of
+
+_LOOK_S = 0.05
 
 
 def recalled(asked: Allocation) -> Allocation:
@@ -40,6 +44,25 @@ def found_again(asked: Allocation) -> Allocation:
         found = replace(found, is_unsure=False)
         records.write_record(found)
     return found
+
+
+def is_being_requested(asked: Allocation) -> bool:
+    """Return whether the program that makes a request hasn't noted yet what the engine calls it."""
+    return not asked.has_answer and not asked.is_unsure and is_running(asked.submitted_by, None)
+
+
+def noted(name: str) -> Allocation | None:
+    """Return a mesh's record when the engine's answer to its request is noted. If the program that has asked
+    ended before that, the engine is asked whether it knows the request.
+
+    Raises:
+        EngineError: if the engine can't say.
+    """
+    asked = records.read_record(name)
+    while asked is not None and is_being_requested(asked):
+        time.sleep(_LOOK_S)
+        asked = records.read_record(name)
+    return asked if asked is None else found_again(asked)
 
 
 def end_all(asked: Allocation) -> Allocation:

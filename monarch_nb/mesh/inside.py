@@ -27,7 +27,7 @@ from monarch_nb.job.allocation import Allocation, Plan
 from monarch_nb.job.engines import ENGINES, Engine, State, engine_of
 from monarch_nb.job.joining import InsideWait
 from monarch_nb.job.profiles import Profile
-from monarch_nb.job.recall import drop, end_all, found_again
+from monarch_nb.job.recall import drop, end_all, found_again, is_being_requested, noted
 from monarch_nb.job.spec import INSIDE
 from monarch_nb.mesh import on_engine, starting
 from monarch_nb.mesh.always import define_on
@@ -85,7 +85,7 @@ def wait_inside(
     Raises:
         MeshNotFound: if there is none.
     """
-    asked = on_engine.noted(name) if _record(name) is not None else None
+    asked = noted(name) if _record(name) is not None else None
     if asked is None:
         raise MeshNotFound(f"no mesh {name!r} was requested inside a job; see all requests: %mesh queue")
     return _finish(engine_of(asked.spec), asked, wait_s, on_wait, keeps_queued=keeps_queued)
@@ -98,7 +98,7 @@ def is_away(name: str) -> bool:
     asked = _record(name)
     if asked is None or launch.find_claim(name) is not None:
         return False
-    if not on_engine.is_being_requested(asked):
+    if not is_being_requested(asked):
         asked = found_again(asked)
     if on_engine.look_at(asked.bearer).state != State.ENDED:
         return True

@@ -16,6 +16,7 @@ import sys
 import tempfile
 
 from monarch_nb._client import membership
+from monarch_nb._client.claims import claimed
 from monarch_nb._client.session import Session
 from monarch_nb._protocol.roles import Role, Share
 from monarch_nb._wire.process import wait_until_gone
@@ -28,8 +29,9 @@ from monarch_nb.job.engines.base import Inside
 from monarch_nb.job.engines.kubernetes import Kubernetes
 from monarch_nb.job.engines.ray import Ray
 from monarch_nb.job.engines.slurm import Slurm
+from monarch_nb.job.joining import adopt
 from monarch_nb.job.profiles import Profile
-from monarch_nb.mesh import on_engine, starting
+from monarch_nb.mesh import on_engine
 
 _WAIT_S = 3600.0
 _INSIDE = {Slurm.name: own_allocation.inside, Ray.name: ray.inside, Kubernetes.name: kubernetes.inside}
@@ -72,8 +74,8 @@ def _started(asked: Allocation, within: Inside) -> Session:
         profile = Profile(within.spec.engine, within.spec)
         mesh = on_engine.start_on(asked.mesh, profile, asked.plan, with_program=within.with_program)
         return session_of(mesh)
-    session = starting.claimed(asked.mesh, has_ranks=False)
-    on_engine.adopt(session, asked, os.getpid() if within.with_program else None)
+    session = claimed(asked.mesh, has_ranks=False)
+    adopt(session, asked, os.getpid() if within.with_program else None)
     return session
 
 

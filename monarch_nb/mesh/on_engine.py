@@ -15,10 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from monarch_nb._client import launch
+from monarch_nb._client.claims import abandon, claimed
 from monarch_nb._client.session import Session
 from monarch_nb._protocol.invitations import Withdraw
 from monarch_nb._protocol.names import GetMesh, SetName
-from monarch_nb._protocol.programs import Adopt, SetTimeLimit, Status
+from monarch_nb._protocol.programs import SetTimeLimit, Status
 from monarch_nb._protocol.states import OnFailure
 from monarch_nb._shape import Extent, Shape, format_ranks
 from monarch_nb._units import duration
@@ -28,9 +29,9 @@ from monarch_nb.exceptions import MeshError, MeshNotFound, MeshStartError, MeshU
 from monarch_nb.job import allocation as records
 from monarch_nb.job.allocation import Allocation, Plan
 from monarch_nb.job.engines import Engine, EngineError, Look, State, engine_of, ignored
-from monarch_nb.job.joining import Wait, reserve
+from monarch_nb.job.joining import Wait, adopt, reserve
 from monarch_nb.job.profiles import Profile
-from monarch_nb.job.recall import drop, end_all, found_again, may_exist
+from monarch_nb.job.recall import drop, end_all, found_again, is_being_requested, may_exist, noted
 from monarch_nb.job.spec import INSIDE
 from monarch_nb.mesh import starting
 from monarch_nb.mesh.always import define_on
@@ -78,13 +79,13 @@ def start_on(
     profile = replace(profile, spec=engine.completed(profile.spec))
     check_ended(name)
     starting.check_free(name)
-    session = starting.claimed(name, has_ranks=False)
+    session = claimed(name, has_ranks=False)
     asked = Allocation.new(name, profile.name, profile.spec, plan)
     try:
         asked = _ask(session, engine, asked, with_program)
     except BaseException as error:
         drop(asked, error)
-        starting.abandon(session)
+        abandon(session)
         raise
     return finish(session, engine, asked, wait_s, on_wait, keeps_queued=keeps_queued)
 
@@ -108,20 +109,6 @@ def wait_on(
         )
     session, engine = Session.connect(launch.find_connection(name), ""), engine_of(asked.spec)
     return finish(session, engine, asked, wait_s, on_wait, keeps_queued=keeps_queued)
-
-
-def noted(name: str) -> Allocation | None:
-    """Return a mesh's record when the engine's answer to its request is noted. If the program that has asked
-    ended before that, the engine is asked whether it knows the request.
-
-    Raises:
-        EngineError: if the engine can't say.
-    """
-    asked = records.read_record(name)
-    while asked is not None and is_being_requested(asked):
-        time.sleep(_LOOK_S)
-        asked = records.read_record(name)
-    return asked if asked is None else found_again(asked)
 
 
 def waits(name: str) -> bool:
@@ -171,25 +158,6 @@ def _ask(session: Session, engine: Engine, asked: Allocation, with_program: bool
     asked = engine.submit(asked, invitation)
     records.write_record(asked)
     return asked
-
-
-def adopt(session: Session, asked: Allocation, owner: int | None) -> None:
-    """Publish the name of a mesh that has no ranks yet.
-
-    Args:
-        owner: pid of the program that it ends with; None: it outlives all.
-    """
-    request = Adopt(
-        name=asked.mesh,
-        idle_timeout_s=asked.plan.idle_timeout_s,
-        connection_file=launch.connection_path(asked.mesh),
-        env=dict(asked.plan.env),
-        dims=dict(asked.plan.dims or ()),
-        rank_set="",
-        journal=launch.new_journal(asked.mesh),
-        owner_pid=owner,
-    )
-    session.request(request)
 
 
 def _with_hosts(session: Session, engine: Engine, asked: Allocation) -> Allocation:
@@ -247,11 +215,11 @@ def finish(
             raise queued(asked, error, wait_s, ending) from None
         over = given_up(error, asked, wait_s)
         drop(asked, over)
-        starting.abandon(session)
+        abandon(session)
         raise over from None
     except BaseException as error:
         drop(asked, error)
-        starting.abandon(session)
+        abandon(session)
         raise
 
 
@@ -357,7 +325,7 @@ def cancel(name: str, *, forgets: bool = False) -> Allocation:
         )
     with suppress(MeshNotFound):
         session = Session.connect(launch.find_connection(name), "", observes=True)
-        starting.abandon(session)
+        abandon(session)
     try:
         end_all(asked)
     except EngineError as error:
@@ -438,11 +406,6 @@ def _without_a_mesh(asked: Allocation, look: Look) -> Look:
 
 
 _UNKNOWN = "unknown: "
-
-
-def is_being_requested(asked: Allocation) -> bool:
-    """Return whether the program that makes a request hasn't noted yet what the engine calls it."""
-    return not asked.has_answer and not asked.is_unsure and is_running(asked.submitted_by, None)
 
 
 def look_at(asked: Allocation) -> Look:

@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from monarch_nb._client import launch, spare
+from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
+from monarch_nb._client.claims import abandon, claimed
 from monarch_nb._client.mesh_name import check_mesh_name
 from monarch_nb._client.session import Session
 from monarch_nb._client.unattended import is_run_by_a_program
 from monarch_nb._host import capacity
-from monarch_nb._protocol.claims import ClaimNote
 from monarch_nb._protocol.names import GetMesh, GroupRecord, SetMesh
-from monarch_nb._protocol.programs import Adopt, ClaimName, ShutDown, Status
+from monarch_nb._protocol.programs import Adopt, Status
 from monarch_nb._protocol.states import ClaimState, OnFailure
 from monarch_nb._rank.imports import patch_imports
 from monarch_nb._runtime.supervision import MeshFailure
@@ -28,7 +28,7 @@ from monarch_nb._wire.limits import VARIABLE, parse_limits
 from monarch_nb.actor.handle import placement_of
 from monarch_nb.actor.host_mesh import HostMesh, check_env
 from monarch_nb.actor.proc_mesh import ProcMesh
-from monarch_nb.exceptions import MeshEnded, MeshError, MeshNotFound, MeshUsageError, NameTaken
+from monarch_nb.exceptions import MeshEnded, MeshNotFound, MeshUsageError, NameTaken
 from monarch_nb.mesh import drift
 from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
@@ -191,34 +191,6 @@ def _check_room(dims: Mapping[str, int], num_hosts: int, num_spares: int, *, for
         raise MeshUsageError(str(error)) from None
 
 
-def claimed(name: str, *, has_ranks: bool = True) -> Session:
-    """Return a session with a controller that holds the claim to a name exclusively.
-
-    Args:
-        has_ranks: whether ranks are going to run beside it.
-
-    Raises:
-        NameTaken: if another controller has it.
-    """
-    claim = launch.find_claim(name)
-    if claim is None:
-        connection = spare.take_spare(has_ranks=has_ranks)
-        session = Session.connect(connection)
-        try:
-            if session.request(ClaimName(launch.claim_path(name))):
-                return session
-        except BaseException:
-            abandon(session)
-            raise
-        session.close()
-        spare.put_back(connection)
-        claim = launch.find_claim(name) or ClaimNote()
-    raise NameTaken(
-        f"{launch.describe_claim(name, claim)}. Attach to it when it runs: %mesh start {name}; or "
-        "choose another name"
-    )
-
-
 def _start_on(
     session: Session,
     name: str,
@@ -289,15 +261,6 @@ def default_dims(session: Session) -> dict[str, int]:
     """Return one rank per GPU, or per core where there is none."""
     controller = session.request(Status()).hosts[0]
     return {"gpus": controller.num_gpus} if controller.num_gpus else {"procs": controller.num_cores}
-
-
-def abandon(session: Session) -> None:
-    """End a controller that no mesh was created on."""
-    try:
-        with suppress(MeshError):
-            session.request(ShutDown())
-    finally:
-        session.close()
 
 
 def attach(name: str | None = None, *, listens: bool = True, observes: bool = False, what: str = "") -> Mesh:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +16,9 @@ from sshd import Profiles, Sshd
 from waiting import wait_until
 
 from monarch_nb.exceptions import MeshError, MeshUsageError
-from monarch_nb.job import SlurmJob, SSHJob, job_loads
+from monarch_nb.job import SlurmJob, SSHJob, job_load, job_loads
 from monarch_nb.job.allocation import list_records
+from monarch_nb.mesh import on_engine
 
 T = 60
 
@@ -58,6 +62,65 @@ def test_a_slurm_job_gives_its_nodes(cluster: Cluster, monkeypatch: pytest.Monke
         job.kill()
     assert list_records() == []
     wait_until(lambda: cluster.idle_nodes() == 3, "idle nodes")
+
+
+CACHED = """
+import os, sys
+from monarch_nb._protocol.programs import Status
+from monarch_nb.actor import Actor, endpoint
+from monarch_nb.actor.handle import session_of
+from monarch_nb.job import SlurmJob
+
+class Where(Actor):
+    @endpoint
+    def job(self):
+        return f"{os.environ['SLURM_JOB_ID']} {os.getppid()}"
+
+job = SlurmJob({"trainers": int(sys.argv[2])}, setup=[sys.argv[3]])
+state = job.state(cached_path=sys.argv[1])
+procs = state.trainers.spawn_procs({"procs": 1})
+(where,) = procs.spawn("where", Where).job.call().get(60).values()
+running = [row.rank for row in session_of(procs).request(Status()).procs if row.state == "running"]
+print(where, running, flush=True)
+if sys.argv[4] == "kill":
+    job.kill()
+elif sys.argv[4] == "crash":
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_another_program_finds_the_hosts_of_a_job_by_its_file(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(cluster.config))
+    path = tmp_path / ".monarch" / "job_state.pkl"
+
+    def run(num: int, end: str) -> tuple[str, str]:
+        argv = [sys.executable, "-P", "-c", CACHED, str(path), str(num), SETUP, end]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=2 * T)
+        return done.stdout, done.stderr
+
+    first, said = run(1, "crash")
+    try:
+        number = first.split()[0] if first else said
+        assert number == cluster.command("squeue", "-h", "-o", "%i"), said
+        assert job_load(path).can_run(SlurmJob({"trainers": 1}, setup=[SETUP])) == ""
+        assert re.search(
+            r"runs with other hosts: hosts 1 -> 2\. End it: %mesh cancel job-", run(2, "stay")[1]
+        )
+        again, said = run(1, "kill")
+        assert again == first, f"the same job and host process, and no rank of the first program: {said}"
+    finally:
+        for asked in list_records():
+            on_engine.cancel(asked.mesh, forgets=True)
+    assert not path.exists()
+    wait_until(lambda: cluster.idle_nodes() == 3, "idle nodes")
+    path.write_text("{")
+    with pytest.raises(MeshUsageError, match=rf"cached_path {path} is no file of a job .*: remove it"):
+        SlurmJob({"trainers": 1}).state(cached_path=path)
+    path.write_text(json.dumps({"mesh": "big"}))
+    with pytest.raises(MeshUsageError, match="names no mesh of a job"):
+        SlurmJob({"trainers": 1}).state(cached_path=path)
 
 
 def test_what_a_job_cannot_be_is_said_at_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

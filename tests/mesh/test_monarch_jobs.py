@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -91,8 +93,37 @@ def test_a_job_is_written_down_and_loaded(tmp_path: Path) -> None:
     assert isinstance(loaded, ProcessJob)
     assert (loaded.meshes, loaded.env, loaded.active) == ({"trainers": 2}, {"A": "1"}, False)
     assert isinstance(job_loads(LocalJob(["a"]).dumps()), LocalJob)
+    assert json.loads((tmp_path / "deep" / "job.pkl").read_text())["job"] == "ProcessJob"
     with pytest.raises(TypeError, match="takes what a job's dumps"):
         job_loads(b"no job")
+    odd = LocalJob()
+    odd.hosts = (object(),)  # type: ignore[assignment]
+    with pytest.raises(TypeError, match=r"LocalJob can't be written .* hosts is a tuple .*; expected text"):
+        odd.dumps()
+
+
+class Trap:
+    """What makes a file where it's unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_file_of_a_job_runs_nothing_when_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "job_state.json"
+    path.write_bytes(pickle.dumps(Trap(tmp_path / "ran")))
+    with pytest.raises(TypeError, match=rf"{path}: job_loads takes .*"):
+        job_load(path)
+    assert not (tmp_path / "ran").exists()
+    path.write_text(json.dumps({"version": 1, "job": "os.system", "fields": {"command": "true"}}))
+    with pytest.raises(TypeError, match=r"no class 'os\.system' of jobs; import os first"):
+        job_load(path)
+    path.write_text(json.dumps({"version": 1, "job": "ProcessJob", "fields": {"meshes": 3}}))
+    with pytest.raises(TypeError, match="number of hosts by mesh name"):
+        job_load(path)
 
 
 def test_an_interpreter_is_inherited_by_what_is_spawned_by_what_it_runs(tmp_path: Path) -> None:
