@@ -51,7 +51,7 @@ T = 60
 NAME = "shared"
 GROWTH_BYTES = 32 << 20
 NUM_FRAMES, NUM_KNOCKS = 4000, 2000
-"""How many malformed frames each of two keys sends, and how many knocks two keys make that are none: 10,000."""
+"""How many malformed frames each of two keys sends, and how many knocks two keys make: 10,000 in all."""
 
 
 @pytest.fixture(scope="module")
