@@ -12,11 +12,10 @@ import socket as sockets
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import zmq
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
@@ -30,6 +29,7 @@ from monarch_nb._wire.strangers import Strangers
 from monarch_nb.actor import worker_address
 from monarch_nb.actor.future import Future
 from monarch_nb.actor.host_mesh import HostMesh
+from monarch_nb.actor.worker_handover import hand_over
 from monarch_nb.exceptions import MeshStartError
 
 ATTACH_S = 20.0
@@ -154,7 +154,7 @@ def attach_to_workers(
         name: what these hosts are called in status and logs, with a number; by default by their host names.
 
     Raises:
-        MeshStartError: naming the worker that doesn't answer.
+        MeshStartError: naming the workers that don't answer, or one that has another key.
         ValueError: without workers.
     """
     if not workers:
@@ -163,41 +163,17 @@ def attach_to_workers(
         )
     keys = _keys(ca)
     session = sessions.current()
-    indices = []
     addresses = [
         worker_address.parse(worker if isinstance(worker, str) else worker.get(_attach_s()))
         for worker in workers
     ]
+    tickets = []
     for i, worker in enumerate(addresses):
         bind = worker_address.tcp(worker_address.own_address_towards(worker), "*")
-        ticket = session.request(Tickets(1, [f"{name}{i}" if name else ""], bind))[0]
-        _hand_over(worker, ticket, keys)
-        indices.append(ticket.host)
-    return HostMesh(indices, Shape.full(Extent(["hosts"], [len(indices)])), session)
-
-
-def _hand_over(worker: worker_address.WorkerAddress, ticket: Ticket, keys: KeyPair) -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    asker = context.socket(zmq.REQ)
-    asker.setsockopt(zmq.LINGER, 0)
-    asker.setsockopt(zmq.RCVTIMEO, int(_attach_s() * 1000))
-    asker.curve_serverkey = keys.public.encode()
-    asker.curve_publickey, asker.curve_secretkey = keys.public.encode(), keys.secret.encode()
-    asker.setsockopt(zmq.IPV6, int(worker.dial.is_v6))
-    try:
-        asker.connect(str(worker.dial))
-        asker.send_json(asdict(ticket))
-        answer: Any = asker.recv_json()
-    except zmq.Again:
-        raise MeshStartError(
-            f"no worker answers at {worker.dial}. On that machine: "
-            f"run_worker_loop_forever({str(worker.bind)!r}, ca=...), with the same key file"
-        ) from None
-    finally:
-        asker.close()
-        context.term()
-    if answer["error"]:
-        raise MeshStartError(f"the worker at {worker.dial} could not start a host process: {answer['error']}")
+        tickets += session.request(Tickets(1, [f"{name}{i}" if name else ""], bind))
+    hand_over(list(zip(addresses, tickets, strict=True)), keys, _attach_s())
+    hosts = [ticket.host for ticket in tickets]
+    return HostMesh(hosts, Shape.full(Extent(["hosts"], [len(hosts)])), session)
 
 
 def new_key_file(directory: str | None = None) -> str:

@@ -12,6 +12,7 @@ import pytest
 from monarch_nb.actor import attach_to_workers
 from monarch_nb.actor.worker_address import Endpoint, listening, parse
 from monarch_nb.actor.workers import key_file
+from monarch_nb.exceptions import MeshStartError
 
 T = 60
 
@@ -50,6 +51,27 @@ def test_workers_listen_where_a_monarch_program_has_them_listen(tmp_path: Path) 
     finally:
         worker.kill()
         worker.wait(T)
+
+
+def test_a_worker_with_another_key_is_named_though_others_do_not_answer(tmp_path: Path) -> None:
+    key, other = str(tmp_path / "key"), str(tmp_path / "other")
+    key_file(key)
+    with listener() as inherited, socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = inherited.getsockname()[:2]
+        at = f"tcp://{f'[{host}]' if ':' in host else host}"
+        worker = subprocess.Popen(
+            [sys.executable, "-c", SERVE, other, f"{at}:fd{inherited.fileno()}"],
+            pass_fds=[inherited.fileno()],
+        )
+        try:
+            addresses = [f"tcp://127.0.0.1:{silent.getsockname()[1]}", f"{at}:{port}"]
+            with pytest.raises(MeshStartError) as caught:
+                attach_to_workers(ca=key, workers=addresses)
+        finally:
+            worker.kill()
+            worker.wait(T)
+    assert f"the worker at {at}:{port} has another key file" in str(caught.value)
+    assert "ca=FILE" in str(caught.value)
 
 
 @pytest.mark.parametrize(

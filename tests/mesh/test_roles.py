@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -26,13 +27,14 @@ from monarch_nb._client import membership
 from monarch_nb._commands.table import COMMANDS
 from monarch_nb._host import launcher
 from monarch_nb._host.controller.permissions import NEEDS
+from monarch_nb._protocol.invitations import Invite, Invited, Withdraw
 from monarch_nb._protocol.programs import Status
 from monarch_nb._protocol.roles import AuditRow, GetAudit, KeyRow, ListKeys, Role, Share, Unshare
 from monarch_nb._transport.pending import Reply
 from monarch_nb._wire import address
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.codec import Encoded
-from monarch_nb._wire.invitation import Invitation
+from monarch_nb._wire.invitation import Admission, Invitation, Knock
 from monarch_nb._wire.keys import KeyPair
 from monarch_nb.exceptions import (
     ActorError,
@@ -48,7 +50,8 @@ from monarch_nb.mesh import Mesh
 T = 60
 NAME = "shared"
 GROWTH_BYTES = 32 << 20
-NUM_FRAMES = 1000
+NUM_FRAMES, NUM_KNOCKS = 4000, 2000
+"""How many malformed frames each of two keys sends, and how many knocks two keys make: 10,000 in all."""
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +189,26 @@ def test_nothing_of_an_observers_is_unpickled(mesh: Mesh, observer: Mesh, tmp_pa
     assert len(set(mesh.execute(os.getpid).get(T).values())) == 2
 
 
+def test_nothing_of_a_guests_is_unpickled(mesh: Mesh, tmp_path: Path) -> None:
+    trap = tmp_path / "sprung"
+    payload = pickle.dumps(Trap(str(trap)))
+    host = for_a_host(mesh)
+    for invitation in (shared(mesh, Role.OPERATOR, "guest"), Invitation.from_json(host.invitation)):
+        door = knocker(invitation)
+        try:
+            frames = [payload, wire.pack_fanout(0, 0, [(1, 0)], payload)]
+            for kind, name in product(range(12), (b"", b"run", b"call", b"host_joined", b"ranks_printed")):
+                frames.append(wire.pack(kind, src=0, dst=0, ref=1, name=name, payload=payload))
+            for frame in frames:
+                door.link.send(frame)
+            assert all(answer.error for answer in door.answers(len(frames)))
+        finally:
+            door.close()
+    assert not trap.exists()
+    mesh._session.request(Withdraw(host.guest))
+    mesh._session.request(Unshare("guest"))
+
+
 # --- an operator
 
 
@@ -313,11 +336,59 @@ class Raw:
         self.link.curve_publickey, self.link.curve_secretkey = keys.public.encode(), keys.secret.encode()
         self.link.connect(invitation.addresses[0])
 
+    def answers(self, number: int) -> list[Admission]:
+        """Return the answers to as many knocks."""
+        found = []
+        for _ in range(number):
+            assert self.link.poll(T * 1000), "an answer to each knock"
+            found.append(Admission.from_json(self.link.recv()))
+        return found
+
+    def ask_status(self, index: int) -> None:
+        """Ask as a program that isn't known; return when that was refused: all before it has been read."""
+        src = address.new_client_id(index)
+        request = wire.pack(wire.CONTROL, src=src, dst=address.CONTROLLER, ref=1, name=b"status")
+        self.link.send(request)
+        while True:
+            assert self.link.poll(T * 1000), "an answer"
+            message = wire.unpack(self.link.recv_multipart()[-1])
+            if message.dst == src:
+                assert message.flags & wire.ERROR
+                return
+
     def close(self) -> None:
         self.context.destroy(10_000)
 
 
-def nonsense(rng: Random, index: int) -> list[bytes]:
+def knocker(invitation: Invitation) -> Raw:
+    """Return a connection with the key of an invitation, which may only knock."""
+    return Raw(invitation, KeyPair(invitation.guest_public, invitation.guest_secret))
+
+
+def for_a_host(mesh: Mesh) -> Invited:
+    return mesh._session.request(Invite(NAME, 1, 10 * T, network="127.0.0.0/8"))
+
+
+def senseless_knock(rng: Random, trap: bytes) -> list[bytes]:
+    """Return a knock that is none: cut, of other fields, in many parts, a pickle, or for another address."""
+    good = Knock(
+        KeyPair.new().public, "node", wire.VERSION, "tcp://10.0.0.9:1", rng.getrandbits(70)
+    ).to_json()
+    fields = {rng.choice(["public", "node", "wire_version", "address", "x"]): rng.choice([None, 7, "x", []])}
+    return rng.choice(
+        [
+            [good],
+            [good[: rng.randrange(len(good))]],
+            [good, b""],
+            [json.dumps({**json.loads(good), **fields}).encode()],
+            [trap],
+            [rng.randbytes(rng.randrange(300))],
+            [b"[" * rng.randrange(60_000)],
+        ]
+    )
+
+
+def nonsense(rng: Random, index: int, trap: bytes) -> list[bytes]:
     """Return a message that makes no sense, or one in the name of somebody else."""
     src = rng.choice(
         [0, 1, 1 << 32, address.host_proc(index), address.new_client_id(index), rng.getrandbits(64)]
@@ -328,34 +399,48 @@ def nonsense(rng: Random, index: int) -> list[bytes]:
     frame = wire.pack(
         rng.randrange(12), src=src, dst=rng.choice([0, 1, 1 << 32, rng.getrandbits(64)]),
         ref=rng.getrandbits(40), target=rng.randrange(3), name=name,
-        payload=rng.randbytes(rng.randrange(300)),
+        payload=rng.choice([trap, rng.randbytes(rng.randrange(300))]),
     )  # fmt: skip
     cut = frame[: rng.randrange(len(frame) + 1)] if rng.random() < 0.5 else frame
     return [cut, *(rng.randbytes(rng.randrange(50)) for _ in range(rng.randrange(3)))]
 
 
-def test_malformed_frames_by_the_port(mesh: Mesh) -> None:
+def test_malformed_frames_by_the_port(mesh: Mesh, tmp_path: Path) -> None:
+    trap = tmp_path / "sprung"
+    pickled = pickle.dumps(Trap(str(trap)))
     controller = psutil.Process(mesh._session.connection.pid)
     rng = Random(7)
     invitation, keys = shared(mesh, Role.OBSERVER, "noise"), KeyPair.new()
     place = launcher.knock(invitation, "noise@here", None, keys)
-    doors = [
+    index, host = place.admission.host, for_a_host(mesh)
+    member, *knockers = doors = [
         Raw(invitation, keys),
-        Raw(invitation, KeyPair(invitation.guest_public, invitation.guest_secret)),
+        knocker(invitation),
+        knocker(Invitation.from_json(host.invitation)),
     ]
+
+    def send(num_frames: int, num_knocks: int) -> None:
+        for door in (member, knockers[0]):
+            for _ in range(num_frames):
+                door.link.send_multipart(nonsense(rng, index, pickled))
+        member.ask_status(index)
+        knockers[0].answers(num_frames)
+        for door in knockers:
+            for _ in range(num_knocks):
+                door.link.send_multipart(senseless_knock(rng, pickled))
+            assert all(answer.error for answer in door.answers(num_knocks)), "nobody is let in"
+
     try:
-        for door in doors:  # as a member, and as one who may only knock
-            for _ in range(100):
-                door.link.send_multipart(nonsense(rng, place.admission.host))
+        send(100, 100)
         before = controller.memory_info().rss
-        for door in doors:
-            for _ in range(NUM_FRAMES):
-                door.link.send_multipart(nonsense(rng, place.admission.host))
+        send(NUM_FRAMES, NUM_KNOCKS // 2)
     finally:
         for door in doors:
             door.close()
+        mesh._session.request(Withdraw(host.guest))
+    assert not trap.exists(), "nothing was unpickled"
     assert len(set(mesh.execute(os.getpid).get(T).values())) == 2
-    assert all(h.state == "up" for h in mesh.status().hosts) and len(mesh.status().hosts) == 1
+    assert [h.state for h in mesh.status().hosts].count("up") == 1, "nobody has joined"
     assert controller.memory_info().rss - before < GROWTH_BYTES
     wait_until(
         lambda: any(r.key == "noise" and r.what == "speak as another" for r in audit_of(mesh)), "noted"
