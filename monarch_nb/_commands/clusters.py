@@ -247,20 +247,28 @@ def clusters_text() -> str:
     """Return profiles and engines as a table."""
     rows = [("name", "engine", "hosts", "usable here")]
     profiles = read_profiles(ENGINES)
-    rows += [(p.name, p.spec.engine, _hosts_of(p.spec), _usable(p.spec)) for p in profiles.values()]
-    rows += [(name, name, "", _usable(HostSpec(name))) for name in ENGINES]
+    rows += [
+        (p.name, p.spec.engine, hosts_of(p.spec), why_unusable(p.spec) or "yes") for p in profiles.values()
+    ]
+    rows += [(name, name, "", why_unusable(HostSpec(name)) or "yes") for name in ENGINES]
     ending = "" if profiles else f"\nno profiles yet; they lie in {user_file()}"
     return _table(rows) + ending
 
 
 def _usable(spec: HostSpec) -> str:
+    return why_unusable(spec) or "yes"
+
+
+def why_unusable(spec: HostSpec) -> str:
+    """Return why an engine can't be used here, and what to type; empty if it can."""
     try:
-        return engine_of(spec).usable(spec).why_not or "yes"
+        return engine_of(spec).usable(spec).why_not
     except MeshError as error:
         return str(error)
 
 
-def _hosts_of(spec: HostSpec) -> str:
+def hosts_of(spec: HostSpec) -> str:
+    """Return the number or the names of hosts that a profile gives; empty if it says neither."""
     return (
         ",".join(spec.machines[:4]) + ("..." if len(spec.machines) > 4 else "")
         if spec.machines
