@@ -68,6 +68,8 @@ TYPES: Mapping[type[msgspec.Struct], str] = {
     journal.EntryRow: "IEntry",
     messages.Hello: "IHello",
     messages.Meshes: "IMeshes",
+    messages.AllocationRow: "IAllocation",
+    messages.Allocations: "IAllocations",
     messages.Status: "IStatus",
     messages.Delta: "IDelta",
     messages.Stops: "IStops",
@@ -75,12 +77,14 @@ TYPES: Mapping[type[msgspec.Struct], str] = {
     messages.Gone: "IGone",
     messages.Failed: "IFailed",
     messages.WatchMeshes: "IWatchMeshes",
+    messages.WatchAllocations: "IWatchAllocations",
     messages.WatchStatus: "IWatchStatus",
     messages.WatchDebug: "IWatchDebug",
     messages.WatchLogs: "IWatchLogs",
     messages.Unwatch: "IUnwatch",
     messages.Taken: "ITaken",
     messages.StartRequest: "IStartRequest",
+    messages.Cluster: "ICluster",
 }
 UNIONS: Mapping[str, Any] = {"ServerMessage": messages.ServerMessage, "ClientMessage": messages.ClientMessage}
 GIVEN: Mapping[Any, str] = {HeadChange: "Partial<IMeshHead>"}
@@ -90,6 +94,7 @@ LATER: Mapping[type[msgspec.Struct], frozenset[str]] = {
     model.RankStatus: frozenset({"cells_waiting", "transfers"}),
     model.MeshHead: frozenset({"ends_at", "journal_trouble", "kernels", "owner_pid"}),
     model.MeshSummary: frozenset({"kernels"}),
+    messages.StartRequest: frozenset({"on", "hosts", "gpus", "time"}),
     debugging.Stop: frozenset({"error", "mode", "origin", "path", "source"}),
     DebugAnswers: frozenset({"left"}),
     journal.EntryRow: frozenset({"ended", "status", "ranks", "source", "text"}),
@@ -100,7 +105,7 @@ _PLAIN = {str: "string", int: "number", float: "number", bool: "boolean", NoneTy
 
 def typescript() -> str:
     """Return what the file should be."""
-    unions = [f"export type {name} = {type_text(kind)};\n" for name, kind in UNIONS.items()]
+    unions = [_alias(name, type_text(kind)) for name, kind in UNIONS.items()]
     parts = [HEADER, *map(_words, WORDS), *map(_interface, TYPES), *unions]
     return "\n".join(parts)
 
@@ -134,10 +139,12 @@ def type_text(kind: Any) -> str:
 
 def _words(words: type[StrEnum]) -> str:
     alternatives = " | ".join(f"'{word}'" for word in words)
-    line = f"export type {words.__name__} = {alternatives};"
-    if len(line) > WIDTH:
-        line = f"export type {words.__name__} =\n  {alternatives};"
-    return _comment(inspect.getdoc(words) or "", "") + line + "\n"
+    return _comment(inspect.getdoc(words) or "", "") + _alias(words.__name__, alternatives)
+
+
+def _alias(name: str, text: str) -> str:
+    line = f"export type {name} = {text};"
+    return (line if len(line) <= WIDTH else f"export type {name} =\n  {text};") + "\n"
 
 
 def _interface(kind: type[msgspec.Struct]) -> str:

@@ -16,7 +16,12 @@ export type * from './state';
 //
 //   GET    version                                   {version, protocol}
 //   GET    meshes                                    IMeshSummary[]
-//   POST   meshes                    IStartRequest   IMeshSummary; 201 once the ranks are up
+//   POST   meshes                    IStartRequest   IMeshSummary; 201 once the ranks are up. For hosts of an
+//                                                    engine IAllocation; 202 once the engine has the request
+//   GET    clusters                                  ICluster[]
+//   GET    allocations                               IAllocation[], as the engines say now
+//   DELETE allocations/NAME                          204: its hosts are given back
+//   POST   allocations/NAME/wait     {}              {}; 202: its ranks are started once its hosts are there
 //   GET    meshes/NAME                               IMeshStatus
 //   DELETE meshes/NAME                               204
 //   POST   meshes/NAME/interrupt     {ranks?}        {}; a rank set as in 0-3,7; empty: all, as everywhere

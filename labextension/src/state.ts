@@ -283,6 +283,39 @@ export interface IMeshes {
   meshes: IMeshSummary[];
 }
 
+/** A request for hosts of an engine: it waits for them, or has them. */
+export interface IAllocation {
+  /** The mesh that the hosts are for. */
+  name: string;
+  /** What the engine calls it, and where: "slurm job 4711 on lab". */
+  job: string;
+  /** How many were asked for: "4" or "2..8". */
+  hosts: string;
+  /** How many it has. */
+  num_hosts: number;
+  /** failed: its ranks could not be started. */
+  state: 'queued' | 'granted' | 'leaving' | 'ended' | 'failed';
+  /** Why it waits, or how it ended, in the engine's own words. */
+  reason: string;
+  /** What keeps it from ever starting, with the remedy; empty if nothing does. */
+  trouble: string;
+  submitted_at: number;
+  /** When the engine supposes that it starts. */
+  starts_at: number | null;
+  ends_at: number | null;
+  /** Whether the mesh's ranks have been started. */
+  is_up: boolean;
+  /** Whether this server waits for the hosts, to start ranks on them. */
+  is_waited_for: boolean;
+}
+
+/** All requests for hosts of engines, whenever that changes. */
+export interface IAllocations {
+  type: 'allocations';
+  id: number;
+  allocations: IAllocation[];
+}
+
 /** A mesh's state. */
 export interface IStatus {
   type: 'status';
@@ -333,6 +366,13 @@ export interface IWatchMeshes {
   op: 'watch';
   id: number;
   what: 'meshes';
+}
+
+/** Watch the requests for hosts of engines. */
+export interface IWatchAllocations {
+  op: 'watch';
+  id: number;
+  what: 'allocations';
 }
 
 /** Watch a mesh's state. */
@@ -388,8 +428,35 @@ export interface IStartRequest {
   idle_timeout: string;
   /** Empty: none; auto: what fits the ranks' devices. */
   process_group: '' | 'auto' | 'nccl' | 'gloo';
+  /** A profile of clusters.toml, or an engine: hosts are asked for there. Empty: as `job` says. */
+  on?: string;
+  /** With `on`: how many, as in "4" or "2..8", or their names; empty: as the profile says. */
+  hosts?: string;
+  /** With `on`: GPUs of each host; 0: as the profile says. */
+  gpus?: number;
+  /** With `on`: for how long, as in "2h"; empty: as the profile says. */
+  time?: string;
 }
 
-export type ServerMessage = IHello | IMeshes | IStatus | IDelta | IStops | ILog | IGone | IFailed;
+/** A place where hosts can be asked for: a profile of clusters.toml, or an engine without one. */
+export interface ICluster {
+  name: string;
+  engine: string;
+  is_profile: boolean;
+  /** Why it can't be used here, and what to type; empty if it can. */
+  why_not: string;
+  /** How many it gives, or their names, unless told otherwise; empty: one. */
+  hosts: string;
+  /** GPUs of each host; null: what a host gets. */
+  gpus: number | null;
+  /** For how long; null: as long as the engine gives. */
+  time_s: number | null;
+  partition: string;
+  usd_per_gpu_hour: number | null;
+}
 
-export type ClientMessage = IWatchMeshes | IWatchStatus | IWatchDebug | IWatchLogs | IUnwatch | ITaken;
+export type ServerMessage =
+  IHello | IMeshes | IAllocations | IStatus | IDelta | IStops | ILog | IGone | IFailed;
+
+export type ClientMessage =
+  IWatchMeshes | IWatchAllocations | IWatchStatus | IWatchDebug | IWatchLogs | IUnwatch | ITaken;

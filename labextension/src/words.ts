@@ -187,6 +187,11 @@ export function limitText(endsAt: number | null | undefined, t: Translate, now =
   return endsAt > now ? t('hosts: %1 left', duration(endsAt - now)) : t("the hosts' time is up");
 }
 
+/** Return a number of hosts, or a range: "1 host", "2..8 hosts". */
+export function hostsText(num: string, t: Translate = untranslated): string {
+  return num === '1' ? t('1 host') : t('%1 hosts', num);
+}
+
 /** Return the differences between hosts and the notebook, with what to type: a line for each kind. */
 export function differences(hosts: IHost[], t: Translate = untranslated): string[] {
   const found = new Map<string, number[]>();

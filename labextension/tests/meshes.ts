@@ -1,5 +1,5 @@
 import type { Feed } from '../src/panel/model';
-import type { IHost, IMeshStatus, IMeshSummary, IRank } from '../src/protocol';
+import type { IAllocation, IHost, IMeshStatus, IMeshSummary, IRank } from '../src/protocol';
 import type { MeshStore } from '../src/transport/store';
 
 export { rank } from './fakes';
@@ -51,12 +51,32 @@ export function summary(states: IMeshSummary['states'], changes: Partial<IMeshSu
   return { name: 'demo', pid: 1, sizes: [['gpus', count]], states, trouble: '', ...changes };
 }
 
+/** A request that waits in a queue, but for what is given. */
+export function allocation(changes: Partial<IAllocation> = {}): IAllocation {
+  return {
+    name: 'later',
+    job: 'slurm job 7 on lab',
+    hosts: '3',
+    num_hosts: 0,
+    state: 'queued',
+    reason: 'Resources',
+    trouble: '',
+    submitted_at: 1000,
+    starts_at: null,
+    ends_at: null,
+    is_up: false,
+    is_waited_for: true,
+    ...changes
+  };
+}
+
 /** A stream that says what a test has it say, and knows who watches. */
 export class FakeFeed implements Feed {
   state: Feed['state'] = 'open';
   serverVersion: string | null = '0.1.0';
   readonly stores = new Map<string, MeshStore>();
   private _onMeshes: ((meshes: IMeshSummary[]) => void) | null = null;
+  private _onAllocations: ((rows: IAllocation[]) => void) | null = null;
   private readonly _listeners = new Set<() => void>();
 
   get isWatched(): boolean {
@@ -67,6 +87,13 @@ export class FakeFeed implements Feed {
     this._onMeshes = onMeshes;
     return () => {
       this._onMeshes = null;
+    };
+  }
+
+  watchAllocations(onAllocations: (rows: IAllocation[]) => void): () => void {
+    this._onAllocations = onAllocations;
+    return () => {
+      this._onAllocations = null;
     };
   }
 
@@ -82,6 +109,14 @@ export class FakeFeed implements Feed {
 
   say(...meshes: IMeshSummary[]): void {
     this._onMeshes?.(meshes);
+  }
+
+  get areAllocationsWatched(): boolean {
+    return this._onAllocations !== null;
+  }
+
+  list(...rows: IAllocation[]): void {
+    this._onAllocations?.(rows);
   }
 
   become(state: Feed['state']): void {

@@ -4,7 +4,7 @@ import { afterEach, expect, test, vi } from 'vitest';
 import { MeshList } from '../src/panel/meshlist';
 import { MeshesModel } from '../src/panel/model';
 import type { IMeshStatus } from '../src/protocol';
-import { FakeFeed, host, rank, status, summary } from './meshes';
+import { allocation, FakeFeed, host, rank, status, summary } from './meshes';
 import { click, show, submit, type } from './react';
 
 afterEach(() => {
@@ -17,7 +17,10 @@ async function panel(feed = new FakeFeed()) {
   const start = vi.fn(() => Promise.resolve(summary({ idle: 1 })));
   const unwatch = model.watch();
   model.isActive = true;
-  const node = await show(<MeshList model={model} version="0.1.0" run={run} start={start} />);
+  const clusters = () => Promise.resolve([]);
+  const node = await show(
+    <MeshList model={model} version="0.1.0" run={run} start={start} clusters={clusters} />
+  );
   const say = (...meshes: ReturnType<typeof summary>[]) => act(async () => feed.say(...meshes));
   const tell = (snapshot: IMeshStatus) =>
     act(async () => {
@@ -55,6 +58,40 @@ test('with no mesh the form is open, and with one it is not', async () => {
   expect(node.querySelector('form')).toBeNull();
   await click(node, 'Start a mesh');
   expect(node.querySelector('form')).not.toBeNull();
+});
+
+test('requests for hosts say how they are, and can be cancelled', async () => {
+  vi.useFakeTimers({ now: 1180_000, toFake: ['Date', 'setInterval', 'clearInterval'] });
+  const { node, say, feed, run } = await panel();
+  await say();
+  await act(async () => feed.list(allocation()));
+  const request = node.querySelector<HTMLElement>('.mnb-request');
+  expect(request?.querySelector('.mnb-request-head')?.textContent).toBe('laterslurm job 7 on lab');
+  expect(request?.querySelector('.mnb-request-state')?.textContent).toBe('queued 3 min (Resources), 3 hosts');
+  expect(node.textContent).not.toContain('No mesh is running');
+  expect(button(node, 'Wait for it')).toBeUndefined();
+  await click(node, 'Cancel');
+  expect(run).toHaveBeenLastCalledWith('monarch-nb:cancel', { mesh: 'later' });
+  await act(async () => feed.list(allocation({ is_waited_for: false, trouble: 'it is held' })));
+  expect(node.querySelector('.mnb-request .mnb-problem')?.textContent).toBe('it is held');
+  await click(node, 'Wait for it');
+  expect(run).toHaveBeenLastCalledWith('monarch-nb:wait', { mesh: 'later' });
+  const there = { state: 'granted', reason: '', num_hosts: 3, is_up: true, ends_at: 1180 + 7200 } as const;
+  await act(async () => feed.list(allocation(there)));
+  expect(node.querySelector('.mnb-request-state')?.textContent).toBe('granted, 3 hosts, 2 h left');
+  await act(async () => feed.list(allocation({ state: 'failed', reason: 'no python there' })));
+  expect(node.querySelector('.mnb-request .mnb-problem')?.textContent).toBe('no python there');
+  await click(node, 'Dismiss');
+  expect(run).toHaveBeenLastCalledWith('monarch-nb:cancel', { mesh: 'later' });
+});
+
+test('engines are asked only while the panel can be seen', async () => {
+  const { model, feed } = await panel();
+  expect(feed.areAllocationsWatched).toBe(true);
+  await act(async () => {
+    model.isActive = false;
+  });
+  expect(feed.areAllocationsWatched).toBe(false);
 });
 
 test('a mesh that was started here is opened, and is the one in the status bar', async () => {

@@ -251,7 +251,7 @@ def clusters_text() -> str:
     known = [*profiles.values(), *(Profile(name, HostSpec(name)) for name in ENGINES)]
     rows = [("name", "engine", "hosts", "usable here")]
     rows += [
-        (p.name, p.spec.engine, _hosts_of(p.spec), usable)
+        (p.name, p.spec.engine, hosts_of(p.spec), usable)
         for p, usable in zip(known, _usable_at_once([p.spec for p in known]), strict=True)
     ]
     ending = "" if profiles or wrong else f"\nno profiles yet; they lie in {user_file()}"
@@ -276,13 +276,19 @@ def _usable_at_once(specs: Sequence[HostSpec]) -> list[str]:
 
 
 def _usable(spec: HostSpec) -> str:
+    return why_unusable(spec) or "yes"
+
+
+def why_unusable(spec: HostSpec) -> str:
+    """Return why an engine can't be used here, and what to type; empty if it can."""
     try:
-        return ignored(spec) or engine_of(spec).usable(spec).why_not or "yes"
+        return ignored(spec) or engine_of(spec).usable(spec).why_not
     except MeshError as error:
         return str(error)
 
 
-def _hosts_of(spec: HostSpec) -> str:
+def hosts_of(spec: HostSpec) -> str:
+    """Return the number or the names of hosts that a profile gives; empty if it says neither."""
     return (
         ",".join(spec.machines[:4]) + ("..." if len(spec.machines) > 4 else "")
         if spec.machines

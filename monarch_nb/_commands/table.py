@@ -71,9 +71,13 @@ _LIFE = (
         places=ON_PANEL,
     ),
     Command("list", "List the meshes of this user: how big, how they are, how old, whose."),
-    Command("clusters", "List profiles and engines: usable here? If not, why, and what to type."),
     Command(
-        "queue", "List what this user has asked engines for: how each request is, since when, until when."
+        "clusters", "List profiles and engines: usable here? If not, why, and what to type.", places=ON_PANEL
+    ),
+    Command(
+        "queue",
+        "List what this user has asked engines for: how each request is, since when, until when.",
+        places=ON_PANEL,
     ),
     Command(
         "cancel",
@@ -86,6 +90,7 @@ _LIFE = (
                 action="store_true",
             ),
         ),
+        places=ON_PANEL,
     ),
     Command(
         "hosts",

@@ -6,11 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Any, get_args
 
+import msgspec
+
 from monarch_nb._client.launch import connection_path
 from monarch_nb._server.messages import (
     Job,
     ProcessGroup,
     StartRequest,
+    WatchAllocations,
     WatchDebug,
     WatchLogs,
     WatchMeshes,
@@ -24,6 +27,7 @@ Body = Mapping[str, Any]
 JOBS: tuple[Job, ...] = get_args(Job)
 PROCESS_GROUPS: tuple[ProcessGroup, ...] = get_args(ProcessGroup)
 MAX_SIZE = 4096
+_HOSTS = re.compile(r"[1-9][0-9]{0,5}(\.\.[1-9][0-9]{0,5})?|[A-Za-z].*")
 
 
 class BadBody(ValueError):
@@ -67,7 +71,45 @@ def read_start(body: Body) -> StartRequest:
             f"process_group must be one of {', '.join(PROCESS_GROUPS[1:])}, or empty, not {process_group!r}"
         )
     dims = tuple(read_sizes(body.get("dims", []), "dims").items())
-    return StartRequest(name, dims, num_hosts, job, idle_timeout, process_group)
+    request = StartRequest(name, dims, num_hosts, job, idle_timeout, process_group)
+    return _read_hosts(body, request)
+
+
+def _read_hosts(body: Body, request: StartRequest) -> StartRequest:
+    """Return a request with what is said of hosts of an engine.
+
+    Raises:
+        BadBody: for a field that can't be, or that is for hosts of an engine and names none.
+    """
+    on = _read_word(body, "on")
+    hosts, time = _read_word(body, "hosts"), _read_word(body, "time")
+    gpus = body.get("gpus", 0)
+    if not _is_count(gpus, least=0):
+        raise BadBody(f"gpus must be a number from 0 to {MAX_SIZE}, not {gpus!r}")
+    given = [name for name, value in (("hosts", hosts), ("gpus", gpus), ("time", time)) if value]
+    if given and not on:
+        raise BadBody(f"{given[0]} is for hosts of an engine: say which one by on, as in lab")
+    if on and (request.num_hosts or request.job != "local"):
+        raise BadBody("num_hosts and job are for this machine, and on is for others; give one of them")
+    if hosts and not _HOSTS.fullmatch(hosts):
+        raise BadBody(f"hosts must be N, LEAST..MOST or names, as in 4, 2..8 or node[1-4]; not {hosts!r}")
+    try:
+        parse_duration(time or "1h")
+    except ValueError as error:
+        raise BadBody(f"time: {error}") from None
+    return msgspec.structs.replace(request, on=on, hosts=hosts, gpus=gpus, time=time)
+
+
+def _read_word(body: Body, field: str) -> str:
+    """Return a text without blanks that doesn't look like a flag; empty if there's none.
+
+    Raises:
+        BadBody: if it's something else.
+    """
+    value = body.get(field, "")
+    if not isinstance(value, str) or not re.fullmatch(r"(?!-)\S{0,4096}", value):
+        raise BadBody(f"{field} must be one word of text, not {value!r}")
+    return value
 
 
 def read_watch(number: int, body: Body) -> WatchRequest:
@@ -79,9 +121,12 @@ def read_watch(number: int, body: Body) -> WatchRequest:
     what, mesh = body.get("what"), body.get("mesh")
     if what == "meshes":
         return WatchMeshes(id=number)
+    if what == "allocations":
+        return WatchAllocations(id=number)
     if what not in ("status", "debug", "logs") or not isinstance(mesh, str):
         raise ValueError(
-            f"what must be meshes, or status, debug or logs with a mesh; not {what!r} with {mesh!r}"
+            "what must be meshes or allocations, or status, debug or logs with a mesh; not "
+            f"{what!r} with {mesh!r}"
         )
     if what == "debug":
         return WatchDebug(id=number, mesh=mesh)

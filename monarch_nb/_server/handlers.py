@@ -23,6 +23,7 @@ from monarch_nb._version import __version__
 from monarch_nb.exceptions import MeshError, MeshNotFound, MeshUsageError, RankTimeout
 
 if TYPE_CHECKING:
+    from monarch_nb._server.allocations import AllocationService
     from monarch_nb._server.meshes import Meshes
     from monarch_nb.mesh import Mesh
 
@@ -45,6 +46,17 @@ class MeshHandler(APIHandler):
         """The meshes of this user."""
         found: Meshes = self.settings["monarch_nb_meshes"]
         return found
+
+    @property
+    def allocations(self) -> AllocationService:
+        """The requests of this user for hosts of engines."""
+        return self.meshes.allocations
+
+    @property
+    def directory(self) -> str:
+        """The working directory of ranks that are started here."""
+        root: str = self.settings.get("server_root_dir", ".")
+        return os.path.expanduser(root)
 
     async def on_mesh(self, name: str, function: Callable[[Mesh], T]) -> T:
         """Call a function with a mesh, in a thread that may block; return its result."""
@@ -140,9 +152,15 @@ class MeshesHandler(MeshHandler):
     @authenticated
     @authorized
     async def post(self) -> None:
-        """Start a mesh, and send its row."""
+        """Start a mesh, and send its row; if hosts have to be asked for, send the request for them."""
         request = read_start(self.body())
-        await start_mesh(request, os.path.expanduser(self.settings.get("server_root_dir", ".")))  # noqa: ASYNC240 - it only looks up HOME
+        if request.on:
+            row = await self.allocations.start(request, self.directory)
+            if row is not None:
+                self.answer(row, 202)
+                return
+        else:
+            await start_mesh(request, self.directory)
         status = await self.on_mesh(request.name, lambda mesh: mesh.status())
         self.answer(status.summary(), 201)
 
@@ -165,6 +183,55 @@ class OneMeshHandler(MeshHandler):
         await self.ask(name, "stop")
         self.set_status(204)
         self.finish()
+
+
+class ClustersHandler(MeshHandler):
+    """The handler that lists where hosts can be asked for."""
+
+    commands = ("clusters",)
+
+    @authenticated
+    @authorized
+    async def get(self) -> None:
+        """Send profiles and engines, and whether each can be used here."""
+        self.answer(await self.allocations.clusters())
+
+
+class AllocationsHandler(MeshHandler):
+    """The handler that lists requests for hosts of engines."""
+
+    commands = ("queue",)
+
+    @authenticated
+    @authorized
+    async def get(self) -> None:
+        """Send a row for each request, as its engine says now."""
+        self.answer(await self.allocations.look())
+
+
+class OneAllocationHandler(MeshHandler):
+    """The handler for the requests of one mesh."""
+
+    commands = ("cancel",)
+
+    @authenticated
+    @authorized
+    async def delete(self, name: str) -> None:
+        """Give back the mesh's hosts, whether it waits for them or runs."""
+        await self.allocations.cancel(name)
+        self.set_status(204)
+        self.finish()
+
+
+class WaitHandler(MeshHandler):
+    """The handler that has a mesh waited for whose hosts were requested before."""
+
+    @authenticated
+    @authorized
+    async def post(self, name: str) -> None:
+        """Start the mesh's ranks once its hosts are there."""
+        await self.allocations.wait(name, self.directory)
+        self.answer({}, 202)
 
 
 class InterruptHandler(MeshHandler):

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from monarch_nb._client import launch
 from monarch_nb._client.connection_file import Connection
+from monarch_nb._server.allocations import AllocationService, names_that_wait
 from monarch_nb._server.link import Link
 from monarch_nb.exceptions import MeshError
 from monarch_nb.status import MeshSummary
@@ -28,6 +29,7 @@ class Meshes:
     def __init__(self) -> None:
         self._links: dict[tuple[str, int], Link] = {}
         self.pool = ThreadPoolExecutor(NUM_THREADS, "monarch-nb")
+        self.allocations = AllocationService(self.pool)
 
     def link(self, name: str) -> Link:
         """Return the connection to the mesh of this name.
@@ -120,7 +122,9 @@ class MeshList:
             await asyncio.sleep(LOOK_S)
 
     async def _look(self) -> None:
-        connections = {(c.name, c.pid): c for c in launch.list_all_connections()}
+        """Bring the list up to date. A mesh that waits for its hosts stands in the list of requests."""
+        waiting = await asyncio.get_running_loop().run_in_executor(self._meshes.pool, names_that_wait)
+        connections = {(c.name, c.pid): c for c in launch.list_all_connections() if c.name not in waiting}
         for key in [k for k in self._links if k not in connections or self._links[k].closed]:
             self._drop(key)
         await asyncio.gather(

@@ -1,5 +1,5 @@
-"""Types of the messages over the WebSocket and of the request to start a mesh: `labextension/src/state.ts` is
-generated from them.
+"""Types of the messages over the WebSocket, of the request to start a mesh, and of the clusters to start one
+on: `labextension/src/state.ts` is generated from them.
 
 What the server says has a tag, its `type`. All but the first message belong to a watch: `id` is that of
 whoever watches, who answers with `Taken`. What a page says has another tag, its `op`.
@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from monarch_nb._protocol.base import Record
 from monarch_nb._protocol.debugging import Stop
 from monarch_nb._protocol.logs import LogLine
 from monarch_nb.status import HostStatus, MeshStatus, MeshSummary, RankStatus
@@ -38,6 +39,42 @@ class Meshes(WatchMessage, frozen=True, kw_only=True, tag="meshes"):
     """All meshes, whenever that changes."""
 
     meshes: list[MeshSummary]
+
+
+AllocationState = Literal["queued", "granted", "leaving", "ended", "failed"]
+
+
+class AllocationRow(Record, frozen=True):
+    """A request for hosts of an engine: it waits for them, or has them."""
+
+    name: str
+    """The mesh that the hosts are for."""
+    job: str
+    """What the engine calls it, and where: "slurm job 4711 on lab"."""
+    hosts: str
+    """How many were asked for: "4" or "2..8"."""
+    num_hosts: int
+    """How many it has."""
+    state: AllocationState
+    """failed: its ranks could not be started."""
+    reason: str
+    """Why it waits, or how it ended, in the engine's own words."""
+    trouble: str
+    """What keeps it from ever starting, with the remedy; empty if nothing does."""
+    submitted_at: float
+    starts_at: float | None
+    """When the engine supposes that it starts."""
+    ends_at: float | None
+    is_up: bool
+    """Whether the mesh's ranks have been started."""
+    is_waited_for: bool
+    """Whether this server waits for the hosts, to start ranks on them."""
+
+
+class Allocations(WatchMessage, frozen=True, kw_only=True, tag="allocations"):
+    """All requests for hosts of engines, whenever that changes."""
+
+    allocations: list[AllocationRow]
 
 
 class Status(WatchMessage, frozen=True, kw_only=True, tag="status"):
@@ -79,7 +116,7 @@ class Failed(WatchMessage, frozen=True, kw_only=True, tag="error"):
     message: str
 
 
-ServerMessage = Hello | Meshes | Status | Delta | Stops | Log | Gone | Failed
+ServerMessage = Hello | Meshes | Allocations | Status | Delta | Stops | Log | Gone | Failed
 
 
 # --- messages of a page
@@ -95,6 +132,12 @@ class WatchMeshes(PageMessage, frozen=True, kw_only=True, tag="watch"):
     """Watch the list of meshes."""
 
     what: Literal["meshes"] = "meshes"
+
+
+class WatchAllocations(PageMessage, frozen=True, kw_only=True, tag="watch"):
+    """Watch the requests for hosts of engines."""
+
+    what: Literal["allocations"] = "allocations"
 
 
 class WatchStatus(PageMessage, frozen=True, kw_only=True, tag="watch"):
@@ -131,7 +174,7 @@ class Taken(PageMessage, frozen=True, kw_only=True, tag="taken"):
     """Confirm that the last message of a watch was processed: the next one may be sent."""
 
 
-WatchRequest = WatchMeshes | WatchStatus | WatchDebug | WatchLogs
+WatchRequest = WatchMeshes | WatchAllocations | WatchStatus | WatchDebug | WatchLogs
 ClientMessage = WatchRequest | Unwatch | Taken
 
 Job = Literal["local", "process"]
@@ -151,3 +194,29 @@ class StartRequest(msgspec.Struct, frozen=True):
     """As in "8h"; the mesh ends after that long without a client."""
     process_group: ProcessGroup = ""
     """Empty: none; auto: what fits the ranks' devices."""
+    on: str = ""
+    """A profile of clusters.toml, or an engine: hosts are asked for there. Empty: as `job` says."""
+    hosts: str = ""
+    """With `on`: how many, as in "4" or "2..8", or their names; empty: as the profile says."""
+    gpus: int = 0
+    """With `on`: GPUs of each host; 0: as the profile says."""
+    time: str = ""
+    """With `on`: for how long, as in "2h"; empty: as the profile says."""
+
+
+class Cluster(Record, frozen=True):
+    """A place where hosts can be asked for: a profile of clusters.toml, or an engine without one."""
+
+    name: str
+    engine: str
+    is_profile: bool
+    why_not: str
+    """Why it can't be used here, and what to type; empty if it can."""
+    hosts: str = ""
+    """How many it gives, or their names, unless told otherwise; empty: one."""
+    gpus: int | None = None
+    """GPUs of each host; None: what a host gets."""
+    time_s: float | None = None
+    """For how long; None: as long as the engine gives."""
+    partition: str = ""
+    usd_per_gpu_hour: float | None = None

@@ -6,16 +6,20 @@ from typing import Any
 
 from monarch_nb._server.debug import DebugHandler
 from monarch_nb._server.handlers import (
+    AllocationsHandler,
     AttachHandler,
+    ClustersHandler,
     HealHandler,
     InterruptHandler,
     JournalHandler,
     LogsHandler,
     MeshesHandler,
+    OneAllocationHandler,
     OneMeshHandler,
     ResizeHandler,
     StacksHandler,
     VersionHandler,
+    WaitHandler,
 )
 from monarch_nb._server.stream import StreamHandler
 
@@ -28,6 +32,10 @@ def routes() -> list[tuple[str, type[Any]]]:
     return [
         (r"/monarch_nb/api/version", VersionHandler),
         (r"/monarch_nb/api/meshes", MeshesHandler),
+        (r"/monarch_nb/api/clusters", ClustersHandler),
+        (r"/monarch_nb/api/allocations", AllocationsHandler),
+        (rf"/monarch_nb/api/allocations/{NAME}", OneAllocationHandler),
+        (rf"/monarch_nb/api/allocations/{NAME}/wait", WaitHandler),
         (one, OneMeshHandler),
         (one + "/interrupt", InterruptHandler),
         (one + "/heal", HealHandler),

@@ -27,6 +27,7 @@ from monarch_nb._server.meshes import Meshes, MeshList
 from monarch_nb._server.messages import (
     Failed,
     Gone,
+    WatchAllocations,
     WatchDebug,
     WatchLogs,
     WatchMeshes,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from monarch_nb._protocol.logs import LogLine
     from monarch_nb._server.link import Link
+    from monarch_nb._server.messages import AllocationRow
     from monarch_nb.mesh import Mesh
     from monarch_nb.mesh.log_page import LogTail
 
@@ -87,6 +89,29 @@ class ListWatch(Watch):
         if self._list is not None:
             self._list.close()
             self._list = None
+
+
+class AllocationsWatch(Watch):
+    """A browser's watch on the requests for hosts of engines."""
+
+    _stop: Callable[[], None] | None = None
+    _sent: list[AllocationRow] | None = None
+
+    async def begin_watch(self) -> None:
+        self._stop = self._meshes.allocations.watch(self.wake)
+        self.wake()
+
+    def next_message(self) -> WatchMessage | None:
+        rows = self._meshes.allocations.rows
+        if rows is None or rows == self._sent:
+            return None
+        self._sent = rows
+        return messages.Allocations(allocations=rows)
+
+    def close(self) -> None:
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
 
 
 class StatusWatch(Watch):
@@ -308,6 +333,8 @@ def could_not(error: Exception) -> str:
 def _make(meshes: Meshes, send: Send, asked: WatchRequest) -> Watch:
     if isinstance(asked, WatchMeshes):
         return ListWatch(meshes, send)
+    if isinstance(asked, WatchAllocations):
+        return AllocationsWatch(meshes, send)
     if isinstance(asked, WatchDebug):
         return DebugWatch(meshes, send, asked.mesh)
     if isinstance(asked, WatchStatus):

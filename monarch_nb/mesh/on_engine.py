@@ -367,9 +367,11 @@ def give_back(name: str) -> None:
 # --- listing
 
 
-def looks() -> list[tuple[Allocation, Look]]:
-    """Return this user's requests to engines, with their state; an ended request is removed after it was
-    returned once.
+def looks(*, keeps_ended: bool = False) -> list[tuple[Allocation, Look]]:
+    """Return this user's requests to engines, with their state.
+
+    Args:
+        keeps_ended: whether an ended request stays on record after it was returned once.
     """
     found = []
     for noted_before in records.list_records():
@@ -381,7 +383,7 @@ def looks() -> list[tuple[Allocation, Look]]:
                 look = _without_a_mesh(asked, look)
             found.append((each, look))
         has_ended = all(look.state == State.ENDED for _, look in rows)
-        if is_alone and has_ended and look_at(asked.bearer).state == State.ENDED:
+        if is_alone and has_ended and not keeps_ended and look_at(asked.bearer).state == State.ENDED:
             records.remove_if_same(asked)
     return found
 

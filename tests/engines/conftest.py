@@ -4,7 +4,7 @@ tests are skipped with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import slurmd
 import sshd
 from kube import Kube
 from sshd import Profiles
+from waiting import wait_until
 
 from monarch_nb.exceptions import MeshError
 from monarch_nb.job.allocation import list_records
@@ -61,6 +62,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurmd.Cluster
     found = slurmd.Cluster(tmp_path_factory.mktemp("slurm"))
     yield found
     found.close()
+
+
+@pytest.fixture
+def full(cluster: slurmd.Cluster) -> Iterator[Callable[[], None]]:
+    """A cluster that another job has taken; what it gives frees it."""
+    number = cluster.command(
+        "sbatch", "--parsable", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 600"
+    )
+    wait_until(lambda: cluster.idle_nodes() == 0, "a full cluster")
+
+    def free() -> None:
+        cluster.command("scancel", number)
+
+    yield free
+    free()
 
 
 @pytest.fixture(scope="module")

@@ -100,21 +100,6 @@ def test_fewer_hosts_than_there_could_be_are_taken(cluster: Cluster) -> None:
     assert sizes == {"hosts": 3, "procs": 1}
 
 
-@pytest.fixture
-def full(cluster: Cluster) -> Iterator[Callable[[], None]]:
-    """A cluster that another job has taken; what it gives frees it."""
-    number = cluster.command(
-        "sbatch", "--parsable", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 600"
-    )
-    wait_until(lambda: cluster.idle_nodes() == 0, "a full cluster")
-
-    def free() -> None:
-        cluster.command("scancel", number)
-
-    yield free
-    free()
-
-
 @pytest.mark.usefixtures("lab")
 def test_a_request_waits_in_the_queue_and_goes_on_there(cluster: Cluster, full: Callable[[], None]) -> None:
     message: list[str] = []

@@ -212,7 +212,12 @@ async def test_bad_requests(api: Api, demo: Mesh) -> None:
         ({"num_hosts": -1}, "num_hosts must be a number"),
         ({"job": "slurm"}, "job must be one of local, process"),
         ({"idle_timeout": "soon"}, "idle_timeout: a duration is"),
-        ({"gpus": 4}, "unknown field 'gpus'; known: name"),
+        ({"cpus": 4}, "unknown field 'cpus'; known: name"),
+        ({"gpus": 4}, "gpus is for hosts of an engine: say which one by on"),
+        ({"on": "lab", "gpus": -1}, "gpus must be a number from 0"),
+        ({"on": "lab", "time": "soon"}, "time: a duration is"),
+        ({"on": "lab", "hosts": "--force"}, "hosts must be one word of text, not '--force'"),
+        ({"on": "lab", "num_hosts": 2}, "num_hosts and job are for this machine"),
     ],
 )
 def test_bodies_that_make_no_sense(body: dict[str, Any], words: str) -> None:

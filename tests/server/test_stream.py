@@ -110,7 +110,7 @@ async def test_logs_are_followed(page: Any, demo: Mesh) -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"op": "watch", "id": 3, "what": "status", "mesh": "nope"}, "'nope' is not running"),
-    ({"op": "watch", "id": 3, "what": "weather"}, "what must be meshes, or status, debug or logs"),
+    ({"op": "watch", "id": 3, "what": "weather"}, "what must be meshes or allocations, or status, debug"),
     ({"op": "watch", "id": 3, "what": "logs", "mesh": "demo", "ranks": 4}, "both text"),
     ({"op": "watch", "id": 3, "what": "logs", "mesh": "demo", "ranks": "9"}, "9"),
     ({"op": "watch", "id": 3, "what": "logs", "mesh": "demo", "grep": "("}, "not a regular expression"),

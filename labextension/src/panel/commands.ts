@@ -3,13 +3,14 @@ import { Dialog, InputDialog, Notification, showDialog, type ICommandPalette } f
 import type { INotebookTracker } from '@jupyterlab/notebook';
 import type { Widget } from '@lumino/widgets';
 import * as React from 'react';
+import { cancelWarning, isOver } from './allocations';
 import type { Api } from '../transport/api';
 import { createDocument } from './documents';
 import { messageOf } from '../errors';
 import { stopWarning } from './health';
 import type { MeshesModel } from './model';
 import { insertCell } from './notebooks';
-import type { IMeshSummary } from '../protocol';
+import type { IAllocation, IMeshSummary } from '../protocol';
 import { Journal, Stacks } from './reading';
 import { parseSizes } from './sizes';
 import { shapeText, type Translate } from '../words';
@@ -154,6 +155,18 @@ function actions(context: ICommandContext): ICommand[] {
       execute: args => withMesh(context, args, mesh => resize(context, mesh, args.sizes))
     },
     {
+      id: 'wait',
+      label: t('Wait for the Hosts of a Mesh'),
+      caption: t('Start its ranks once its hosts are there'),
+      execute: args => withAllocation(context, args, ({ name }) => api.wait(name))
+    },
+    {
+      id: 'cancel',
+      label: t('Cancel the Hosts of a Mesh ...'),
+      caption: t('Give hosts of a cluster back, or give up a place in its queue'),
+      execute: args => withAllocation(context, args, row => cancel(context, row))
+    },
+    {
       id: 'stop',
       label: t('Stop a Mesh ...'),
       caption: t('End its ranks'),
@@ -203,6 +216,24 @@ async function stop({ api, translate: t }: ICommandContext, mesh: IMeshSummary):
   }
 }
 
+async function cancel({ api, translate: t }: ICommandContext, row: IAllocation): Promise<void> {
+  if (!isOver(row)) {
+    const { button } = await showDialog({
+      title: t('Cancel the hosts of mesh %1?', row.name),
+      body: cancelWarning(row, t),
+      buttons: [
+        Dialog.cancelButton({ label: t('Keep them') }),
+        Dialog.warnButton({ label: t('Cancel the hosts') })
+      ],
+      defaultButton: 0
+    });
+    if (!button.accept) {
+      return;
+    }
+  }
+  await api.cancel(row.name);
+}
+
 async function resize(
   { api, translate: t }: ICommandContext,
   mesh: IMeshSummary,
@@ -245,7 +276,8 @@ async function withMesh(
 ): Promise<void> {
   const { api, model, translate: t } = context;
   const meshes = await api.meshes();
-  const mesh = name === undefined ? await pick(context, meshes) : meshes.find(m => m.name === name);
+  const none = t('No mesh is running. Start one in the Mesh panel.');
+  const mesh = name === undefined ? await pick(context, meshes, none) : meshes.find(m => m.name === name);
   if (mesh) {
     model.use(mesh.name);
     await act(mesh);
@@ -254,12 +286,30 @@ async function withMesh(
   }
 }
 
-async function pick(
+/** Do something with a request: of the mesh given, the only one, or the one that people pick. */
+async function withAllocation(
+  context: ICommandContext,
+  { mesh: name }: IArgs,
+  act: (row: IAllocation) => Promise<unknown>
+): Promise<void> {
+  const { api, translate: t } = context;
+  const rows = await api.allocations();
+  const none = t('No hosts of a cluster were asked for.');
+  const row = name === undefined ? await pick(context, rows, none) : rows.find(each => each.name === name);
+  if (row) {
+    await act(row);
+  } else if (name !== undefined) {
+    throw new Error(t('Mesh %1 has no hosts of a cluster', name));
+  }
+}
+
+async function pick<T extends { name: string }>(
   { model, translate: t }: ICommandContext,
-  meshes: IMeshSummary[]
-): Promise<IMeshSummary | null> {
+  meshes: T[],
+  none: string
+): Promise<T | null> {
   if (!meshes.length) {
-    Notification.info(t('No mesh is running. Start one in the Mesh panel.'), { autoClose: 5000 });
+    Notification.info(none, { autoClose: 5000 });
     return null;
   }
   if (meshes.length === 1) {

@@ -1,6 +1,7 @@
 import * as React from 'react';
 import { DebugModel } from '../debug/model';
 import { DebugView } from '../debug/view';
+import { cancelWarning, isOver } from './allocations';
 import { messageOf } from '../errors';
 import { stopWarning } from './health';
 import { parseSizes } from './sizes';
@@ -78,7 +79,13 @@ export function DashboardView({ service, model, version }: IDashboardProps): JSX
             {note.text}
           </p>
         )}
-        <MeshList model={model} version={version} run={run} start={request => service.api.start(request)} />
+        <MeshList
+          model={model}
+          version={version}
+          run={run}
+          start={request => service.api.start(request)}
+          clusters={() => service.api.clusters()}
+        />
       </main>
       {tabs.length > 0 && <Tabs tabs={tabs} shown={shown} show={setShown} close={close} />}
     </div>
@@ -124,11 +131,25 @@ async function act(command: string, args: IArgs, { service, model, t, open }: IC
         await api.stop(name);
       }
       return '';
+    case 'wait':
+      await api.wait(name);
+      return '';
+    case 'cancel':
+      await cancel(name, service, model, t);
+      return '';
     case 'attach':
       return t('Put this into a cell of a notebook: %1', await api.attachCode(name));
     default:
       open(tabOf(command, name, ranks, service, t));
       return '';
+  }
+}
+
+async function cancel(name: string, { api }: IMeshService, model: MeshesModel, t: Translate): Promise<void> {
+  const row = model.allocations.find(each => each.name === name);
+  const isSure = !row || isOver(row);
+  if (isSure || confirm(`${t('Cancel the hosts of mesh %1?', name)}\n\n${cancelWarning(row, t)}`)) {
+    await api.cancel(name);
   }
 }
 

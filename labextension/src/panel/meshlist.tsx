@@ -1,9 +1,10 @@
 import * as React from 'react';
+import { Allocations } from './allocations';
 import type { Run } from './controls';
 import { MeshSection } from './meshsection';
 import type { Feed, MeshesModel } from './model';
 import { useChanges, useNotifier } from '../notifier';
-import { PROTOCOL, type IMeshSummary, type IStartRequest } from '../protocol';
+import { PROTOCOL, type ICluster, type IStartRequest } from '../protocol';
 import { StartForm } from './startform';
 import { useTranslate } from '../translate';
 
@@ -14,11 +15,12 @@ export interface IMeshListProps {
   /** Version of this extension, as it's named when the server's is another. */
   version: string;
   run: Run;
-  start: (request: IStartRequest) => Promise<IMeshSummary>;
+  start: (request: IStartRequest) => Promise<{ name: string }>;
+  clusters: () => Promise<ICluster[]>;
 }
 
 /** All that the panel shows. */
-export function MeshList({ model, version, run, start }: IMeshListProps): JSX.Element {
+export function MeshList({ model, version, run, start, clusters }: IMeshListProps): JSX.Element {
   useNotifier(model);
   useChanges(React.useCallback(listener => model.feed.on(listener), [model]));
   if (model.feed.state === 'missing') {
@@ -30,7 +32,8 @@ export function MeshList({ model, version, run, start }: IMeshListProps): JSX.El
   return (
     <>
       <Connection feed={model.feed} isKnown={model.meshes !== null} />
-      <Start model={model} start={start} />
+      <Start model={model} start={start} clusters={clusters} />
+      {model.meshes && <Allocations rows={model.allocations} run={run} />}
       {model.meshes?.map(mesh => (
         <MeshSection
           key={`${mesh.name} ${mesh.pid}`}
@@ -121,7 +124,11 @@ function useLasting(isSo: boolean, after: number): boolean {
   return isSo && isLasting;
 }
 
-function Start({ model, start }: Pick<IMeshListProps, 'model' | 'start'>): JSX.Element | null {
+function Start({
+  model,
+  start,
+  clusters
+}: Pick<IMeshListProps, 'model' | 'start' | 'clusters'>): JSX.Element | null {
   const t = useTranslate();
   if (!model.meshes) {
     return null;
@@ -129,7 +136,9 @@ function Start({ model, start }: Pick<IMeshListProps, 'model' | 'start'>): JSX.E
   const isOpen = model.isFormOpen;
   return (
     <section className="mnb-start">
-      {model.meshes.length === 0 && <p className="mnb-hint">{t('No mesh is running.')}</p>}
+      {model.meshes.length === 0 && model.allocations.length === 0 && (
+        <p className="mnb-hint">{t('No mesh is running.')}</p>
+      )}
       <button
         type="button"
         className="mnb-mesh-toggle"
@@ -143,8 +152,9 @@ function Start({ model, start }: Pick<IMeshListProps, 'model' | 'start'>): JSX.E
       </button>
       {isOpen && (
         <StartForm
-          taken={model.meshes.map(mesh => mesh.name)}
+          taken={[...model.meshes, ...model.allocations].map(({ name }) => name)}
           start={start}
+          clusters={clusters}
           onStarted={mesh => model.started(mesh)}
         />
       )}

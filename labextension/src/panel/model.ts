@@ -1,9 +1,12 @@
 import { Notifier } from '../notifier';
-import type { IMeshSummary } from '../protocol';
+import type { IAllocation, IMeshSummary } from '../protocol';
 import type { Stream } from '../transport/stream';
 
 /** What the panel and the status bar need of the stream. */
-export type Feed = Pick<Stream, 'watchMeshes' | 'watchStatus' | 'state' | 'serverVersion' | 'on'>;
+export type Feed = Pick<
+  Stream,
+  'watchMeshes' | 'watchAllocations' | 'watchStatus' | 'state' | 'serverVersion' | 'on'
+>;
 
 /**
  * Which meshes there are, and what of them is shown.
@@ -13,6 +16,7 @@ export type Feed = Pick<Stream, 'watchMeshes' | 'watchStatus' | 'state' | 'serve
  */
 export class MeshesModel extends Notifier {
   private _meshes: IMeshSummary[] | null = null;
+  private _allocations: IAllocation[] = [];
   private _current: string | null = null;
   private _kernel = '';
   private _isActive = false;
@@ -21,6 +25,7 @@ export class MeshesModel extends Notifier {
   private readonly _open = new Map<string, boolean>();
   private _numWatches = 0;
   private _stop: (() => void) | null = null;
+  private _stopAllocations: (() => void) | null = null;
 
   constructor(readonly feed: Feed) {
     super();
@@ -29,6 +34,11 @@ export class MeshesModel extends Notifier {
   /** The meshes as last heard of; null before the first word. */
   get meshes(): IMeshSummary[] | null {
     return this._meshes;
+  }
+
+  /** The requests for hosts of engines, as last heard of while the panel could be seen. */
+  get allocations(): IAllocation[] {
+    return this._allocations;
   }
 
   /** The mesh that the current notebook uses; else the one last used in the panel, or the only one. */
@@ -56,12 +66,13 @@ export class MeshesModel extends Notifier {
 
   set isActive(value: boolean) {
     this._isActive = value;
+    this._followAllocations();
     this.changed();
   }
 
   /** Whether the start form is open: as people left it, or because there's nothing else to show. */
   get isFormOpen(): boolean {
-    return this._isFormOpen ?? this._meshes?.length === 0;
+    return this._isFormOpen ?? (this._meshes?.length === 0 && this._allocations.length === 0);
   }
 
   set isFormOpen(value: boolean) {
@@ -113,6 +124,19 @@ export class MeshesModel extends Notifier {
         this._unwatch();
       }
     };
+  }
+
+  /** Engines are asked for as long as somebody looks. */
+  private _followAllocations(): void {
+    if (!this._isActive) {
+      this._stopAllocations?.();
+      this._stopAllocations = null;
+      return;
+    }
+    this._stopAllocations ??= this.feed.watchAllocations(allocations => {
+      this._allocations = allocations;
+      this.changed();
+    });
   }
 
   private _unwatch(): void {

@@ -35,7 +35,13 @@ export class MeshPanel extends ReactWidget {
     const { model, api, version, translate, run } = this._options;
     return (
       <TranslateContext.Provider value={translate}>
-        <MeshList model={model} version={version} run={run} start={request => api.start(request)} />
+        <MeshList
+          model={model}
+          version={version}
+          run={run}
+          start={request => api.start(request)}
+          clusters={() => api.clusters()}
+        />
       </TranslateContext.Provider>
     );
   }

@@ -1,32 +1,47 @@
 import * as React from 'react';
 import { messageOf } from '../errors';
-import type { IMeshSummary, IStartRequest } from '../protocol';
-import { EMPTY_DRAFT, findProblems, requestOf, type Field, type IDraft, type Problems } from './start';
+import type { ICluster, IStartRequest } from '../protocol';
+import {
+  clusterOf,
+  EMPTY_DRAFT,
+  findProblems,
+  ON,
+  requestOf,
+  type Field,
+  type IDraft,
+  type Problems
+} from './start';
 import { useTranslate } from '../translate';
+import { duration, type Translate } from '../words';
 
 export interface IStartFormProps {
   /** Names of meshes that run already. */
   taken: string[];
-  start: (request: IStartRequest) => Promise<IMeshSummary>;
+  start: (request: IStartRequest) => Promise<{ name: string }>;
+  clusters: () => Promise<ICluster[]>;
   onStarted: (mesh: string) => void;
 }
 
 /**
  * The form that starts a mesh. What is wrong with a field stands below it, what the server said below all.
  */
-export function StartForm({ taken, start, onStarted }: IStartFormProps): JSX.Element {
+export function StartForm({ taken, start, clusters, onStarted }: IStartFormProps): JSX.Element {
   const t = useTranslate();
   const [draft, setDraft] = React.useState<IDraft>(() => ({ ...EMPTY_DRAFT, name: freeName(taken) }));
   const [isChecked, setChecked] = React.useState(false);
   const [isBusy, setBusy] = React.useState(false);
   const [refusal, setRefusal] = React.useState('');
-  const problems = isChecked ? findProblems(draft, taken, t) : {};
+  const [places, placesProblem] = usePlaces(clusters);
+  const found = findProblems(draft, taken, t, places);
+  // Whether a cluster can be used is said at once: nothing that is typed changes it.
+  const problems: Problems = isChecked ? found : { job: found.job };
+  const cluster = places.find(({ name }) => name === clusterOf(draft));
   const change = (changes: Partial<IDraft>) => setDraft(old => ({ ...old, ...changes }));
 
   const submit = async (event: React.FormEvent) => {
     event.preventDefault();
     setChecked(true);
-    if (isBusy || Object.keys(findProblems(draft, taken, t)).length) {
+    if (isBusy || Object.keys(found).length) {
       return;
     }
     setBusy(true);
@@ -71,11 +86,14 @@ export function StartForm({ taken, start, onStarted }: IStartFormProps): JSX.Ele
           label={t('Where')}
           options={[
             ['local', t('local: this machine')],
-            ['process', t('process: several hosts on this machine')]
+            ['process', t('process: several hosts on this machine')],
+            ...placeOptions(places, t)
           ]}
           draft={draft}
+          problems={problems}
           change={change}
         />
+        {placesProblem && <p className="mnb-problem">{placesProblem}</p>}
         {draft.job === 'process' && (
           <Row
             field="hosts"
@@ -87,6 +105,7 @@ export function StartForm({ taken, start, onStarted }: IStartFormProps): JSX.Ele
             change={change}
           />
         )}
+        {cluster && <Hosts cluster={cluster} draft={draft} problems={problems} change={change} />}
         <Choice
           field="processGroup"
           label={t('Process group')}
@@ -97,6 +116,7 @@ export function StartForm({ taken, start, onStarted }: IStartFormProps): JSX.Ele
             ['gloo', 'gloo']
           ]}
           draft={draft}
+          problems={problems}
           change={change}
         />
         <Row
@@ -112,7 +132,7 @@ export function StartForm({ taken, start, onStarted }: IStartFormProps): JSX.Ele
           </p>
         )}
         <button type="submit" className="mnb-button mnb-mod-accept">
-          {isBusy ? t('Starting ...') : t('Start')}
+          {isBusy ? (cluster ? t('Asking ...') : t('Starting ...')) : t('Start')}
         </button>
       </fieldset>
     </form>
@@ -160,14 +180,75 @@ function Row({ field, label, hint, isNumber, draft, problems, change }: IRowProp
   );
 }
 
-interface IChoiceProps extends Pick<IRowProps, 'label' | 'draft' | 'change'> {
+/** What is asked of a cluster; empty fields leave it to the profile. */
+function Hosts({
+  cluster,
+  draft,
+  problems,
+  change
+}: { cluster: ICluster } & Pick<IRowProps, 'draft' | 'problems' | 'change'>): JSX.Element {
+  const t = useTranslate();
+  const given = { draft, problems, change };
+  const time = cluster.time_s === null ? t('no limit of its own') : duration(cluster.time_s);
+  return (
+    <>
+      <div className="mnb-form-pair">
+        <Row field="hosts" label={t('Hosts')} hint={cluster.hosts || '1'} {...given} />
+        <Row
+          field="gpus"
+          label={t('GPUs per host')}
+          hint={cluster.gpus === null ? t('none asked for') : String(cluster.gpus)}
+          isNumber
+          {...given}
+        />
+      </div>
+      <Row field="time" label={t('Time, as in 2h')} hint={time} {...given} />
+      <p className="mnb-hint">
+        {t(
+          'A request may wait in a queue: it goes on without this page and this server. 2..8 hosts: ' +
+            'the mesh begins with as many as are granted.'
+        )}
+      </p>
+    </>
+  );
+}
+
+/** Return the clusters that hosts can be asked for at, and why they aren't known. */
+function usePlaces(clusters: () => Promise<ICluster[]>): [ICluster[], string] {
+  const [places, setPlaces] = React.useState<ICluster[]>([]);
+  const [problem, setProblem] = React.useState('');
+  const ask = React.useRef(clusters);
+  React.useEffect(() => {
+    let isShown = true;
+    ask.current().then(
+      found => isShown && setPlaces(found.filter(each => each.is_profile || !each.why_not)),
+      (error: unknown) => isShown && setProblem(messageOf(error))
+    );
+    return () => {
+      isShown = false;
+    };
+  }, []);
+  return [places, problem];
+}
+
+/** "lab: slurm, partition a100"; an engine without a profile is its own name. */
+function placeOptions(places: ICluster[], t: Translate): [string, string][] {
+  return places.map(({ name, engine, is_profile, partition, why_not }) => {
+    const about = [is_profile ? engine : t('without a profile'), partition && t('partition %1', partition)];
+    const text = `${name}: ${about.filter(Boolean).join(', ')}`;
+    return [ON + name, why_not ? t('%1 (not usable here)', text) : text];
+  });
+}
+
+interface IChoiceProps extends Pick<IRowProps, 'label' | 'draft' | 'problems' | 'change'> {
   field: ChoiceField;
   /** Values, and what people read. */
   options: [string, string][];
 }
 
-function Choice({ field, label, options, draft, change }: IChoiceProps): JSX.Element {
+function Choice({ field, label, options, draft, problems, change }: IChoiceProps): JSX.Element {
   const id = React.useId();
+  const problem = problems[field];
   return (
     <div className="mnb-form-row">
       <label htmlFor={id}>{label}</label>
@@ -176,6 +257,8 @@ function Choice({ field, label, options, draft, change }: IChoiceProps): JSX.Ele
         name={field}
         className="mnb-input"
         value={draft[field]}
+        aria-invalid={problem ? true : undefined}
+        aria-describedby={problem ? `${id}-problem` : undefined}
         onChange={event => change({ [field]: event.target.value })}
       >
         {options.map(([value, text]) => (
@@ -184,6 +267,11 @@ function Choice({ field, label, options, draft, change }: IChoiceProps): JSX.Ele
           </option>
         ))}
       </select>
+      {problem && (
+        <p id={`${id}-problem`} className="mnb-problem">
+          {problem}
+        </p>
+      )}
     </div>
   );
 }

@@ -1,5 +1,13 @@
 import { ApiError, messageOf } from '../errors';
-import type { IDebugAnswers, IEntry, ILogPage, IMeshSummary, IStartRequest } from '../protocol';
+import type {
+  IAllocation,
+  ICluster,
+  IDebugAnswers,
+  IEntry,
+  ILogPage,
+  IMeshSummary,
+  IStartRequest
+} from '../protocol';
 
 export { ApiError } from '../errors';
 
@@ -31,13 +39,33 @@ export class Api {
     return this._get('meshes');
   }
 
-  /** Resolves once the ranks are up. */
-  start(request: IStartRequest): Promise<IMeshSummary> {
+  /** Resolves once the ranks are up; for hosts of an engine, once the engine has the request. */
+  start(request: IStartRequest): Promise<IMeshSummary | IAllocation> {
     return this._post('meshes', request);
   }
 
   async stop(mesh: string): Promise<void> {
     await this._send(address(mesh), { method: 'DELETE' });
+  }
+
+  /** Returns where hosts can be asked for. */
+  clusters(): Promise<ICluster[]> {
+    return this._get('clusters');
+  }
+
+  /** Returns the requests for hosts of engines. */
+  allocations(): Promise<IAllocation[]> {
+    return this._get('allocations');
+  }
+
+  /** Give back the hosts of a mesh, whether it waits for them or runs. */
+  async cancel(mesh: string): Promise<void> {
+    await this._send(`allocations/${encodeURIComponent(mesh)}`, { method: 'DELETE' });
+  }
+
+  /** Have the server wait for the hosts of a mesh, and start its ranks then. */
+  async wait(mesh: string): Promise<void> {
+    await this._post(`allocations/${encodeURIComponent(mesh)}/wait`, {});
   }
 
   async interrupt(mesh: string, ranks?: string): Promise<void> {

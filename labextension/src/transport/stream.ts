@@ -2,8 +2,8 @@ import { PROTOCOL } from '../protocol';
 import type { ClientMessage, ServerMessage } from '../protocol';
 import { Listeners } from './listeners';
 import type { MeshStore } from './store';
-import { DebugWatch, LogsWatch, MeshesWatch, StatusWatch } from './watches';
-import type { IWatch, OnLines, OnMeshes, OnStops } from './watches';
+import { AllocationsWatch, DebugWatch, LogsWatch, MeshesWatch, StatusWatch } from './watches';
+import type { IWatch, OnAllocations, OnLines, OnMeshes, OnStops } from './watches';
 
 /**
  * missing: the server answered, but has no such address; mismatch: it has another version of the protocol;
@@ -74,6 +74,12 @@ export class Stream {
         this._end(watch.id);
       }
     };
+  }
+
+  /** Watch the requests for hosts of engines; the server asks the engines while somebody watches. */
+  watchAllocations(onAllocations: OnAllocations): () => void {
+    const id = this._begin(new AllocationsWatch(onAllocations));
+    return () => this._end(id);
   }
 
   /** Keep the store up to date. Watchers of one mesh share one watch. */

@@ -1,7 +1,8 @@
-import type { ClientMessage, ILogLine, IMeshSummary, IStop, ServerMessage } from '../protocol';
+import type { IAllocation, ClientMessage, ILogLine, IMeshSummary, IStop, ServerMessage } from '../protocol';
 import { Listeners } from './listeners';
 import type { MeshStore } from './store';
 
+export type OnAllocations = (allocations: IAllocation[]) => void;
 export type OnMeshes = (meshes: IMeshSummary[]) => void;
 export type OnLines = (lines: ILogLine[], after: number) => void;
 export type OnStops = (stops: IStop[]) => void;
@@ -52,6 +53,25 @@ export class MeshesWatch implements IWatch {
 
   over(): void {
     // A watch on the list never ends: without meshes the list is empty.
+  }
+}
+
+/** The requests for hosts of engines. */
+export class AllocationsWatch implements IWatch {
+  constructor(private readonly _onAllocations: OnAllocations) {}
+
+  request(): Request {
+    return { what: 'allocations' };
+  }
+
+  hear(message: ServerMessage): void {
+    if (message.type === 'allocations') {
+      this._onAllocations(message.allocations);
+    }
+  }
+
+  over(): void {
+    // It ends only where the server knows no such list.
   }
 }
 
