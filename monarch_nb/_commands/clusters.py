@@ -251,19 +251,21 @@ def clusters_text() -> str:
     known = [*profiles.values(), *(Profile(name, HostSpec(name)) for name in ENGINES)]
     rows = [("name", "engine", "hosts", "usable here")]
     rows += [
-        (p.name, p.spec.engine, hosts_of(p.spec), usable)
-        for p, usable in zip(known, _usable_at_once([p.spec for p in known]), strict=True)
+        (p.name, p.spec.engine, hosts_of(p.spec), why_not or "yes")
+        for p, why_not in zip(known, why_unusable([p.spec for p in known]), strict=True)
     ]
     ending = "" if profiles or wrong else f"\nno profiles yet; they lie in {user_file()}"
     return "\n".join([_table(rows), *wrong.values()]) + ending
 
 
-def _usable_at_once(specs: Sequence[HostSpec]) -> list[str]:
-    """Return what is said of each: all are asked at once, and none keeps the others waiting."""
+def why_unusable(specs: Sequence[HostSpec]) -> list[str]:
+    """Return why each engine can't be used here, and what to type; empty if it can. All are asked at once,
+    and none keeps the others waiting.
+    """
     said = [f"no answer within {ASK_S:g} s" for _ in specs]
 
     def ask(i: int) -> None:
-        said[i] = _usable(specs[i])
+        said[i] = _why_unusable(specs[i])
 
     # Daemons: this program doesn't wait at its end for an engine that doesn't answer.
     asking = [threading.Thread(target=ask, args=(i,), daemon=True) for i in range(len(specs))]
@@ -275,12 +277,7 @@ def _usable_at_once(specs: Sequence[HostSpec]) -> list[str]:
     return list(said)
 
 
-def _usable(spec: HostSpec) -> str:
-    return why_unusable(spec) or "yes"
-
-
-def why_unusable(spec: HostSpec) -> str:
-    """Return why an engine can't be used here, and what to type; empty if it can."""
+def _why_unusable(spec: HostSpec) -> str:
     try:
         return ignored(spec) or engine_of(spec).usable(spec).why_not
     except MeshError as error:

@@ -294,31 +294,30 @@ def cancel(name: str, *, is_known: bool) -> None:
 
 
 def clusters() -> list[Cluster]:
-    """Return the profiles of clusters.toml, and the engines without one; engines are asked all at once,
-    whether they can be used here.
-
-    Raises:
-        MeshUsageError: if `clusters.toml` can't be read, naming the key.
+    """Return the profiles of clusters.toml, the engines without one, and last the profiles that can't be used
+    for a mistake in them.
     """
+    from monarch_nb._commands.clusters import why_unusable
     from monarch_nb.job.engines import ENGINES
-    from monarch_nb.job.profiles import Profile, read_profiles
+    from monarch_nb.job.profiles import Profile, list_profiles
     from monarch_nb.job.spec import HostSpec
 
-    profiles = list(read_profiles(ENGINES).values())
-    found = [*profiles, *(Profile(name, HostSpec(name)) for name in ENGINES)]
-    with ThreadPoolExecutor(len(found), "monarch-nb-clusters") as pool:
-        return list(pool.map(_cluster, found))
+    profiles, wrong = list_profiles(ENGINES)
+    found = [*profiles.values(), *(Profile(name, HostSpec(name)) for name in ENGINES)]
+    reasons = why_unusable([each.spec for each in found])
+    mistaken = [Cluster(name=name, engine="", is_profile=True, why_not=text) for name, text in wrong.items()]
+    return [*map(_cluster, found, reasons), *mistaken]
 
 
-def _cluster(profile: Profile) -> Cluster:
-    from monarch_nb._commands.clusters import hosts_of, why_unusable
+def _cluster(profile: Profile, why_not: str) -> Cluster:
+    from monarch_nb._commands.clusters import hosts_of
 
     spec = profile.spec
     return Cluster(
         name=profile.name,
         engine=spec.engine,
         is_profile=bool(profile.source),
-        why_not=why_unusable(spec),
+        why_not=why_not,
         hosts=hosts_of(spec),
         gpus=spec.gpus,
         time_s=spec.time_s,
