@@ -93,7 +93,7 @@ LATER: Mapping[type[msgspec.Struct], frozenset[str]] = {
     resources.GpuStatus: frozenset({"uuid"}),
     model.RankStatus: frozenset({"cells_waiting", "transfers"}),
     model.MeshHead: frozenset({"ends_at", "journal_trouble", "kernels", "owner_pid"}),
-    model.MeshSummary: frozenset({"kernels"}),
+    model.MeshSummary: frozenset({"kernels", "waits"}),
     messages.StartRequest: frozenset({"on", "hosts", "gpus", "time"}),
     debugging.Stop: frozenset({"error", "mode", "origin", "path", "source"}),
     DebugAnswers: frozenset({"left"}),

@@ -148,6 +148,10 @@ class WrongArguments(MeshError, TypeError):
     _shown_as = "TypeError"
 
 
+class MeshNotReady(MeshUsageError):
+    """The error of a mesh that has no ranks yet: it's being started, or waits for its hosts."""
+
+
 class NameTaken(MeshUsageError):
     """The error of a name whose mesh runs already, or is being started by another program."""
 

@@ -187,6 +187,8 @@ export interface IMeshSummary {
   trouble: string;
   /** Jupyter's ids of the kernels that use it, and when each has made it the one that it uses. */
   kernels?: { [name: string]: number };
+  /** Whether it has no ranks yet, because it's being started or waits for its hosts. */
+  waits?: boolean;
 }
 
 /** A line that a rank has written; `when`: the time at which it was complete. */

@@ -7,6 +7,9 @@ test('the status bar counts what is idle as ok', () => {
   expect(statusText(summary({ idle: 8 }))).toBe('demo: 8 ok');
   expect(statusText(summary({ idle: 6, lost: 1, busy: 1 }))).toBe('demo: 6 ok, 1 busy, 1 lost');
   expect(statusText(summary({ busy: 8 }))).toBe('demo: 8 busy');
+  const waiting = { ...summary({}), waits: true };
+  expect(statusText(waiting)).toBe('demo: waits for its hosts');
+  expect(summaryHealth(waiting)).toBe('busy');
   expect(statusText(summary({}, { trouble: 'no answer' }))).toBe('demo: trouble');
 });
 

@@ -11,7 +11,7 @@ from monarch_nb._client import launch
 from monarch_nb._client.connection_file import Connection
 from monarch_nb._server.allocations import AllocationService, names_that_wait
 from monarch_nb._server.link import Link
-from monarch_nb.exceptions import MeshError
+from monarch_nb.exceptions import MeshError, MeshNotReady
 from monarch_nb.status import MeshSummary
 
 LOOK_S = 1.0
@@ -67,6 +67,8 @@ class Meshes:
             try:
                 found = await self.link_to(connection).call(lambda mesh: mesh.status(fresh=False))
                 return found.summary()
+            except MeshNotReady:
+                return MeshSummary(connection.name, connection.pid, waits=True)
             except MeshError as error:
                 trouble = str(error)
         return MeshSummary(connection.name, connection.pid, trouble=trouble)
@@ -91,6 +93,8 @@ class MeshList:
         self._links: dict[tuple[str, int], Link] = {}
         self._stops: dict[tuple[str, int], Callable[[], None]] = {}
         self._troubles: dict[tuple[str, int], tuple[str, float]] = {}
+        self._waiting: set[tuple[str, int]] = set()
+        """Those that have no ranks yet."""
         self._task = asyncio.ensure_future(self._look_again())
         self._rows: list[MeshSummary] | None = None
 
@@ -130,7 +134,11 @@ class MeshList:
         await asyncio.gather(
             *(self._watch(key, c) for key, c in connections.items() if key not in self._links)
         )
-        rows = [MeshSummary(c.name, c.pid, trouble=self._trouble(key)) for key, c in connections.items()]
+        self._waiting &= connections.keys()
+        rows = [
+            MeshSummary(c.name, c.pid, trouble=self._trouble(key), waits=key in self._waiting)
+            for key, c in connections.items()
+        ]
         if rows != self._rows:
             self._rows = rows
             self._on_change()
@@ -146,8 +154,12 @@ class MeshList:
         trouble = launch.why_unusable(connection)
         if not trouble:
             link = self._meshes.link_to(connection)
+            self._waiting.discard(key)
             try:
                 await link.watch()
+            except MeshNotReady:
+                self._waiting.add(key)
+                link.close()
             except (MeshError, ValueError) as error:
                 trouble = str(error)
                 link.close()

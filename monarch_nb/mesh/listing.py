@@ -15,6 +15,7 @@ from monarch_nb._client.launch import list_all_connections, why_unusable
 from monarch_nb._protocol.states import RankState
 from monarch_nb._units import duration
 from monarch_nb.actor.handle import session_of
+from monarch_nb.exceptions import MeshNotReady
 from monarch_nb.mesh.starting import attach
 from monarch_nb.status import TROUBLED, MeshStatus
 
@@ -86,7 +87,10 @@ def table_text(rows: Sequence[Row], current: str | None = None) -> str:
 def _asked(connection: Connection) -> Row:
     if why_unusable(connection):  # which `attach` explains in full
         return _unknown(connection, "out of reach" if connection.trouble else "another version")
-    mesh = attach(connection.name, listens=False, observes=True)
+    try:
+        mesh = attach(connection.name, listens=False, observes=True)
+    except MeshNotReady:
+        return _unknown(connection, "waits for its hosts")
     try:
         status = mesh.status()
         owner = mesh.journal.entry(1).who

@@ -28,7 +28,7 @@ from monarch_nb._wire.limits import VARIABLE, parse_limits
 from monarch_nb.actor.handle import placement_of
 from monarch_nb.actor.host_mesh import HostMesh, check_env
 from monarch_nb.actor.proc_mesh import ProcMesh
-from monarch_nb.exceptions import MeshEnded, MeshNotFound, MeshUsageError, NameTaken
+from monarch_nb.exceptions import MeshEnded, MeshNotFound, MeshNotReady, MeshUsageError, NameTaken
 from monarch_nb.mesh import drift
 from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
@@ -285,7 +285,7 @@ def attach(name: str | None = None, *, listens: bool = True, observes: bool = Fa
     if record is None:
         if known is None:
             session.close()
-        raise MeshUsageError(
+        raise MeshNotReady(
             f"mesh {connection.name!r} has no ranks yet: it's being started, or waits for its hosts. "
             f"Wait with it: %mesh start {connection.name}; or give up: %mesh cancel {connection.name}"
         )

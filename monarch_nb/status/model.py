@@ -182,3 +182,5 @@ class MeshSummary(Record, frozen=True):
     """Why it can't be talked to (another version, no answer); empty if all is well."""
     kernels: Mapping[str, float] = {}
     """Jupyter's ids of the kernels that use it, and when each has made it the one that it uses."""
+    waits: bool = False
+    """Whether it has no ranks yet, because it's being started or waits for its hosts."""

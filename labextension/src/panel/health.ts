@@ -8,6 +8,9 @@ const FAILED = ['lost', 'unresponsive', 'stopped'];
 /** Return the health of a mesh of which only the tally is known. */
 export function summaryHealth(mesh: IMeshSummary): Health {
   const has = (state: string) => (mesh.states[state] ?? 0) > 0;
+  if (mesh.waits) {
+    return 'busy';
+  }
   if (mesh.trouble || FAILED.some(has)) {
     return 'trouble';
   }
@@ -47,6 +50,9 @@ export function failureText({ ranks, state, reason }: IFailure, t: Translate): s
 export function statusText(mesh: IMeshSummary, t: Translate = untranslated): string {
   if (mesh.trouble) {
     return t('%1: trouble', mesh.name);
+  }
+  if (mesh.waits) {
+    return t('%1: waits for its hosts', mesh.name);
   }
   const { idle = 0, ...others } = mesh.states;
   const parts = [idle ? t('%1 ok', idle) : '', tally(others, t)];

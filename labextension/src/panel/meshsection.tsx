@@ -34,7 +34,7 @@ export function MeshSection({
 }: IMeshSectionProps): JSX.Element {
   const t = useTranslate();
   const id = React.useId();
-  const store = useStore(feed, mesh.name, isOpen && isActive && !mesh.trouble);
+  const store = useStore(feed, mesh.name, isOpen && isActive && isWatchable(mesh));
   return (
     <section className="mnb-mesh" onClick={onUse} aria-label={t('Mesh %1', mesh.name)}>
       <header className="mnb-mesh-head">
@@ -53,15 +53,21 @@ export function MeshSection({
       </header>
       <div className="mnb-mesh-tally">
         {mesh.sizes.length > 0 && <span className="mnb-mesh-shape">{shapeText(mesh.sizes)}</span>}
-        {!mesh.trouble && <span>{tally(mesh.states, t)}</span>}
+        {isWatchable(mesh) && <span>{tally(mesh.states, t)}</span>}
+        {mesh.waits && <span>{t('waits for its hosts')}</span>}
       </div>
       {mesh.trouble && <p className="mnb-problem">{mesh.trouble}</p>}
       <div id={id} hidden={!isOpen}>
         {isOpen && <Toolbar mesh={mesh} store={store} run={run} />}
-        {isOpen && !mesh.trouble && <MeshBody store={store} run={run} />}
+        {isOpen && isWatchable(mesh) && <MeshBody store={store} run={run} />}
       </div>
     </section>
   );
+}
+
+/** Say whether a mesh has ranks that can be looked at. */
+function isWatchable(mesh: IMeshSummary): boolean {
+  return !mesh.trouble && !mesh.waits;
 }
 
 /** Return the store of a mesh; it's kept up to date while `isWatched`, and keeps the last picture else. */
@@ -108,7 +114,7 @@ function Toolbar({ mesh, store, run }: { mesh: IMeshSummary; store: MeshStore; r
   const [isResizing, setResizing] = React.useState(false);
   useChanges(React.useCallback(listener => store.on(listener), [store]));
   const act = (command: string, args = {}) => run(`monarch-nb:${command}`, { mesh: mesh.name, ...args });
-  if (mesh.trouble) {
+  if (!isWatchable(mesh)) {
     return (
       <div className="mnb-actions">
         <Action label={t('Stop')} title={t('End its ranks')} onRun={() => act('stop')} />
