@@ -25,8 +25,10 @@ from monarch_nb._client import session as sessions
 from monarch_nb.exceptions import MeshError, MeshStartError, MeshUsageError
 from monarch_nb.job import RayJob, job_loads
 from monarch_nb.job.allocation import Allocation, Plan, list_records, read_record, write_record
-from monarch_nb.job.engines import ENGINES, EngineError, State, engine_of, ray_program
+from monarch_nb.job.engines import ENGINES, EngineError, NoAnswer, State, engine_of, ray_program
+from monarch_nb.job.engines.ray import Ray
 from monarch_nb.job.profiles import find_profile
+from monarch_nb.job.spec import HostSpec
 from monarch_nb.mesh import Mesh, on_engine
 
 T = 60
@@ -111,6 +113,25 @@ def test_a_worker_that_is_killed_takes_its_host_along(lab: None) -> None:
             mesh.execute(os.getpid).get(T)
     finally:
         on_engine.cancel("hurt")
+
+
+@needs_ray
+@pytest.mark.timeout(240)
+def test_a_request_whose_answer_is_lost_is_given_back(lab: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask, names = Ray._ask, list[str]()
+
+    def lost(self: Ray, spec: HostSpec, **request: object) -> str:
+        answer = ask(self, spec, **request)
+        if request["do"] != "submit":
+            return answer
+        names.append(str(request["name"]))
+        raise NoAnswer("ray has given no answer")
+
+    monkeypatch.setattr(Ray, "_ask", lost)
+    with pytest.raises(NoAnswer, match=r"^ray has given no answer$"):
+        start("lost", "two")
+    (name,), spec = names, find_profile("two", ENGINES).spec
+    assert list_records() == [] and ask(Ray(), spec, do="look", name=name).strip() == "null"
 
 
 def files_of_programs_inside() -> set[Path]:

@@ -12,9 +12,12 @@ import pytest
 from monarch_nb._wire import message as wire
 from monarch_nb._wire.invitation import Invitation
 from monarch_nb._wire.keys import KeyPair
+from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.job.allocation import Allocation, Plan
 from monarch_nb.job.engines import EngineError, State, engine_of, ignored
+from monarch_nb.job.profiles import Profile
 from monarch_nb.job.spec import HostRange, HostSpec
+from monarch_nb.mesh import on_engine
 
 QUEUED_PBS = (
     "Job Id: 1234.pbs01\n    Job_Name = big\n    job_state = Q\n    comment = Not Running: Insufficient"
@@ -148,11 +151,15 @@ def test_what_a_batch_system_cannot_be_told_is_refused(own: dict[str, str], mess
         (HostSpec("ssh", partition="zz"), "engine ssh would ignore partition = zz"),
         (HostSpec("compose", setup=("a", "b")), "engine compose would ignore setup = a, b"),
         (HostSpec("kubernetes", account="q"), "engine kubernetes would ignore account = q"),
+        (HostSpec("slurm", machines=("a", "b")), "engine slurm chooses hosts by itself, not a,b: give a num"),
         (HostSpec("command", partition="zz", own=tuple(BATCH.items())), "write {queue} into header = of [.c"),
     ],
 )
 def test_what_an_engine_would_ignore_is_refused(spec: HostSpec, message: str) -> None:
     assert message in ignored(spec)
+    with pytest.raises(MeshUsageError) as raised:
+        on_engine.usable_engine(Profile("lab", spec))
+    assert str(raised.value).startswith("start --on lab: engine ") and message in str(raised.value)
 
 
 def test_what_engines_can_ask_for_is_not_refused() -> None:

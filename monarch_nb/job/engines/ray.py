@@ -102,7 +102,7 @@ class Ray(Engine):
 
     def recalled(self, allocation: Allocation) -> Allocation:
         named = replace(allocation, id=_name_for(allocation))
-        return named if self._ask(named.spec, do="look", name=named.id) != "null" else allocation
+        return named if self._ask(named.spec, do="look", name=named.id).strip() != "null" else allocation
 
     def invitation(self, allocation: Allocation) -> str:
         return str(msgspec.json.decode(self._ask(allocation.spec, do="invitation", name=allocation.id)))
