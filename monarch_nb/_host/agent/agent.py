@@ -70,7 +70,10 @@ class HostAgent(HostProcess):
         super().__init__(config, zygote)
         self._uplink = Uplink(self.context, self.loop, config, self._take_link, self._on_disconnect)
         self._outbox = Outbox(
-            self.loop, partial(self.event, address.CONTROLLER), lambda: self.supervisor.is_stopping
+            self.loop,
+            partial(self.event, address.CONTROLLER),
+            lambda: self.supervisor.is_stopping,
+            lambda: self.router.holds_answers,
         )
         self._last_beat = self.loop.clock() + LOST_AFTER_S
         self._limit_s = LOST_AFTER_S
