@@ -362,6 +362,9 @@ class Transport:
         pending = self._pending.get(message.ref)
         if pending is None:
             return None
+        if self.on_printed is not None:
+            for proc, mark in wire.combined_marks(message):
+                self.on_printed(proc, mark)
         awake = None
         for flags, slots, payload in wire.unpack_combined(message):
             for slot in slots:

@@ -16,7 +16,7 @@ half. Only buffers that cross machines follow as frames of their own.
                    which mark of its output the sender had come (`marks.SETTLED`), 0 if it had printed
                    nothing for that cell
         44      2  length of name (of a method; in a reply: the sender's segments that were dropped, 8 bytes
-                   each)
+                   each; in COMBINED: who had printed something, and up to which mark, 12 bytes each)
         46      2  length of context
         48      2  number of buffers
         50      2  reserved, 0
@@ -32,7 +32,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-VERSION: Final = 4
+VERSION: Final = 5
 PIECE_START: Final = b"\0"
 """The first byte of a part of a message that is sent in pieces."""
 
@@ -281,13 +281,40 @@ class Answer(NamedTuple):
     payload: bytes
 
 
-def pack_combined(src: int, dst: int, ref: int, answers: Sequence[Answer]) -> bytes:
-    """Return one message that carries all `answers` of a host to one call."""
+MAX_MARKS: Final = 5000
+"""How many marks fit into one COMBINED."""
+_MARK = struct.Struct("<QI")
+
+
+def pack_combined(
+    src: int, dst: int, ref: int, answers: Sequence[Answer], marks: Sequence[tuple[int, int]] = ()
+) -> bytes:
+    """Return one message that carries all `answers` of a host to one call.
+
+    Args:
+        marks: processes that had printed something before they answered, and up to which mark each.
+    """
+    name = b"".join(_MARK.pack(proc, mark) for proc, mark in marks)
     parts = [_COUNT.pack(len(answers))]
     for flags, slots, payload in answers:
         parts.append(_ANSWER.pack(flags, len(slots), len(payload)) + struct.pack(f"<{len(slots)}I", *slots))
         parts.append(payload)
-    return pack(COMBINED, src=src, dst=dst, ref=ref, payload=b"".join(parts))
+    return pack(COMBINED, src=src, dst=dst, ref=ref, name=name, payload=b"".join(parts))
+
+
+def combined_marks(message: Message) -> list[tuple[int, int]]:
+    """Return which processes had printed something before they gave the answers in a COMBINED message.
+
+    Raises:
+        WireError: if it's cut off.
+
+    >>> combined_marks(unpack(pack_combined(1, 2, 3, [], [(7, 2)])))
+    [(7, 2)]
+    """
+    try:
+        return [(proc, mark) for proc, mark in _MARK.iter_unpack(message.name)]
+    except struct.error:
+        raise WireError(f"COMBINED has {len(message.name)} bytes of marks, 12 each were expected") from None
 
 
 def unpack_combined(message: Message) -> list[Answer]:

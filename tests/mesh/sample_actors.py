@@ -88,6 +88,10 @@ class Where(Actor):
         return value
 
     @endpoint
+    def say_number(self) -> None:
+        print(f"number {current_rank().rank} speaks")
+
+    @endpoint
     def variable(self, name: str) -> str | None:
         return os.environ.get(name)
 

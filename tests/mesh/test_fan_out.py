@@ -16,7 +16,9 @@ from monarch_nb.job import ProcessJob
 T = 60
 
 
-def test_one_message_goes_to_each_far_host_and_one_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_message_goes_to_each_far_host_and_one_comes_back(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     job = ProcessJob({"hosts": 2})
     where = job.state().hosts.spawn_procs({"gpus": 4}).spawn("where", Where)
     where.echo.call(0).get(T)
@@ -37,6 +39,12 @@ def test_one_message_goes_to_each_far_host_and_one_comes_back(monkeypatch: pytes
     # Together as far as they came within some milliseconds: never one by one and uncombined.
     assert wire.REPLY not in arrived
     assert 2 <= arrived.count(wire.COMBINED) <= 8
+
+    arrived.clear()
+    where.say_number.call().get(T)
+    assert wire.REPLY not in arrived and wire.COMBINED in arrived, "it's so for those that print, too"
+    shown = capfd.readouterr().out
+    assert all(f"number {rank} speaks" in shown for rank in range(8)), "all was shown before the answer"
     monkeypatch.undo()
     job.kill()
 
@@ -57,10 +65,11 @@ class Wires:
         receivers = [(rank, slot) for slot, rank in enumerate(RANKS)]
         self.router.accept(wire.pack_fanout(CLIENT, address.host_proc(1), receivers, inner), ())
 
-    def answer(self, slot: int, payload: bytes, flags: int = 0) -> None:
+    def answer(self, slot: int, payload: bytes, flags: int = 0, mark: int = 0) -> None:
         frame = wire.pack(
-            wire.REPLY, src=RANKS[slot], dst=CLIENT, ref=9, slot=slot, flags=flags, payload=payload
-        )
+            wire.REPLY, src=RANKS[slot], dst=CLIENT, ref=9, slot=slot, flags=flags, origin=mark,
+            payload=payload,
+        )  # fmt: skip
         self.router.export(wire.unpack(frame))
 
     def combined(self) -> list[list[wire.Answer]]:
@@ -84,6 +93,18 @@ def test_equal_answers_go_once() -> None:
     assert wires.far == []
     wires.answer(2, b"a")
     assert wires.combined() == [[wire.Answer(0, (0, 2), b"a"), wire.Answer(0, (1,), b"b")]]
+
+
+def test_answers_of_ranks_that_have_printed_go_together_too() -> None:
+    wires = Wires()
+    wires.answer(0, b"a", mark=3)
+    wires.answer(1, b"a")
+    assert wires.router.holds_answers
+    wires.answer(2, b"a", mark=1)
+    assert not wires.router.holds_answers
+    assert wires.combined() == [[wire.Answer(0, (0, 1, 2), b"a")]]
+    ((_, frame),) = wires.far
+    assert wire.combined_marks(wire.unpack(frame)) == [(RANKS[0], 3), (RANKS[2], 1)]
 
 
 def test_errors_do_not_wait() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from own_meshes import own_mesh
+from processes import wait_for_exit
 from waiting import wait_until
 
 from monarch_nb._client import membership
@@ -111,6 +112,22 @@ def test_a_launcher_that_is_started_anew_gets_the_place_of_a_lost_host_and_no_ot
         launchers.lose(0, first)
         mesh._session.request(Withdraw(launchers.given.guest))
         assert OVER in launchers.refusal(0), "an invitation that was withdrawn is void for good"
+
+
+@pytest.mark.soak
+@pytest.mark.skipif("MONARCH_NB_SOAK_FAULTS" not in os.environ, reason="some seconds of silence: make soak")
+def test_a_holder_that_wakes_up_is_sent_away_and_harms_nothing(mesh: Mesh, tmp_path: Path) -> None:
+    with Launchers(mesh, tmp_path / "slow.join", 1) as launchers:
+        slow = launchers.join(0)
+        os.kill(slow.pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: launchers.host(0, HostState.LOST, slow.pid), "it has been silent too long", T)
+            successor = launchers.join(0)
+        finally:
+            os.kill(slow.pid, signal.SIGCONT)
+        assert wait_for_exit(slow.pid, T), "it's told that it has lost its place"
+        assert pids_on(mesh, launchers.given.hosts) == [successor.pid]
+        assert launchers.host(0, HostState.UP, successor.pid)
 
 
 def test_an_invitation_whose_time_is_up_lets_nobody_in(mesh: Mesh, tmp_path: Path) -> None:

@@ -18,7 +18,14 @@ class Waiters:
 
 def test_all_that_wait_for_one_are_woken() -> None:
     woken: list[str] = []
-    transport = SimpleNamespace(_pending={7: Waiters()}, reader=SimpleNamespace(notify=woken.append))
-    frame = wire.pack_combined(1, 2, 7, [wire.Answer(0, (0, 1), b"same"), wire.Answer(0, (2,), b"other")])
+    printed: list[tuple[int, int]] = []
+    transport = SimpleNamespace(
+        _pending={7: Waiters()},
+        reader=SimpleNamespace(notify=woken.append),
+        on_printed=lambda proc, mark: printed.append((proc, mark)),
+    )
+    answers = [wire.Answer(0, (0, 1), b"same"), wire.Answer(0, (2,), b"other")]
+    frame = wire.pack_combined(1, 2, 7, answers, [(5, 1), (6, 4)])
     by_caller = Transport._take_combined(transport, wire.unpack(frame))  # type: ignore[arg-type]
     assert [*woken, by_caller] == ["waiter of 0", "waiter of 1", "waiter of 2"]
+    assert printed == [(5, 1), (6, 4)], "their output is waited for"

@@ -19,7 +19,7 @@ def test_golden_call() -> None:
         name=b"noop", context=b"gpus=2", payload=b"xyz",
     )  # fmt: skip
     assert frame.hex() == (
-        "04010200" "04000000" "0200000001000000" "0300000000000000" "0500000000000000" "0600000000000000"
+        "05010200" "04000000" "0200000001000000" "0300000000000000" "0500000000000000" "0600000000000000"
         "07000000" "0400" "0600" "0000" "0000" "6e6f6f70" "677075733d32" "78797a"
     )  # fmt: skip
 
@@ -101,7 +101,7 @@ def test_combined_answers_round_trip() -> None:
     [
         (b"", "0 bytes is no message"),
         (b"\x01\x02", "2 bytes is no message"),
-        (b"\x09" + wire.pack(wire.CALL, src=1, dst=2)[1:], "wire version 9; this process speaks 4"),
+        (b"\x09" + wire.pack(wire.CALL, src=1, dst=2)[1:], "wire version 9; this process speaks 5"),
         (wire.pack(wire.CALL, src=1, dst=2, name=b"long name")[:-3], "is cut off"),
     ],
 )
@@ -122,7 +122,7 @@ def test_addresses() -> None:
 def test_golden_fanout_as_a_whole() -> None:
     frame = wire.pack_fanout(1, address.host_proc(2), [(10, 0), (11, 1)], b"\xaa\xbb")
     assert frame.hex() == (
-        "04030000"
+        "05030000"
         "00000000"
         "0100000000000000"
         "0000000002000000"
@@ -147,11 +147,23 @@ def test_golden_combined_as_a_whole() -> None:
         1, 2, 3, [Answer(wire.ERROR, (4, 5), b"\xaa\xbb\xcc"), Answer(wire.EMPTY, (6,), b"")]
     )
     assert frame.hex() == (
-        "04040000" "00000000" "0100000000000000" "0200000000000000" "0300000000000000" "0000000000000000"
+        "05040000" "00000000" "0100000000000000" "0200000000000000" "0300000000000000" "0000000000000000"
         "00000000" "0000" "0000" "0000" "0000" "02000000"
         "0100" "02000000" "03000000" "04000000" "05000000" "aabbcc"
         "0200" "01000000" "00000000" "06000000"
     )  # fmt: skip
+
+
+def test_golden_marks_of_combined_answers() -> None:
+    frame = wire.pack_combined(1, 2, 3, [], [(7, 8), (9, 10)])
+    assert frame[44:46].hex() == "1800"
+    assert frame[52:].hex() == "07000000000000000800000009000000000000000a00000000000000"
+    assert wire.combined_marks(wire.unpack(frame)) == [(7, 8), (9, 10)]
+    cut = wire.pack(wire.COMBINED, src=1, dst=2, name=bytes(13))
+    with pytest.raises(wire.WireError, match="13 bytes of marks, 12 each were expected"):
+        wire.combined_marks(wire.unpack(cut))
+    full = [(1 << 63, 1 << 31)] * wire.MAX_MARKS
+    assert wire.combined_marks(wire.unpack(wire.pack_combined(1, 2, 3, [], full))) == full
 
 
 def test_golden_table() -> None:
@@ -165,7 +177,7 @@ def test_the_numbers_are_the_wire_format() -> None:
     kinds = ("CALL", "REPLY", "FANOUT", "COMBINED", "RELEASE", "CONTROL", "EVENT", "OUTPUT", "WAKE")
     assert [getattr(wire, kind) for kind in kinds] == list(range(1, 10))
     assert (wire.ERROR, wire.EMPTY, wire.KEEP, wire.END, wire.BULK) == (1, 2, 4, 8, 16)
-    assert (wire.SHM, wire.FRAME, wire.VERSION) == (1, 2, 4)
+    assert (wire.SHM, wire.FRAME, wire.VERSION) == (1, 2, 5)
     assert (wire.HEADER.size, wire.ENTRY.size) == (52, 40)
 
 
@@ -192,6 +204,7 @@ def test_any_bytes_are_read_or_refused(frame: bytes) -> None:
         try:
             message = wire.unpack(data)
             wire.unpack_combined(message)
+            wire.combined_marks(message)
             wire.unpack_fanout(message)
         except wire.WireError:
             continue

@@ -72,7 +72,10 @@ class HostAgent(HostProcess):
             self.context, self.loop, config, self._take_link, self._on_disconnect, self.shut_down
         )
         self._outbox = Outbox(
-            self.loop, partial(self.event, address.CONTROLLER), lambda: self.supervisor.is_stopping
+            self.loop,
+            partial(self.event, address.CONTROLLER),
+            lambda: self.supervisor.is_stopping,
+            lambda: self.router.holds_answers,
         )
         self._last_beat = self.loop.clock() + LOST_AFTER_S
         self._limit_s = LOST_AFTER_S

@@ -31,10 +31,18 @@ class Outbox:
     Args:
         tell: sends an event to the controller, after a call of `flush`.
         is_stopping: says whether further ranks here are about to end since they were asked to.
+        holds_answers: says whether answers of ranks here wait for others; they're sent after what is here.
     """
 
-    def __init__(self, loop: Loop, tell: Callable[[Event], None], is_stopping: Callable[[], bool]) -> None:
-        self._loop, self._tell, self._is_stopping = loop, tell, is_stopping
+    def __init__(
+        self,
+        loop: Loop,
+        tell: Callable[[Event], None],
+        is_stopping: Callable[[], bool],
+        holds_answers: Callable[[], bool],
+    ) -> None:
+        self._loop, self._tell = loop, tell
+        self._is_stopping, self._holds_answers = is_stopping, holds_answers
         self._printed: list[Printed] = []
         self._num_bytes = 0
         self._ends: list[RankExit] = []
@@ -50,8 +58,8 @@ class Outbox:
         self._num_bytes += len(piece.data)
         if self._num_bytes >= MAX_BYTES:
             self.flush()
-        elif piece.kind == SETTLED or not self._gathers:  # somebody waits for a mark: it goes at once
-            self._leave_this_round()
+        elif not self._gathers or (piece.kind == SETTLED and not self._holds_answers()):
+            self._leave_this_round()  # somebody waits for a mark, if not for the answers behind it, too
         if not self._gathers:
             self._gathers = True
             self._loop.call_later(GATHER_S, self._gathered)

@@ -29,11 +29,13 @@ Send = Callable[[int, bytes], None]
 class _Gathering:
     """The answers of this machine's processes to one call, gathered until all have answered."""
 
-    __slots__ = ("answers", "left", "timer")
+    __slots__ = ("answers", "left", "marks", "timer")
 
     def __init__(self, num_expected: int) -> None:
         self.left = num_expected
         self.answers: dict[tuple[int, bytes], list[int]] = {}
+        self.marks: list[tuple[int, int]] = []
+        """Who had printed something, and up to which mark of its output."""
         self.timer = False
 
 
@@ -121,6 +123,11 @@ class Router:
 
     # --- answers of one call, together
 
+    @property
+    def holds_answers(self) -> bool:
+        """Whether answers wait here for others, for `COMBINE_S` at most."""
+        return any(gathering.timer for gathering in self._gatherings.values())
+
     def _gather(self, message: Message) -> bool:
         """Hold back an answer for a while; False if it must be sent separately."""
         key = (message.dst, message.ref)
@@ -128,11 +135,13 @@ class Router:
         if gathering is None:
             return False
         gathering.left -= 1
-        by_itself = bool(message.table or message.origin) or len(message.frame) > COMBINE_BYTES
+        by_itself = bool(message.table) or len(message.frame) > COMBINE_BYTES
         if not by_itself:
             answer = (message.flags, bytes(message.payload))
             gathering.answers.setdefault(answer, []).append(message.slot)
-        if gathering.left <= 0 or message.flags & wire.ERROR:
+            if message.origin:
+                gathering.marks.append((message.src, message.origin))
+        if gathering.left <= 0 or message.flags & wire.ERROR or len(gathering.marks) >= wire.MAX_MARKS:
             self._flush(key)
         elif not gathering.timer and not by_itself:
             gathering.timer = True
@@ -151,8 +160,9 @@ class Router:
             answers = [
                 Answer(flags, tuple(slots), data) for (flags, data), slots in gathering.answers.items()
             ]
-            gathering.answers = {}
-            self._send_remote(address.host_of(dst), [wire.pack_combined(self.me, dst, ref, answers)])
+            frame = wire.pack_combined(self.me, dst, ref, answers, gathering.marks)
+            gathering.answers, gathering.marks = {}, []
+            self._send_remote(address.host_of(dst), [frame])
 
     def forget(self, proc: int) -> None:
         """Drop what is kept for a process that has ended."""
