@@ -32,6 +32,7 @@ from monarch_nb.job.spec import INSIDE
 from monarch_nb.mesh import on_engine, starting
 from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
+from monarch_nb.mesh.limits import is_being_requested, look_at
 
 _LOOK_S = 0.1
 
@@ -90,7 +91,7 @@ def wait_inside(
         MeshNotFound: if there is none.
     """
     asked = _record(name)
-    while asked is not None and on_engine.is_being_requested(asked):
+    while asked is not None and is_being_requested(asked):
         time.sleep(_LOOK_S)
         asked = _record(name)
     if asked is None:
@@ -105,9 +106,9 @@ def is_away(name: str) -> bool:
     asked = _record(name)
     if asked is None or launch.find_claim(name) is not None:
         return False
-    if not (asked.id or asked.controller_id or on_engine.is_being_requested(asked)):
+    if not (asked.id or asked.controller_id or is_being_requested(asked)):
         asked = _recalled(asked)
-    if on_engine.look_at(asked.bearer).state != State.ENDED:
+    if look_at(asked.bearer).state != State.ENDED:
         return True
     with suppress(MeshError):
         on_engine.end_all(asked)  # which removes its files
