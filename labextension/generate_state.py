@@ -25,7 +25,7 @@ from msgspec import UnsetType
 
 from monarch_nb._debug.client import DebugAnswers
 from monarch_nb._debug.fold import FoldedAnswer
-from monarch_nb._protocol import debugging, journal, logs, resources, states
+from monarch_nb._protocol import debugging, journal, logs, programs, resources, states
 from monarch_nb._server import messages
 from monarch_nb.status import model
 from monarch_nb.status.delta import HeadChange
@@ -57,6 +57,7 @@ TYPES: Mapping[type[msgspec.Struct], str] = {
     resources.History: "IHistory",
     model.RankStatus: "IRank",
     model.HostStatus: "IHost",
+    programs.Cost: "ICost",
     model.MeshHead: "IMeshHead",
     model.MeshStatus: "IMeshStatus",
     model.MeshSummary: "IMeshSummary",
@@ -92,8 +93,9 @@ GIVEN: Mapping[Any, str] = {HeadChange: "Partial<IMeshHead>"}
 LATER: Mapping[type[msgspec.Struct], frozenset[str]] = {
     resources.GpuStatus: frozenset({"uuid"}),
     model.RankStatus: frozenset({"cells_waiting", "transfers"}),
-    model.MeshHead: frozenset({"ends_at", "journal_trouble", "kernels", "owner_pid"}),
+    model.MeshHead: frozenset({"cost", "ends_at", "job", "journal_trouble", "kernels", "owner_pid"}),
     model.MeshSummary: frozenset({"kernels", "waits"}),
+    messages.AllocationRow: frozenset({"cost"}),
     messages.StartRequest: frozenset({"on", "hosts", "gpus", "time"}),
     debugging.Stop: frozenset({"error", "mode", "origin", "path", "source"}),
     DebugAnswers: frozenset({"left"}),

@@ -135,6 +135,17 @@ export interface IHost {
   differs: string;
 }
 
+/** The cost of hosts that an engine has given, as of one moment. */
+export interface ICost {
+  /** GPUs of the hosts that there are. */
+  num_gpus: number;
+  /** What all hosts have cost until `counted_at`, also those that were given back. */
+  usd: number;
+  /** What the hosts that there are cost. */
+  usd_per_hour: number;
+  counted_at: number;
+}
+
 /** The state of a mesh without its hosts and ranks. */
 export interface IMeshHead {
   name: string;
@@ -166,6 +177,10 @@ export interface IMeshHead {
   owner_pid?: number | null;
   /** When an engine takes its hosts away, if that's known. */
   ends_at?: number | null;
+  /** What the engine calls its hosts: "slurm job 4711 on lab"; empty if they aren't an engine's. */
+  job?: string;
+  /** What its hosts have cost; null: no price is known. */
+  cost?: ICost | null;
   /** Jupyter's ids of the kernels that use it, and when each has made it the mesh that it uses. */
   kernels?: { [name: string]: number };
 }
@@ -309,6 +324,8 @@ export interface IAllocation {
   is_up: boolean;
   /** Whether this server waits for the hosts, to start ranks on them. */
   is_waited_for: boolean;
+  /** What its hosts have cost; null: no price is known, or none was granted yet. */
+  cost?: ICost | null;
 }
 
 /** All requests for hosts of engines, whenever that changes. */

@@ -1,4 +1,13 @@
-import type { ICollective, IHost, IMeshStatus, IMeshSummary, IRank, ITransfers, RankState } from './protocol';
+import type {
+  ICollective,
+  ICost,
+  IHost,
+  IMeshStatus,
+  IMeshSummary,
+  IRank,
+  ITransfers,
+  RankState
+} from './protocol';
 
 /** Translates a sentence; %1, %2 ... stand for the arguments, as in JupyterLab's `trans.__`. */
 export type Translate = (text: string, ...args: (string | number)[]) => string;
@@ -9,6 +18,9 @@ export const untranslated: Translate = (text, ...args) =>
 
 /** Shown where a number isn't known. */
 export const UNKNOWN = 'n/a';
+
+/** An engine's limit that is nearer is shown as a warning. */
+const NEARLY_UP_S = 600;
 
 /** Every state, from the usual to the worst: the order in which they are counted up. */
 const STATES: readonly RankState[] = [
@@ -179,12 +191,38 @@ export function collectiveText({ name, sequence, shape, dtype }: ICollective): s
   return `${name}${number}${tensor}`;
 }
 
-/** Return the time that an engine leaves a mesh its hosts; empty where it isn't limited. */
-export function limitText(endsAt: number | null | undefined, t: Translate, now = Date.now() / 1000): string {
-  if (typeof endsAt !== 'number') {
+/**
+ * Return the time that an engine leaves a mesh its hosts, and what they have cost; empty where it isn't
+ * limited and has no price.
+ */
+export function limitText(
+  { ends_at, job, cost }: Pick<IMeshStatus, 'ends_at' | 'job' | 'cost'>,
+  t: Translate,
+  now = Date.now() / 1000
+): string {
+  const left =
+    typeof ends_at !== 'number'
+      ? ''
+      : ends_at > now
+        ? t('%1 left', duration(ends_at - now))
+        : t("the hosts' time is up");
+  const price = costText(cost, t, now);
+  return left || price ? [job, left, price].filter(Boolean).join(', ') : '';
+}
+
+/** Whether an engine takes the hosts away soon: then it's time to ask for more. */
+export function isNearlyUp(endsAt: number | null | undefined, now = Date.now() / 1000): boolean {
+  return typeof endsAt === 'number' && endsAt - now < NEARLY_UP_S;
+}
+
+/** Return what hosts have cost: "32 GPUs, about 58.13 $ so far"; empty if that isn't known. */
+export function costText(cost: ICost | null | undefined, t: Translate, now = Date.now() / 1000): string {
+  if (!cost) {
     return '';
   }
-  return endsAt > now ? t('hosts: %1 left', duration(endsAt - now)) : t("the hosts' time is up");
+  const usd = cost.usd + (cost.usd_per_hour * Math.max(0, now - cost.counted_at)) / 3600;
+  const gpus = cost.num_gpus === 1 ? t('1 GPU') : t('%1 GPUs', cost.num_gpus);
+  return t('%1, about %2 $ so far', gpus, usd.toFixed(2));
 }
 
 /** Return a number of hosts, or a range: "1 host", "2..8 hosts". */

@@ -3,6 +3,7 @@ import {
   bytes,
   duration,
   health,
+  isNearlyUp,
   limitText,
   rankSet,
   rankText,
@@ -36,12 +37,28 @@ describe('words', () => {
 
   it.each([
     [null, ''],
-    [5400, 'hosts: 90 min left'],
-    [30, 'hosts: 30 s left'],
-    [-1, "the hosts' time is up"]
-  ])('says of a limit in %s seconds: %s', (left, text) =>
-    expect(limitText(left === null ? null : 1000 + left, untranslated, 1000)).toBe(text)
-  );
+    [5400, 'slurm job 7, 90 min left'],
+    [30, 'slurm job 7, 30 s left'],
+    [-1, "slurm job 7, the hosts' time is up"]
+  ])('says of a limit in %s seconds: %s', (left, text) => {
+    const ends_at = left === null ? null : 1000 + left;
+    expect(limitText({ ends_at, job: 'slurm job 7' }, untranslated, 1000)).toBe(text);
+  });
+
+  it('says what hosts have cost, up to now', () => {
+    const cost = { num_gpus: 32, usd: 57.6, usd_per_hour: 64, counted_at: 1000 };
+    expect(limitText({ ends_at: 8080, job: 'slurm job 7', cost }, untranslated, 1030)).toBe(
+      'slurm job 7, 117 min left, 32 GPUs, about 58.13 $ so far'
+    );
+    expect(limitText({ ends_at: null, job: 'job', cost: { ...cost, num_gpus: 1 } }, untranslated, 0)).toBe(
+      'job, 1 GPU, about 57.60 $ so far'
+    );
+    expect([isNearlyUp(1599, 1000), isNearlyUp(1601, 1000), isNearlyUp(null, 1000)]).toEqual([
+      true,
+      false,
+      false
+    ]);
+  });
 
   it.each([
     [[], ''],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb._client.sessions import known
 from monarch_nb._commands.values import DEFAULT_NAME
 from monarch_nb._protocol.programs import InUse
-from monarch_nb.actor.handle import session_of, transport_of
+from monarch_nb.actor.handle import placement_of, session_of, transport_of
 from monarch_nb.exceptions import MeshNotFound, MeshUsageError
 
 if TYPE_CHECKING:
@@ -66,7 +66,12 @@ class State:
         known = self.meshes.get(connection.name)
         if known is not None and session_of(known).is_open_to(connection):
             return self.adopt(known)
-        return self.adopt(meshes.attach(connection.name))
+        mesh = meshes.attach(connection.name)
+        if any(placement_of(mesh).hosts):  # a mesh on the controller's machine alone isn't an engine's
+            from monarch_nb.mesh.limits import follow
+
+            follow(mesh.name, session_of(mesh))
+        return self.adopt(mesh)
 
     def go_back(self, name: str | None) -> None:
         """Make the previous mesh current again, if there was one."""

@@ -164,16 +164,38 @@ class SetLease(Request[None], frozen=True):
     idle_timeout_s: float
 
 
+class Cost(Record, frozen=True):
+    """The cost of hosts that an engine has given, as of one moment."""
+
+    num_gpus: int
+    """GPUs of the hosts that there are."""
+    usd: float
+    """What all hosts have cost until `counted_at`, also those that were given back."""
+    usd_per_hour: float
+    """What the hosts that there are cost."""
+    counted_at: float
+
+    def usd_until(self, now: float) -> float:
+        """Return the cost up to a time in seconds since the epoch.
+
+        >>> Cost(num_gpus=8, usd=2.0, usd_per_hour=24.0, counted_at=1000.0).usd_until(1600.0)
+        6.0
+        """
+        return self.usd + self.usd_per_hour * max(0.0, now - self.counted_at) / 3600
+
+
 class SetTimeLimit(Request[None], frozen=True):
-    """Say when an engine takes hosts of the mesh away.
+    """Say when an engine takes hosts of the mesh away, and what they have cost.
 
     Attributes:
         ends_at: seconds since the epoch; None: that isn't limited.
         job: the job that ends then: `slurm job 4711`.
+        cost: None: the hosts have no price that is known.
     """
 
     ends_at: float | None
     job: str
+    cost: Cost | None = None
 
 
 class Limit(Record, frozen=True):

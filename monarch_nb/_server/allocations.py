@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
@@ -14,7 +16,7 @@ from monarch_nb._client.launch import find_claim
 from monarch_nb._server.messages import AllocationRow, Cluster, StartRequest
 from monarch_nb._server.starting import START_S, command
 from monarch_nb._server.waiting import WaitingStart
-from monarch_nb.exceptions import MeshNotFound, MeshStartError, NameTaken
+from monarch_nb.exceptions import MeshError, MeshNotFound, MeshStartError, NameTaken
 
 if TYPE_CHECKING:
     from monarch_nb.job.allocation import Allocation
@@ -209,9 +211,15 @@ class AllocationService:
 
 def rows() -> list[AllocationRow]:
     """Return a row for each request, as its engine says; a mesh that has grown has several."""
-    from monarch_nb.mesh import on_engine
+    from monarch_nb.job.cost import cost_of, counted
+    from monarch_nb.mesh.limits import look_again
+    from monarch_nb.mesh.on_engine import looks
 
-    return [row_of(asked, look) for asked, look in on_engine.looks(keeps_ended=True)]
+    found, now = looks(keeps_ended=True), time.time()
+    for name in {asked.mesh for asked, _ in found}:
+        with suppress(MeshError):  # the row is shown, whether its mesh answers or not
+            look_again(name)
+    return [replace(row_of(asked, look), cost=cost_of([counted(asked, look, now)])) for asked, look in found]
 
 
 def row_of(asked: Allocation, look: Look) -> AllocationRow:
@@ -249,12 +257,12 @@ def names_that_wait() -> frozenset[str]:
 def submitted_row(name: str, pid: int) -> AllocationRow | None:
     """Return a request that a program has made, once the engine has it."""
     from monarch_nb.job.allocation import read_record
-    from monarch_nb.mesh import on_engine
+    from monarch_nb.mesh.limits import look_at
 
     asked = read_record(name)
     if asked is None or asked.submitted_by != pid or not (asked.id or asked.parts or asked.controller_id):
         return None
-    return row_of(asked, on_engine.look_at(asked))
+    return row_of(asked, look_at(asked))
 
 
 def check_free(name: str) -> None:

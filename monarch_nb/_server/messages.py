@@ -14,6 +14,7 @@ import msgspec
 from monarch_nb._protocol.base import Record
 from monarch_nb._protocol.debugging import Stop
 from monarch_nb._protocol.logs import LogLine
+from monarch_nb._protocol.programs import Cost
 from monarch_nb.status import HostStatus, MeshStatus, MeshSummary, RankStatus
 from monarch_nb.status.delta import HeadChange
 
@@ -69,6 +70,8 @@ class AllocationRow(Record, frozen=True):
     """Whether the mesh's ranks have been started."""
     is_waited_for: bool
     """Whether this server waits for the hosts, to start ranks on them."""
+    cost: Cost | None = None
+    """What its hosts have cost; None: no price is known, or none was granted yet."""
 
 
 class Allocations(WatchMessage, frozen=True, kw_only=True, tag="allocations"):

@@ -48,6 +48,21 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Spent:
+    """The time of a request's hosts, for their price.
+
+    Attributes:
+        host_s: seconds of all hosts up to `counted_at`, added up.
+        counted_at: seconds since the epoch; 0: no host was granted yet.
+        num_hosts: how many there have been since.
+    """
+
+    host_s: float = 0.0
+    counted_at: float = 0.0
+    num_hosts: int = 0
+
+
+@dataclass(frozen=True)
 class Allocation:
     """The record of a request for hosts to an engine.
 
@@ -63,6 +78,7 @@ class Allocation:
         added: later requests, by which the mesh grew.
         controller_id: the engine's identifier of a controller that runs alone, inside; empty: there's none.
         is_unsure: whether the engine was asked and its answer lost: it may have the request.
+        spent: the time of its hosts since they were granted.
     """
 
     mesh: str
@@ -79,6 +95,7 @@ class Allocation:
     added: tuple[Allocation, ...] = ()
     controller_id: str = ""
     is_unsure: bool = False
+    spent: Spent = Spent()
 
     @property
     def has_answer(self) -> bool:
@@ -139,7 +156,8 @@ class Allocation:
         spec, plan = _spec(dict(found.pop("spec"))), _plan(dict(found.pop("plan")))
         parts, hosts = tuple(found.pop("parts")), tuple(found.pop("hosts"))
         added = tuple(cls._of(dict(each)) for each in found.pop("added", ()))
-        made = cls(spec=spec, plan=plan, parts=parts, hosts=hosts, added=added, **found)
+        spent = Spent(**found.pop("spent", {}))
+        made = cls(spec=spec, plan=plan, parts=parts, hosts=hosts, added=added, spent=spent, **found)
         return replace(made, mesh=check_mesh_name(found["mesh"]))
 
 

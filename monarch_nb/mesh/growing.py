@@ -4,6 +4,7 @@ their engine.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -16,12 +17,14 @@ from monarch_nb.actor.handle import session_of
 from monarch_nb.exceptions import MeshUsageError
 from monarch_nb.job import allocation as records
 from monarch_nb.job.allocation import Allocation
+from monarch_nb.job.cost import given_back, with_earlier
 from monarch_nb.job.engines import Engine, EngineError, State, engine_of
 from monarch_nb.job.joining import Wait, reserve
 from monarch_nb.job.recall import end_all
 from monarch_nb.job.spec import HostRange
 from monarch_nb.mesh import on_engine
 from monarch_nb.mesh.core import Mesh
+from monarch_nb.mesh.limits import tell_limit
 
 HOSTS = "hosts"
 
@@ -119,7 +122,7 @@ def _more_hosts(
         part = engine.submit(part, invitation)
         _put(mesh.name, part)
         joined = Wait(session, engine, part, on_wait).until_joined(wait_s)
-        on_engine.tell_limit(session, records.read_record(mesh.name) or part)
+        tell_limit(session, records.read_record(mesh.name) or part)
         return part, joined
     except BaseException:
         _give_back(session, mesh.name, part)
@@ -218,7 +221,7 @@ def give_back_idle(mesh: Mesh) -> list[str]:
     session_of(mesh).request(StopHosts([row.index for row in idle]))
     messages = [f"host{'s' * (len(idle) > 1)} {', '.join(row.name for row in idle)} left the mesh"]
     _edit(mesh.name, lambda found: _without(mesh, found, idle, messages))
-    on_engine.tell_limit(session_of(mesh), records.read_record(mesh.name) or asked)
+    tell_limit(session_of(mesh), records.read_record(mesh.name) or asked)
     return messages
 
 
@@ -285,6 +288,7 @@ def _without_lost(asked: Allocation, names: Sequence[str]) -> Allocation:
     """Return a mesh's requests when some have ended, and others have lost hosts."""
     engine = engine_of(asked.spec)
     left = [r for r in asked.requests if engine.look(r).state not in (State.ENDED, State.LEAVING)]
+    asked = given_back(asked, time.time()) if not left else asked
     kept = [replace(r, parts=tuple(p for p in r.parts if p.split()[0] not in names)) for r in left]
     return _of_requests(asked, kept or [replace(asked, id="", parts=(), added=())])
 
@@ -292,6 +296,9 @@ def _without_lost(asked: Allocation, names: Sequence[str]) -> Allocation:
 def _of_requests(asked: Allocation, requests: Sequence[Allocation]) -> Allocation:
     """Return a mesh's record with other requests."""
     first, *others = requests or asked.requests
+    kept = {each.hosts for each in (first, *others)}
+    now = time.time()
+    first = with_earlier(first, [each for each in asked.requests if each.hosts not in kept], now)
     return replace(
         first, plan=asked.plan, is_up=asked.is_up, controller_id=asked.controller_id, added=tuple(others)
     )
@@ -303,7 +310,9 @@ def _of_requests(asked: Allocation, requests: Sequence[Allocation]) -> Allocatio
 def _edit(name: str, change: Callable[[Allocation], Allocation]) -> None:
     asked = records.read_record(name)
     if asked is not None:
-        records.write_record(change(asked))
+        changed = change(asked)
+        with records.lock_records():  # or who counts the hosts' time would write an older one back
+            records.write_record(changed)
 
 
 def _put(name: str, part: Allocation) -> None:

@@ -32,6 +32,7 @@ from monarch_nb.job.spec import INSIDE
 from monarch_nb.mesh import on_engine, starting
 from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
+from monarch_nb.mesh.limits import look_at
 
 
 def start_inside(
@@ -100,7 +101,7 @@ def is_away(name: str) -> bool:
         return False
     if not is_being_requested(asked):
         asked = found_again(asked)
-    if on_engine.look_at(asked.bearer).state != State.ENDED:
+    if look_at(asked.bearer).state != State.ENDED:
         return True
     with suppress(MeshError):
         end_all(asked)  # which removes its files

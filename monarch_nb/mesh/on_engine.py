@@ -19,7 +19,7 @@ from monarch_nb._client.claims import abandon, claimed
 from monarch_nb._client.session import Session
 from monarch_nb._protocol.invitations import Withdraw
 from monarch_nb._protocol.names import GetMesh, SetName
-from monarch_nb._protocol.programs import SetTimeLimit, Status
+from monarch_nb._protocol.programs import Status
 from monarch_nb._protocol.states import OnFailure
 from monarch_nb._shape import Extent, Shape, format_ranks
 from monarch_nb._units import duration
@@ -28,14 +28,17 @@ from monarch_nb.actor.host_mesh import HostMesh
 from monarch_nb.exceptions import MeshError, MeshNotFound, MeshStartError, MeshUsageError, NameTaken
 from monarch_nb.job import allocation as records
 from monarch_nb.job.allocation import Allocation, Plan
+from monarch_nb.job.cost import cost_of, counted
 from monarch_nb.job.engines import Engine, EngineError, Look, State, engine_of, ignored
 from monarch_nb.job.joining import Wait, adopt, reserve
 from monarch_nb.job.profiles import Profile
-from monarch_nb.job.recall import drop, end_all, found_again, is_being_requested, may_exist, noted
+from monarch_nb.job.recall import drop, end_all, found_again, is_being_requested, noted
 from monarch_nb.job.spec import INSIDE
 from monarch_nb.mesh import starting
 from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
+from monarch_nb.mesh.limits import UNKNOWN, follow, look_at, tell_limit
+from monarch_nb.status.text import cost_text
 
 _LOOK_S = 0.05
 SPAWN_S = 120.0
@@ -207,7 +210,9 @@ def finish(
         if asked.controller_id:
             asked = _with_hosts(session, engine, asked)
         hosts = Wait(session, engine, asked, on_wait).until_joined(wait_s)
-        return _spawn_on(session, hosts, asked)
+        mesh = _spawn_on(session, hosts, asked)
+        follow(asked.mesh, session)
+        return mesh
     except (KeyboardInterrupt, TimeoutError) as error:
         if keeps_queued and engine.can.queue:
             session.close()
@@ -268,18 +273,6 @@ def _spawn_on(session: Session, joined: list[int], asked: Allocation) -> Mesh:
     tell_limit(session, asked)
     define_on(mesh)
     return mesh
-
-
-def tell_limit(session: Session, asked: Allocation) -> None:
-    """Tell a mesh when its engine takes the first of its hosts away. While one of its engines can't be
-    reached, the limit that the mesh knows stays in force.
-    """
-    looks = [(look_at(each), each) for each in asked.requests]
-    if any(look.reason.startswith(_UNKNOWN) for look, _ in looks):
-        return
-    ends = [(look.ends_at, each.described()) for look, each in looks if look.ends_at is not None]
-    ends_at, job = min(ends) if ends else (None, asked.described())
-    session.request(SetTimeLimit(ends_at, job))
 
 
 def _spawned_by_another(session: Session, asked: Allocation) -> Mesh:
@@ -379,7 +372,7 @@ def looks(*, keeps_ended: bool = False) -> list[tuple[Allocation, Look]]:
         is_alone = launch.find_claim(asked.mesh) is None
         rows = [(each, look_at(each)) for each in asked.requests]
         for each, look in rows:
-            if is_alone and not look.reason.startswith(_UNKNOWN):
+            if is_alone and not look.reason.startswith(UNKNOWN):
                 look = _without_a_mesh(asked, look)
             found.append((each, look))
         has_ended = all(look.state == State.ENDED for _, look in rows)
@@ -405,22 +398,6 @@ def _without_a_mesh(asked: Allocation, look: Look) -> Look:
     if look.state not in (State.GRANTED, State.QUEUED) or is_being_requested(asked):
         return look
     return replace(look, reason=f"its mesh is gone: %mesh cancel {asked.mesh} gives it back")
-
-
-_UNKNOWN = "unknown: "
-
-
-def look_at(asked: Allocation) -> Look:
-    """Return the state of a request; an unreachable engine must not hide the others."""
-    if is_being_requested(asked):
-        return Look(State.QUEUED, reason="being requested")
-    if may_exist(asked):
-        gives_up = f"give it up: %mesh cancel {asked.mesh}"
-        return Look(State.QUEUED, f"{_UNKNOWN}{asked.spec.engine} doesn't know it so far; {gives_up}")
-    try:
-        return engine_of(asked.spec).look(asked)
-    except MeshError as error:
-        return Look(State.QUEUED, reason=f"{_UNKNOWN}{error}")
 
 
 NO_RANKS = "none"
@@ -470,7 +447,4 @@ def allocation_lines(name: str) -> list[str]:
 def _allocation_line(asked: Allocation) -> str:
     look, now = engine_of(asked.spec).look(asked), time.time()
     left = f", {duration(round(look.ends_at - now))} left" if look.ends_at and look.ends_at > now else ""
-    cost = asked.spec.usd_per_gpu_hour
-    gpus = (asked.spec.gpus or 0) * (len(look.nodes) or asked.spec.wanted.least)
-    price = f", about {cost * gpus * (now - asked.submitted_at) / 3600:.2f} $ so far" if cost and gpus else ""
-    return f"{asked.described()}: {look.state}{left}{price}"
+    return f"{asked.described()}: {look.state}{left}{cost_text(cost_of([counted(asked, look, now)]), now)}"

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from monarch_nb._protocol.base import Record
+from monarch_nb._protocol.programs import Cost
 from monarch_nb._protocol.readers import reader_of
 from monarch_nb._protocol.resources import NO_HISTORY, Collective, GpuStatus, History, Transfers
 from monarch_nb._protocol.states import HostState, OnFailure, RankState
@@ -113,6 +114,10 @@ class MeshHead(Record, frozen=True):
     """The process that it ends with, as meshes do that have been started --with-kernel."""
     ends_at: float | None = None
     """When an engine takes its hosts away, if that's known."""
+    job: str = ""
+    """What the engine calls its hosts: "slurm job 4711 on lab"; empty if they aren't an engine's."""
+    cost: Cost | None = None
+    """What its hosts have cost; None: no price is known."""
     kernels: Mapping[str, float] = {}
     """Jupyter's ids of the kernels that use it, and when each has made it the mesh that it uses."""
 

@@ -12,6 +12,7 @@ from monarch_nb._shape import name_hosts, name_ranks
 from monarch_nb._units import counted, duration, percent_text, rate_text, size_text
 
 if TYPE_CHECKING:
+    from monarch_nb._protocol.programs import Cost
     from monarch_nb.status.model import HostStatus, MeshStatus, RankStatus
 
 MAX_CELLS_NAMED = 4
@@ -38,13 +39,8 @@ def status_text(status: MeshStatus) -> str:
         lines.append(
             f"  lease: ends after {duration(status.idle_timeout_s)} without a client and a running cell{left}"
         )
-    if status.ends_at is not None:
-        left_s = status.ends_at - time.time()
-        lines.append(
-            f"  hosts: {duration(round(left_s))} left; more time: %mesh extend 1h"
-            if left_s > 0
-            else "  hosts: their time is up"
-        )
+    if status.ends_at is not None or status.cost is not None:
+        lines.append(f"  hosts: {_limit_text(status, time.time())}")
     if status.owner_pid:
         lines.append(f"  ends with its kernel (pid {status.owner_pid})")
     if status.num_cells:
@@ -60,6 +56,26 @@ def status_text(status: MeshStatus) -> str:
         )
     lines += [f"  client: {c}" for c in status.clients]
     return "\n".join(lines)
+
+
+def _limit_text(status: MeshStatus, now: float) -> str:
+    """Return how long an engine leaves a mesh its hosts, and what they have cost."""
+    left_s = None if status.ends_at is None else status.ends_at - now
+    left = "" if left_s is None else f"{duration(round(left_s))} left of " if left_s > 0 else "time is up of "
+    end = "; more time: %mesh extend 1h" if left_s is not None and left_s > 0 else ""
+    return f"{left}{status.job or 'their job'}{cost_text(status.cost, now)}{end}"
+
+
+def cost_text(cost: Cost | None, now: float) -> str:
+    """Return what hosts have cost, to be put behind what they are; empty if that isn't known.
+
+    >>> from monarch_nb._protocol.programs import Cost
+    >>> cost_text(Cost(num_gpus=32, usd=57.6, usd_per_hour=64.0, counted_at=0.0), 30.0)
+    ', 32 GPUs, about 58.13 $ so far'
+    """
+    if cost is None:
+        return ""
+    return f", {counted(cost.num_gpus, 'GPU')}, about {cost.usd_until(now):.2f} $ so far"
 
 
 def _host_text(status: MeshStatus, host: HostStatus) -> str:

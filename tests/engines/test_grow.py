@@ -18,12 +18,13 @@ from sshd import Profiles, Sshd
 from waiting import wait_until
 
 from monarch_nb._client import session as sessions
+from monarch_nb._protocol.programs import Cost
 from monarch_nb.actor.handle import session_of
 from monarch_nb.exceptions import HealError, MeshError, MeshUsageError
 from monarch_nb.job.allocation import Allocation, Plan, list_records, read_record
 from monarch_nb.job.engines import ENGINES, EngineError, State, engine_of
 from monarch_nb.job.profiles import find_profile
-from monarch_nb.mesh import Mesh, growing, on_engine
+from monarch_nb.mesh import Mesh, growing, limits, on_engine
 
 T = 60
 ONE_RANK = Plan((("procs", 1),))
@@ -40,7 +41,10 @@ def before() -> Iterator[None]:
 def lab(cluster: Cluster, profiles: Profiles, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setenv("SLURM_CONF", str(cluster.config))
     general = f'engine = "slurm"\nsetup = [{SETUP!r}]\n'
-    profiles(f'[one]\n{general}hosts = 1\ntime = "1h"\n[two]\n{general}hosts = 2\n')
+    profiles(
+        f'[one]\n{general}hosts = 1\ngpus = 2\ntime = "1h"\nusd_per_gpu_hour = 1800\n'
+        f"[two]\n{general}hosts = 2\n"
+    )
     yield cluster
     assert list_records() == []
     wait_until(lambda: cluster.idle_nodes() == 3, f"idle nodes: {cluster.command('squeue')}")
@@ -72,22 +76,39 @@ def record(name: str) -> Allocation:
     return found
 
 
-def test_a_mesh_gets_more_nodes_and_gives_them_back(lab: Cluster) -> None:
+def cost(mesh: Mesh) -> Cost:
+    """Return what the hosts of a mesh have cost: each 1 $ a second."""
+    found = mesh.status().cost
+    assert found is not None and found.usd_per_hour == pytest.approx(found.num_gpus * 1800.0)
+    return found
+
+
+def test_a_mesh_gets_more_nodes_and_gives_them_back(lab: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LOOK_S", 0.5)
     mesh = start("big", "one")
     try:
         mesh.execute(remember, 7).get(T)
         first = mesh.status().ends_at
         assert first is not None and 3000 < first - time.time() <= 3600
+        asked = record("big")
+        assert cost(mesh).num_gpus == 2
+        assert 0 <= cost(mesh).usd_until(time.time()) <= time.time() - asked.submitted_at
+        assert f"left of {asked.described()}, 2 GPUs, about " in mesh.status().text()
         typed = [sys.executable, "-m", "monarch_nb", "extend", "big", "1h"]
         said = subprocess.run(typed, capture_output=True, text=True, check=True).stdout
         assert ": granted, " in said and (mesh.status().ends_at or 0) > first + 3000
         known = mesh.status().ends_at
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PATH", "/none")  # no squeue: nobody can say now when the job ends
-            on_engine.tell_limit(session_of(mesh), record("big"))
+            limits.tell_limit(session_of(mesh), record("big"))
         assert mesh.status().ends_at == known, "what was known holds on"
+        # As an administrator does. Nobody asks the mesh: this program looks again.
+        lab.command("scontrol", "update", f"JobId={asked.id}", "TimeLimit=20")
+        wait_until(lambda: (mesh.status().ends_at or 0) - time.time() <= 1200, "a limit that was changed")
+        before = cost(mesh)
         report = growing.grow(mesh, 2)
         assert mesh.sizes == {"hosts": 3, "procs": 1} and report.ranks == (1, 2), report
+        assert cost(mesh).num_gpus == 6 and cost(mesh).usd >= before.usd
         nodes = list(mesh.execute(node).get(T).values())
         assert len(set(nodes)) == 3 and jobs(lab) == ["1", "2"], "a node is one host, not two"
         assert list(mesh.execute(held).get(T).values()) == ["7", "nothing", "nothing"]
@@ -109,6 +130,10 @@ def test_a_mesh_gets_more_nodes_and_gives_them_back(lab: Cluster) -> None:
         report = growing.shrink(mesh, 1)
         wait_until(lambda: jobs(lab) == ["1"], "a job that has ended")
         assert mesh.sizes == {"hosts": 1, "procs": 1} and len(record("big").requests) == 1
+        wait_until(lambda: cost(mesh).num_gpus == 2, "the price of one host")
+        assert cost(mesh).usd > before.usd + 2, "what hosts have cost that were given back"
+        (line,) = on_engine.allocation_lines("big")
+        assert ", 2 GPUs, about " in line and line.endswith(" $ so far")
     finally:
         on_engine.cancel("big")
 

@@ -14,6 +14,7 @@ from sshd import Profiles
 from waiting import wait_until
 
 from monarch_nb._client import session as sessions
+from monarch_nb.actor.handle import session_of
 from monarch_nb.exceptions import MeshError, MeshStartError, MeshUsageError
 from monarch_nb.job.allocation import Plan, list_records, read_record
 from monarch_nb.job.engines import ENGINES, State, engine_of
@@ -40,8 +41,15 @@ def lab(cluster: Cluster, profiles: Profiles, monkeypatch: pytest.MonkeyPatch) -
     wait_until(lambda: cluster.idle_nodes() == 3, f"idle nodes: {cluster.command('squeue')}")
 
 
-def start(name: str, profile: str, dims: dict[str, int] | None = None, **options: object) -> Mesh:
-    plan = Plan(None if dims is None else tuple(dims.items()))
+def start(
+    name: str,
+    profile: str,
+    dims: dict[str, int] | None = None,
+    *,
+    idle_timeout_s: float = 600.0,
+    **options: object,
+) -> Mesh:
+    plan = Plan(None if dims is None else tuple(dims.items()), idle_timeout_s=idle_timeout_s)
     return on_engine.start_on(name, find_profile(profile, ENGINES), plan, **options)  # type: ignore[arg-type]
 
 
@@ -90,6 +98,18 @@ def test_a_job_gets_more_time(cluster: Cluster) -> None:
         on_engine.cancel("more")
     with pytest.raises(MeshError, match=rf"slurm job {asked.id} got no more time: .*"):
         engine_of(asked.spec).extend(asked, 60.0)
+
+
+@pytest.mark.usefixtures("lab")
+def test_an_idle_mesh_gives_its_nodes_back(cluster: Cluster) -> None:
+    mesh = start("idle", "lab", {"procs": 1}, idle_timeout_s=1.0)
+    asked = read_record("idle")
+    assert asked is not None and cluster.idle_nodes() == 1
+    session_of(mesh).close()
+    wait_until(lambda: cluster.idle_nodes() == 3, f"idle nodes: {cluster.command('squeue')}")
+    assert engine_of(asked.spec).look(asked).state == State.ENDED
+    ((left, look),) = on_engine.looks()
+    assert (left.mesh, look.state) == ("idle", State.ENDED), "it's listed once, and then forgotten"
 
 
 @pytest.mark.usefixtures("lab")

@@ -77,7 +77,9 @@ def test_hosts_are_asked_for_waited_for_and_cancelled(
     cluster.command("scancel", other)
     mesh = panel.locator(".mnb-mesh", has_text="wide")
     mesh.get_by_text("3 idle").wait_for()
-    request.get_by_text(re.compile(r"granted, 3 hosts, \d+ min left")).wait_for()
+    price = r"\d+ min left, 6 GPUs, about \d+\.\d\d \$ so far"
+    request.get_by_text(re.compile(rf"granted, 3 hosts, {price}")).wait_for()
+    mesh.get_by_text(re.compile(rf"slurm job \d+ on lab, {price}")).wait_for()
     page.picture(pictures / "clusters-granted.png")
 
     # Giving them back asks first.

@@ -60,7 +60,8 @@ def notes(mesh: Mesh) -> list[str]:
 
 def test_time_left_is_in_the_status(limited: Mesh) -> None:
     limit(limited, 3 * 3600 + 1)
-    assert "  hosts: 3 h left; more time: %mesh extend 1h" in limited.status().text().splitlines()
+    line = "  hosts: 3 h left of slurm job 7; more time: %mesh extend 1h"
+    assert line in limited.status().text().splitlines()
     limit(limited, None)
     assert "hosts:" not in limited.status().text()
 

@@ -9,6 +9,7 @@ import {
   countStates,
   duration,
   health,
+  isNearlyUp,
   limitText,
   rankSet,
   rankText,
@@ -129,7 +130,8 @@ export class MeshCard {
     setText(this._shape, shapeText(status.sizes));
     setText(this._tally, t('%1 ranks: %2', status.ranks.length, tally(countStates(status.ranks), t)));
     setText(this._lease, this._store.ended === null ? leaseText(status, t) : '');
-    setText(this._limit, this._store.ended === null ? limitText(status.ends_at, t) : '');
+    this._limit.classList.toggle('mnb-nearly-up', this._store.ended === null && isNearlyUp(status.ends_at));
+    setText(this._limit, this._store.ended === null ? limitText(status, t) : '');
   }
 
   /** Announce lost ranks to screen readers, once each. */

@@ -2,7 +2,7 @@ import * as React from 'react';
 import { Action, type Run } from './controls';
 import type { IAllocation } from '../protocol';
 import { useTranslate } from '../translate';
-import { duration, hostsText, type Translate, untranslated } from '../words';
+import { costText, duration, hostsText, type Translate, untranslated } from '../words';
 
 /** The requests for hosts of engines: what waits, what is there, what has ended. */
 export function Allocations({ rows, run }: { rows: IAllocation[]; run: Run }): JSX.Element | null {
@@ -88,7 +88,8 @@ export function allocationText(row: IAllocation, now: number, t: Translate = unt
       return [
         `${row.is_up ? t('granted') : t('granted: hosts are joining')}${why}`,
         hostsText(String(row.num_hosts || row.hosts), t),
-        leftText(row, now, t)
+        leftText(row, now, t),
+        costText(row.cost, t, now)
       ]
         .filter(Boolean)
         .join(', ');

@@ -3,12 +3,13 @@ import type { Run } from './controls';
 import { RankGrid } from '../card/grid';
 import { failures, failureText } from './health';
 import { HostBars } from './hostbars';
+import type { IMeshStatus } from '../protocol';
 import { machines } from './machines';
 import { RankDetails } from './rankdetails';
 import type { MeshStore } from '../transport/store';
 import { useTranslate } from '../translate';
 import { useChanges } from '../notifier';
-import { limitText } from '../words';
+import { isNearlyUp, limitText } from '../words';
 
 const MAX_FAILURES = 20;
 
@@ -22,9 +23,7 @@ export function MeshBody({ store, run }: { store: MeshStore; run: Run }): JSX.El
     <div className="mnb-body">
       {store.ended !== null && <p className="mnb-hint">{t('Ended: %1', store.ended)}</p>}
       {!status && store.ended === null && <p className="mnb-hint">{t('Waiting for its status ...')}</p>}
-      {typeof status?.ends_at === 'number' && store.ended === null && (
-        <p className="mnb-hint">{limitText(status.ends_at, t)}</p>
-      )}
+      {status && store.ended === null && <Limit status={status} />}
       <Grid store={store} onSelect={setSelected} />
       {status && <Failed store={store} />}
       {status && selected !== null && <RankDetails status={status} rank={selected} run={run} />}
@@ -32,6 +31,20 @@ export function MeshBody({ store, run }: { store: MeshStore; run: Run }): JSX.El
         <HostBars key={hosts[0].index} hosts={hosts} isOnly={hosts.length === status?.hosts.length} />
       ))}
     </div>
+  );
+}
+
+/** How long the engine leaves the hosts, and what they have cost. */
+function Limit({ status }: { status: IMeshStatus }): JSX.Element | null {
+  const t = useTranslate();
+  const text = limitText(status, t);
+  if (!text) {
+    return null;
+  }
+  return isNearlyUp(status.ends_at) ? (
+    <p className="mnb-problem">{t('%1. More time: %2', text, '%mesh extend 1h')}</p>
+  ) : (
+    <p className="mnb-hint">{text}</p>
   );
 }
 

@@ -294,6 +294,8 @@ class StatusPublisher:
             journal_trouble=controller.journal.trouble,
             owner_pid=controller.lease.owner_pid,
             ends_at=controller.time_limit.ends_at,
+            job=controller.time_limit.job,
+            cost=controller.time_limit.cost,
             clients=tuple(
                 f"{c.what} (pid {c.pid})" for c in controller.registry.clients.values() if not c.observes
             ),

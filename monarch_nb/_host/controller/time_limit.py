@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from monarch_nb._host.controller.time_limit_state import Step, TimeLimitState
 from monarch_nb._protocol.events import Notice
 from monarch_nb._protocol.journal import JournalEntry
-from monarch_nb._protocol.programs import Limit, SetNotice, SetTimeLimit
+from monarch_nb._protocol.programs import Cost, Limit, SetNotice, SetTimeLimit
 from monarch_nb._protocol.registry import Sender, handles
 from monarch_nb._protocol.states import EntryKind
 from monarch_nb._units import duration
@@ -48,7 +48,10 @@ class TimeLimit:
     def __init__(self, controller: Parts) -> None:
         self._controller = controller
         self._state = TimeLimitState()
-        self._job = ""
+        self.job = ""
+        """What the engine calls the job that ends first; empty if no engine has given hosts."""
+        self.cost: Cost | None = None
+        """What the hosts have cost; None if that isn't known."""
         self._looks = 0
         """Number of the planned look, which invalidates earlier plans."""
 
@@ -62,9 +65,9 @@ class TimeLimit:
 
     @handles(SetTimeLimit)
     def do_set_time_limit(self, request: SetTimeLimit, sender: Sender) -> None:
-        """Set when an engine takes the hosts away."""
+        """Set when an engine takes the hosts away, and what they have cost."""
         self._state.set(request.ends_at, time.time())
-        self._job = request.job
+        self.job, self.cost = request.job, request.cost
         self._controller.status_publisher.touch()
         self._look()
 
@@ -83,7 +86,7 @@ class TimeLimit:
         if not self._state.is_closing(time.time()) or self.ends_at is None:
             return ""
         left = duration(max(0, round(self.ends_at - time.time())))
-        return f"{self._job} ends in {left}: a cell would be cut off. More time: %mesh extend 1h"
+        return f"{self.job} ends in {left}: a cell would be cut off. More time: %mesh extend 1h"
 
     def describe_end(self, job: str) -> str:
         """Describe, in words, a job whose hosts were told to end."""
@@ -108,7 +111,7 @@ class TimeLimit:
         controller = self._controller
         left = duration(round((self.ends_at or 0.0) - time.time()))
         hosts = f"the hosts of mesh {controller.name!r}"
-        text = f"{self._job} ends in {left}, and {hosts} with it. More time: %mesh extend 1h"
+        text = f"{self.job} ends in {left}, and {hosts} with it. More time: %mesh extend 1h"
         controller.journal.note(0, JournalEntry(EntryKind.NOTE, text=text))
         controller.clients.tell_listeners(Notice("", text))
 

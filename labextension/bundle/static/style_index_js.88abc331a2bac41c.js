@@ -1206,6 +1206,13 @@
   background: color-mix(in srgb, var(--mnb-bad) 18%, transparent);
 }
 
+.mnb-nearly-up {
+  padding-left: 6px;
+  color: var(--mnb-text);
+  border-left: 3px solid var(--mnb-bad);
+  font-weight: 600;
+}
+
 .mnb-card-facts {
   display: flex;
   flex-wrap: wrap;
