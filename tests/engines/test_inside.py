@@ -56,8 +56,8 @@ def test_it_is_started_used_left_and_found_again(cluster: Cluster, laptop: Lapto
     laptop.types("exec", "big", "kept = 41")
 
     # another machine of the same user, by the same invitation: not while this one is connected
-    job = cluster.command("squeue", "-h", "-o", "%i")
-    invitation = Path.home() / ".cache" / "monarch_nb" / f"inside-{job}.join"
+    asked = cluster.command("squeue", "-h", "-o", "%k")
+    invitation = Path.home() / ".cache" / "monarch_nb" / f"inside-{asked}.join"
     assert invitation.stat().st_mode & 0o777 == 0o600
     other = laptop.begin("attach", f"login:{invitation}", JUPYTER_RUNTIME_DIR=f"{laptop.folder}/other")
     assert "is connected by this invitation" in other.communicate(timeout=T)[1]

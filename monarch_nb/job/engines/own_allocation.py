@@ -41,7 +41,7 @@ def inside(asked: Allocation) -> Inside:
         )
     had = replace(asked.spec, time_s=None, partition="", account="", login="", own=())
     spec = replace(had, engine=OwnAllocation.name, controller="", hosts=HostRange(num, num), machines=())
-    return Inside(spec, invitation_path(asked.directory, os.environ["SLURM_JOB_ID"]))
+    return Inside(spec, invitation_path(asked))
 
 
 class OwnAllocation(Slurm):

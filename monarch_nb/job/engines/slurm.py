@@ -131,7 +131,7 @@ class Slurm(Engine):
         return replace(allocation, id=job, directory=shell.log_directory(allocation.spec.login))
 
     def invitation(self, allocation: Allocation) -> str:
-        done = self._run(allocation.spec, ["cat", _invitation_path(allocation)])
+        done = self._run(allocation.spec, ["cat", invitation_path(allocation)])
         return done.out if done.code == 0 else ""
 
     def _submit(self, allocation: Allocation, script: str) -> Allocation:
@@ -251,7 +251,7 @@ class Slurm(Engine):
         done = self._run(allocation.spec, ["scancel", allocation.id])
         if done.code != 0 and "Invalid job id" not in done.err:
             raise EngineError(f"scancel {allocation.id}: {done.words}; it goes on")
-        self._run(allocation.spec, ["rm", "-f", _log_path(allocation), _invitation_path(allocation)])
+        self._run(allocation.spec, ["rm", "-f", _log_path(allocation), invitation_path(allocation)])
 
     def further(self, asked: Sequence[Allocation], num: int) -> HostSpec:
         spec = asked[0].spec
@@ -317,15 +317,12 @@ def _log_path(allocation: Allocation) -> str:
     return f"{allocation.directory}/slurm-{allocation.id}.out"
 
 
-def _invitation_path(allocation: Allocation) -> str:
-    return invitation_path(allocation.directory, allocation.id)
-
-
-def invitation_path(directory: str, job: str) -> str:
+def invitation_path(allocation: Allocation) -> str:
     """Return the file of a job's invitation to the mesh inside, on the machine where it was submitted and on
-    the job's first node: both have that directory.
+    the job's first node: both have that directory, and perhaps another cluster, too, whose jobs have the same
+    numbers.
     """
-    return f"{directory}/inside-{job}.join"
+    return f"{allocation.directory}/inside-{allocation.request_name}.join"
 
 
 def _variables() -> list[str]:
