@@ -154,6 +154,15 @@ test('a profile that cannot be used says why at once, and nothing is sent', asyn
   expect(start).not.toHaveBeenCalled();
 });
 
+test('while clusters are asked, this machine can be chosen', async () => {
+  const start = vi.fn(() => Promise.resolve({ name: 'mesh' }));
+  const never = () => new Promise<ICluster[]>(() => undefined);
+  const node = await show(<StartForm taken={[]} start={start} clusters={never} onStarted={vi.fn()} />);
+  expect(node.textContent).toContain('Asking which clusters there are');
+  await submit(node);
+  expect(start).toHaveBeenCalledTimes(1);
+});
+
 test('profiles that cannot be read say so, and this machine can be chosen', async () => {
   const clusters = () => Promise.reject(new ApiError(400, "clusters.toml: unknown key 'hots'"));
   const node = await show(<StartForm taken={[]} start={vi.fn()} clusters={clusters} onStarted={vi.fn()} />);

@@ -43,7 +43,7 @@ def look_at(asked: Allocation) -> Look:
 
 def tell_limit(session: Session, asked: Allocation) -> None:
     """Tell a mesh when its engine takes the first of its hosts away, and what they have cost. While one of
-    its engines can't be reached, what the mesh knows stays in force.
+    its engines can't be reached, or when all hosts have been taken away, what the mesh knows stays in force.
     """
     looks = [(look_at(each), each) for each in asked.requests]
     if any(look.reason.startswith(UNKNOWN) for look, _ in looks):
@@ -51,6 +51,8 @@ def tell_limit(session: Session, asked: Allocation) -> None:
     now = time.time()
     requests = [counted(each, look, now) for look, each in looks]
     _keep_counts(asked.mesh, requests)
+    if all(look.state in (State.ENDED, State.LEAVING) for look, _ in looks):
+        return  # when their time was up is what explains their end
     ends = [(look.ends_at, each.described()) for look, each in looks if look.ends_at is not None]
     ends_at, job = min(ends) if ends else (None, asked.described())
     session.request(SetTimeLimit(ends_at, job, cost_of(requests)))

@@ -43,7 +43,7 @@ def lab(cluster: Cluster, profiles: Profiles, monkeypatch: pytest.MonkeyPatch) -
     general = f'engine = "slurm"\nsetup = [{SETUP!r}]\n'
     profiles(
         f'[one]\n{general}hosts = 1\ngpus = 2\ntime = "1h"\nusd_per_gpu_hour = 1800\n'
-        f"[two]\n{general}hosts = 2\n"
+        f"[two]\n{general}hosts = 2\ntime = '1h'\n"
     )
     yield cluster
     assert list_records() == []
@@ -175,6 +175,10 @@ def test_a_cancelled_job_is_named_and_heal_asks_for_another(lab: Cluster) -> Non
             MeshError, match=rf"slurm job {before}, which was cancelled( or whose time is up)?: host n"
         ):
             waiting.get(T)
+        known, asked = mesh.status().ends_at, record("again")
+        wait_until(lambda: engine_of(asked.spec).look(asked).state != State.GRANTED, "a job that has ended")
+        limits.tell_limit(session_of(mesh), asked)
+        assert known is not None and mesh.status().ends_at == known, "what explains the end holds on"
         report = growing.heal(mesh)
         assert report.ranks == (0, 1, 2, 3) and len(report.hosts) == 2, report
         found = set(mesh.execute(job).get(T).values())

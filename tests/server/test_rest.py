@@ -37,12 +37,20 @@ async def test_version(api: Api) -> None:
 
 async def test_nobody_gets_in_without_a_token(jp_fetch: Any, jp_ws_fetch: Any, demo: Mesh) -> None:
     bad = {"Authorization": "token wrong"}
-    for path in (("version",), ("meshes",), ("meshes", "demo"), ("meshes", "demo", "logs")):
+    for path in (
+        ("version",),
+        ("clusters",),
+        ("allocations",),
+        ("meshes",),
+        ("meshes", "demo"),
+        ("meshes", "demo", "logs"),
+    ):
         with pytest.raises(HTTPClientError) as caught:
             await jp_fetch("monarch_nb", "api", *path, headers=bad)
         assert caught.value.code == 403
     for path in (
         ("meshes",),
+        ("allocations", "demo", "wait"),
         ("meshes", "demo", "interrupt"),
         ("meshes", "demo", "heal"),
         ("meshes", "demo", "resize"),
@@ -74,8 +82,10 @@ async def test_who_may_only_read_changes_nothing(
         with pytest.raises(HTTPClientError) as caught:
             await api("meshes", "demo", verb, method="POST", body={})
         assert caught.value.code == 403
-    with pytest.raises(HTTPClientError):
-        await api("meshes", "demo", method="DELETE")
+    for path in ("meshes", "allocations"):
+        with pytest.raises(HTTPClientError) as caught:
+            await api(path, "demo", method="DELETE")
+        assert caught.value.code == 403
     assert {r for _, r in asked} == {"monarch_nb"}
     (await jp_ws_fetch("monarch_nb", "stream")).close()
 

@@ -31,7 +31,8 @@ export function StartForm({ taken, start, clusters, onStarted }: IStartFormProps
   const [isChecked, setChecked] = React.useState(false);
   const [isBusy, setBusy] = React.useState(false);
   const [refusal, setRefusal] = React.useState('');
-  const [places, placesProblem] = usePlaces(clusters);
+  const [known, placesProblem] = usePlaces(clusters);
+  const places = known ?? [];
   const found = findProblems(draft, taken, t, places);
   // Whether a cluster can be used is said at once: nothing that is typed changes it.
   const problems: Problems = isChecked ? found : { job: found.job };
@@ -93,6 +94,7 @@ export function StartForm({ taken, start, clusters, onStarted }: IStartFormProps
           problems={problems}
           change={change}
         />
+        {!known && !placesProblem && <p className="mnb-hint">{t('Asking which clusters there are ...')}</p>}
         {placesProblem && <p className="mnb-problem">{placesProblem}</p>}
         {draft.job === 'process' && (
           <Row
@@ -213,9 +215,9 @@ function Hosts({
   );
 }
 
-/** Return the clusters that hosts can be asked for at, and why they aren't known. */
-function usePlaces(clusters: () => Promise<ICluster[]>): [ICluster[], string] {
-  const [places, setPlaces] = React.useState<ICluster[]>([]);
+/** Return the clusters that hosts can be asked for at, null before the answer, and why they aren't known. */
+function usePlaces(clusters: () => Promise<ICluster[]>): [ICluster[] | null, string] {
+  const [places, setPlaces] = React.useState<ICluster[] | null>(null);
   const [problem, setProblem] = React.useState('');
   const ask = React.useRef(clusters);
   React.useEffect(() => {
