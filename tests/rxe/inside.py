@@ -689,6 +689,7 @@ def through_a_mesh(pair: Pair) -> str:
     here = os.path.dirname(os.path.abspath(__file__))
     environment = {
         **os.environ,
+        "MONARCH_NB_PRELOAD": "none",
         "PYTHONPATH": os.pathsep.join(
             [os.path.join(here, "without_torch"), *filter(None, [os.environ.get("PYTHONPATH")])]
         ),

@@ -1,5 +1,5 @@
-"""A mesh of two ranks and this program, whose bytes go by verbs: `python mesh_program.py`, inside the
-virtual machine.
+"""A mesh of two ranks and this program, whose bytes go by verbs, and whose ranks have limits: `python
+mesh_program.py`, inside the virtual machine.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from monarch_nb.actor import Actor, endpoint
 from monarch_nb.exceptions import BufferGone
 from monarch_nb.rdma import RDMABuffer, Receipt, get_rdma_backend, is_ibverbs_available
 
+GROUPS = Path("/sys/fs/cgroup")
 VALUES = numpy.random.default_rng(5).random((300, 500))
 
 
@@ -60,23 +61,16 @@ def moves(holders: Any) -> None:
         raise AssertionError("a dropped buffer was read")
 
 
-def limited() -> None:
-    """Ranks with limits, in control groups that only this kernel has."""
-    subprocess.run(["mount", "-t", "cgroup2", "none", "/sys/fs/cgroup"], check=True)
-    groups = Path("/sys/fs/cgroup")
-    mesh = meshes.start("limited", {"procs": 2}, env={"MONARCH_NB_LIMIT": "memory=200M,cpus=0.5"})
-    try:
-        for own, threads in mesh.execute(own_group).get(60).values():
-            group = groups / own
-            assert group.name.startswith("mnb-") and threads == "1", (own, threads)
-            assert (group / "memory.max").read_text() == f"{200 << 20}\n"
-            assert (group / "cpu.max").read_text() == "50000 100000\n"
-        error = mesh.slice(procs=1).execute(use_memory).exception(60)
-        assert "it used more than its limit of 200 MiB" in str(error), error
-        assert mesh.slice(procs=0).execute(use_memory, 50 << 20).get(60).item() == 50 << 20
-    finally:
-        mesh.stop().get(60)
-    assert not list(groups.glob("mnb-*")), "nothing is left"
+def are_limited(mesh: Any) -> None:
+    """See that the ranks are in control groups, which only this kernel has, and that these hold."""
+    for own, threads in mesh.execute(own_group).get(60).values():
+        group = GROUPS / own
+        assert group.name.startswith("mnb-") and threads == "1", (own, threads)
+        assert (group / "memory.max").read_text() == f"{300 << 20}\n"
+        assert (group / "cpu.max").read_text() == "150000 100000\n"
+    error = mesh.slice(gpus=1).execute(use_memory).exception(60)
+    assert "it used more than its limit of 300 MiB" in str(error), error
+    assert mesh.slice(gpus=0).execute(use_memory, 50 << 20).get(60).item() == 50 << 20
 
 
 def own_group() -> tuple[str, str]:
@@ -84,12 +78,13 @@ def own_group() -> tuple[str, str]:
     return line.removeprefix("0::/"), os.environ["OMP_NUM_THREADS"]
 
 
-def use_memory(num_bytes: int = 400 << 20) -> int:
+def use_memory(num_bytes: int = 500 << 20) -> int:
     return len(b"x" * num_bytes)
 
 
 def main() -> None:
-    mesh = meshes.start("rxe", {"gpus": 2})
+    subprocess.run(["mount", "-t", "cgroup2", "none", GROUPS], check=True)
+    mesh = meshes.start("rxe", {"gpus": 2}, env={"MONARCH_NB_LIMIT": "memory=300M,cpus=1.5"})
     try:
         moves(mesh.spawn("holders", Holder))
         assert is_ibverbs_available()
@@ -97,9 +92,10 @@ def main() -> None:
         text = mesh.doctor(size_bytes=1 << 20).text()
         assert "rxe0" in text, text
         print(text)
+        are_limited(mesh)
     finally:
         mesh.stop().get(60)
-    limited()
+    assert not list(GROUPS.glob("mnb-*")), "nothing is left"
 
 
 if __name__ == "__main__":
