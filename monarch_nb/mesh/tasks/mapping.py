@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+_STEP_S = 1.0
 MAX_AHEAD = 10_000
 """How many results of items without a length may wait to be read."""
 
@@ -78,7 +79,7 @@ class MapRun(Generic[R]):
 
     def _value_of(self, future: Any) -> Any:
         __tracebackhide__ = True
-        error = future.exception()
+        error = _error_of(future)
         if error is None:
             return future.result()
         if self._returns_exceptions:
@@ -263,6 +264,15 @@ class _MapWork(Generic[R]):
         errors = [*filter(None, (future.exception() for future in failed)), *([error] if error else [])]
         if errors and not isinstance(error, CancelledError):
             self._context.run(say_unread, f"the map of {self.name}", errors)
+
+
+def _error_of(future: Any) -> BaseException | None:
+    """Wait for a future and return its error, if any. In steps: Python loses a Ctrl-C that comes just before
+    a wait without a limit begins.
+    """
+    while True:
+        with suppress(TimeoutError):
+            return future.exception(_STEP_S)  # type: ignore[no-any-return]
 
 
 class _Item(ConcurrentFuture[R]):
