@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PY = $(VENV)/bin/python
-# Processes that run tests: they wait a third of their time, so one more than there are processors; each wants 5 GB with its meshes.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"); print(max(2, min(os.cpu_count() + 1, total // 5_000_000_000)))')
+# Processes that run tests: they wait half of their time, so twice as many as there are processors; each wants 5 GB with its meshes.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"); print(max(2, min(2 * os.cpu_count(), total // 5_000_000_000)))')
 export PYTHONWARNINGS ?=
 
 .PHONY: help env demo lab labextension labcheck lint unit notebooks docs test soak bench gpu cluster cluster-down clean
