@@ -21,8 +21,14 @@ class Host:
         self.told: list[Event] = []
         self.rounds: list[Callable[[], None]] = []
         self.timers: list[Callable[[], None]] = []
-        self.is_stopping = self.holds_answers = False
-        self.outbox = Outbox(self, self.tell, lambda: self.is_stopping, lambda: self.holds_answers)  # type: ignore[arg-type]
+        self.is_stopping = self.holds_answers = self.is_alone = False
+        self.outbox = Outbox(
+            self,  # type: ignore[arg-type]
+            self.tell,
+            lambda: self.is_stopping,
+            lambda: self.holds_answers,
+            lambda: self.is_alone,
+        )
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         self.rounds.append(callback)
@@ -54,8 +60,22 @@ class Host:
         return len(self.told)
 
 
-def test_a_line_leaves_in_its_round_and_what_follows_at_once_together() -> None:
+def test_a_line_of_all_ranks_leaves_in_one_message() -> None:
     host = Host()
+    for proc in range(32):
+        host.prints(proc)
+        host.end_round()
+    assert host.num_told() == 0, "they wait for each other"
+    host.run_timers()
+    (told,) = host.told
+    assert isinstance(told, RanksPrinted) and [each.proc for each in told.printed] == list(range(32))
+    host.run_timers()
+    assert host.num_told() == 1 and not host.timers
+
+
+def test_a_line_of_an_only_rank_leaves_in_its_round_and_what_follows_at_once_together() -> None:
+    host = Host()
+    host.is_alone = True
     host.prints(1)
     host.prints(2)
     host.end_round()
@@ -74,6 +94,7 @@ def test_a_line_leaves_in_its_round_and_what_follows_at_once_together() -> None:
 
 def test_a_mark_that_somebody_waits_for_takes_all_along_unless_answers_wait_too() -> None:
     host = Host()
+    host.is_alone = True
     host.prints(1)
     host.end_round()
     host.prints(1)
@@ -119,7 +140,7 @@ def test_much_output_leaves_in_messages_of_bounded_size() -> None:
 steps = st.one_of(
     st.tuples(st.just("print"), st.integers(0, 3), st.sampled_from([TEXT, SETTLED])),
     st.tuples(st.just("end"), st.integers(0, 3), st.booleans()),
-    st.sampled_from([("round",), ("timers",), ("other",), ("stopping",), ("answers",)]),
+    st.sampled_from([("round",), ("timers",), ("other",), ("stopping",), ("answers",), ("alone",)]),
 )
 
 
@@ -144,6 +165,8 @@ def test_nothing_is_lost_or_reordered_whatever_comes_in_which_order(taken: list[
                 assert not host.outbox._printed and not host.outbox._ends
             case "stopping", _:
                 host.is_stopping = not host.is_stopping
+            case "alone", _:
+                host.is_alone = not host.is_alone
             case _:
                 host.holds_answers = not host.holds_answers
     host.end_round()

@@ -76,6 +76,7 @@ class HostAgent(HostProcess):
             partial(self.event, address.CONTROLLER),
             lambda: self.supervisor.is_stopping,
             lambda: self.router.holds_answers,
+            lambda: self.supervisor.num_alive <= 1,
         )
         self._last_beat = self.loop.clock() + LOST_AFTER_S
         self._limit_s = LOST_AFTER_S

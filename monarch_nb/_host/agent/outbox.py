@@ -1,10 +1,10 @@
 """Gathers what ranks of this host have printed, and which have ended, so that the controller is told of it in
 few messages: of 32 ranks that print a line, or are stopped, in one and not in 32.
 
-Nothing waits for what may not come. The first piece after a quiet moment leaves at the end of the loop's
-round; those that follow at once leave together after `GATHER_S`. Ends wait for others only while ranks are
-being stopped. Whatever else this host sends comes after what is kept here, and a rank's end after what it
-printed.
+Output waits for `GATHER_S`, so that what all ranks print of a line leaves in one message; that of a host's
+only rank leaves at the end of the loop's round, and what follows at once together. Ends wait for others only
+while ranks are being stopped. Whatever else this host sends comes after what is kept here, and a rank's end
+after what it printed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from monarch_nb._protocol.exits import RankExit
 from monarch_nb._wire.marks import SETTLED, Piece
 
 GATHER_S = 0.005
-"""How long what follows upon what has just been sent may wait for more."""
+"""How long output may wait for more."""
 MAX_BYTES = 1 << 18
 """How much output may be kept."""
 STOPPING_S = 0.05
@@ -32,6 +32,7 @@ class Outbox:
         tell: sends an event to the controller, after a call of `flush`.
         is_stopping: says whether further ranks here are about to end since they were asked to.
         holds_answers: says whether answers of ranks here wait for others; they're sent after what is here.
+        is_alone: says whether this host has one rank only.
     """
 
     def __init__(
@@ -40,16 +41,17 @@ class Outbox:
         tell: Callable[[Event], None],
         is_stopping: Callable[[], bool],
         holds_answers: Callable[[], bool],
+        is_alone: Callable[[], bool],
     ) -> None:
         self._loop, self._tell = loop, tell
-        self._is_stopping, self._holds_answers = is_stopping, holds_answers
+        self._is_stopping, self._holds_answers, self._is_alone = is_stopping, holds_answers, is_alone
         self._printed: list[Printed] = []
         self._num_bytes = 0
         self._ends: list[RankExit] = []
         self._is_due = False
         """Whether all leaves at the end of this round."""
         self._gathers = False
-        """Whether output has left a moment ago: more waits for the timer."""
+        """Whether output waits for the timer, or has left a moment ago."""
         self._awaits_ends = False
 
     def add_printed(self, proc: int, rank: int, piece: Piece) -> None:
@@ -58,8 +60,10 @@ class Outbox:
         self._num_bytes += len(piece.data)
         if self._num_bytes >= MAX_BYTES:
             self.flush()
-        elif not self._gathers or (piece.kind == SETTLED and not self._holds_answers()):
+        elif piece.kind == SETTLED and not self._holds_answers():
             self._leave_this_round()  # somebody waits for a mark, if not for the answers behind it, too
+        elif not self._gathers and self._is_alone():
+            self._leave_this_round()
         if not self._gathers:
             self._gathers = True
             self._loop.call_later(GATHER_S, self._gathered)
