@@ -218,7 +218,7 @@ def printed(num_hosts: int = 8, per_host: int = 32) -> None:
         )
         what = f"a line of {num_hosts * per_host} ranks on {num_hosts} hosts"
         say(
-            f"{what}: messages of a host, with the answers", line[1] / num_hosts, "", "one more than a silent cell",
+            f"{what}: messages of a host, with the answers", line[1] / num_hosts, "", "one more",
             f"a silent cell {silent[1] / num_hosts:.1f}",
         )  # fmt: skip
         say(
