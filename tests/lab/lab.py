@@ -198,9 +198,12 @@ class Page:
         return "\n".join(p.rstrip("\n") for p in parts)
 
     def wait_for(self, n: int, text: str) -> None:
-        """Wait until a cell shows a text, on the page; if it never does, say what is known about that."""
+        """Wait until a cell's output shows a text, on the page; its source may have that, too. If it never
+        does, say what is known about that.
+        """
         try:
-            self.page.locator(".jp-Notebook .jp-Cell").nth(n).get_by_text(text).first.wait_for()
+            cell = self.page.locator(".jp-Notebook .jp-Cell").nth(n)
+            cell.locator(".jp-Cell-outputArea").get_by_text(text).first.wait_for()
         except Exception as error:
             kernel = self.page.evaluate(_KERNEL)
             log = "\n".join((self._root / "server.log").read_text().splitlines()[-40:])
