@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PY = $(VENV)/bin/python
-# Processes that run tests: they wait half of their time, so twice as many as there are processors; each wants 5 GB with its meshes.
+# Processes that run tests: they wait for much of their time, so twice as many as there are processors; each wants 5 GB with its meshes.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"); print(max(2, min(2 * os.cpu_count(), total // 5_000_000_000)))')
 export PYTHONWARNINGS ?=
 

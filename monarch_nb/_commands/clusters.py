@@ -247,18 +247,24 @@ ASK_S = 6.0
 
 def clusters_text() -> str:
     """Return profiles and engines as a table."""
-    profiles, wrong = list_profiles(ENGINES)
-    known = [*profiles.values(), *(Profile(name, HostSpec(name)) for name in ENGINES)]
+    found, wrong = list_clusters()
     rows = [("name", "engine", "hosts", "usable here")]
-    rows += [
-        (p.name, p.spec.engine, hosts_of(p.spec), why_not or "yes")
-        for p, why_not in zip(known, why_unusable([p.spec for p in known]), strict=True)
-    ]
-    ending = "" if profiles or wrong else f"\nno profiles yet; they lie in {user_file()}"
+    rows += [(p.name, p.spec.engine, hosts_of(p.spec), why_not or "yes") for p, why_not in found]
+    has_profiles = wrong or any(p.source for p, _ in found)
+    ending = "" if has_profiles else f"\nno profiles yet; they lie in {user_file()}"
     return "\n".join([_table(rows), *wrong.values()]) + ending
 
 
-def why_unusable(specs: Sequence[HostSpec]) -> list[str]:
+def list_clusters() -> tuple[list[tuple[Profile, str]], dict[str, str]]:
+    """Return profiles, and engines without one, each with why it can't be used here (empty if it can); and
+    what is said of profiles that can't be, as `list_profiles` does.
+    """
+    profiles, wrong = list_profiles(ENGINES)
+    known = [*profiles.values(), *(Profile(name, HostSpec(name)) for name in ENGINES)]
+    return list(zip(known, _why_unusable_all([p.spec for p in known]), strict=True)), wrong
+
+
+def _why_unusable_all(specs: Sequence[HostSpec]) -> list[str]:
     """Return why each engine can't be used here, and what to type; empty if it can. All are asked at once,
     and none keeps the others waiting.
     """

@@ -260,7 +260,7 @@ def submitted_row(name: str, pid: int) -> AllocationRow | None:
     from monarch_nb.mesh.limits import look_at
 
     asked = read_record(name)
-    if asked is None or asked.submitted_by != pid or not (asked.id or asked.parts or asked.controller_id):
+    if asked is None or asked.submitted_by != pid or not asked.has_answer:
         return None
     return row_of(asked, look_at(asked))
 
@@ -305,16 +305,11 @@ def clusters() -> list[Cluster]:
     """Return the profiles of clusters.toml, the engines without one, and last the profiles that can't be used
     for a mistake in them.
     """
-    from monarch_nb._commands.clusters import why_unusable
-    from monarch_nb.job.engines import ENGINES
-    from monarch_nb.job.profiles import Profile, list_profiles
-    from monarch_nb.job.spec import HostSpec
+    from monarch_nb._commands.clusters import list_clusters
 
-    profiles, wrong = list_profiles(ENGINES)
-    found = [*profiles.values(), *(Profile(name, HostSpec(name)) for name in ENGINES)]
-    reasons = why_unusable([each.spec for each in found])
+    found, wrong = list_clusters()
     mistaken = [Cluster(name=name, engine="", is_profile=True, why_not=text) for name, text in wrong.items()]
-    return [*map(_cluster, found, reasons), *mistaken]
+    return [*(_cluster(profile, why_not) for profile, why_not in found), *mistaken]
 
 
 def _cluster(profile: Profile, why_not: str) -> Cluster:

@@ -74,10 +74,14 @@ def _keep_counts(name: str, requests: list[Allocation]) -> None:
 def look_again(name: str) -> None:
     """Tell a mesh how its hosts are now, unless any program has done so a moment ago."""
     asked = records.read_record(name)
-    if asked is None or not asked.is_up or not _is_due(asked):
-        return
+    if asked is not None and asked.is_up and _is_due(asked):
+        tell_mesh(asked)
+
+
+def tell_mesh(asked: Allocation) -> None:
+    """Tell a mesh as `tell_limit` does, by a connection of its own; nothing is done if it doesn't run."""
     with suppress(MeshNotFound):
-        session = Session.connect(launch.find_connection(name), "", observes=True)
+        session = Session.connect(launch.find_connection(asked.mesh), "", observes=True)
         try:
             tell_limit(session, asked)
         finally:

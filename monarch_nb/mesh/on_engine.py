@@ -37,7 +37,7 @@ from monarch_nb.job.spec import INSIDE
 from monarch_nb.mesh import starting
 from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
-from monarch_nb.mesh.limits import UNKNOWN, follow, look_at, tell_limit
+from monarch_nb.mesh.limits import UNKNOWN, follow, look_at, tell_limit, tell_mesh
 from monarch_nb.status.text import cost_text
 
 _LOOK_S = 0.05
@@ -342,12 +342,7 @@ def extend(name: str, seconds: float) -> list[str]:
         raise MeshUsageError(f"mesh {name!r} doesn't run on hosts of an engine, so its time isn't limited")
     for each in asked.requests:
         engine_of(asked.spec).extend(each, seconds)
-    with suppress(MeshNotFound):
-        session = Session.connect(launch.find_connection(name), "", observes=True)
-        try:
-            tell_limit(session, asked)
-        finally:
-            session.close()
+    tell_mesh(asked)
     return allocation_lines(name)
 
 
