@@ -68,7 +68,7 @@ class State:
             return self.adopt(known)
         mesh = meshes.attach(connection.name)
         if any(placement_of(mesh).hosts):  # a mesh on the controller's machine alone isn't an engine's
-            from monarch_nb.mesh.limits import follow
+            from monarch_nb.mesh.allocation_status import follow
 
             follow(mesh.name, session_of(mesh))
         return self.adopt(mesh)

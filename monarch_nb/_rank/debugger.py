@@ -28,6 +28,7 @@ from monarch_nb._protocol.debugging import DebugLeft, DebugRunning, DebugStopped
 from monarch_nb._protocol.states import StopMode, StopReason
 from monarch_nb._protocol.work import Work
 from monarch_nb._rank.breakpoints import Breakpoints
+from monarch_nb._rank.frame_variables import keep_variables
 from monarch_nb._rank.this_rank import this_rank
 from monarch_nb._runtime.inbox import Inbox
 from monarch_nb._tracebacks import shown_frames
@@ -311,6 +312,12 @@ class MeshPdb(pdb.Pdb):
         )
 
     do_restart = do_run
+
+    def default(self, line: str) -> None:
+        """Execute a statement; what it assigns to the function's variables counts at once."""
+        super().default(line)
+        if self.curframe is not None:
+            keep_variables(self.curframe)
 
     def do_EOF(self, arg: str) -> bool | None:  # noqa: N802 - pdb looks for this name
         """Let the program continue: no more lines come."""

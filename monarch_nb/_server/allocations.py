@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from msgspec.structs import replace
 
 from monarch_nb._client.launch import find_claim
 from monarch_nb._server.messages import AllocationRow, Cluster, StartRequest
+from monarch_nb._server.repeating import repeat
 from monarch_nb._server.starting import START_S, command
 from monarch_nb._server.waiting import WaitingStart
 from monarch_nb.exceptions import MeshError, MeshNotFound, MeshStartError, NameTaken
@@ -31,8 +31,6 @@ WAITING_LOOK_S = 5.0
 LOOK_S = 30.0
 """Interval at which engines are asked, while all hosts are there."""
 _SUBMITTED_S = 0.1
-
-_log = logging.getLogger("monarch_nb")
 
 
 class AllocationService:
@@ -56,6 +54,8 @@ class AllocationService:
         ends.
         """
         self._is_stale = True
+        self._looked_at = 0.0
+        self._digest = ""
 
     # --- what there is
 
@@ -91,7 +91,8 @@ class AllocationService:
         self._listeners.append(listener)
         if self._task is None:
             self._is_stale = True
-            self._task = asyncio.ensure_future(self._follow())
+            repeating = repeat(self._look_if_due, READ_S, "the requests to engines can't be listed")
+            self._task = asyncio.ensure_future(repeating)
 
         def stop() -> None:
             self._listeners.remove(listener)
@@ -101,25 +102,16 @@ class AllocationService:
 
         return stop
 
-    async def _follow(self) -> None:
-        """Keep the rows up to date. An error is logged once, and the next look tries again."""
-        loop, seen, looked, before = asyncio.get_running_loop(), "", 0.0, ""
-        while True:
-            try:
-                known = await self._ask(digest)
-                waits = any(row.state == "queued" or not row.is_up for row in self._rows or ())
-                is_due = loop.time() - looked >= (WAITING_LOOK_S if waits else LOOK_S)
-                if self._is_stale or known != seen or is_due:
-                    self._is_stale, looked = False, loop.time()
-                    await self.look()
-                    seen = known
-                before = ""
-            except Exception as error:
-                text = f"{type(error).__name__}: {error}"
-                if text != before:
-                    _log.exception("the requests to engines can't be listed; trying again")
-                before = text
-            await asyncio.sleep(READ_S)
+    async def _look_if_due(self) -> None:
+        """Bring the rows up to date, if a record has changed or the engines are to be asked again."""
+        now = asyncio.get_running_loop().time()
+        known = await self._ask(digest)
+        waits = any(row.state == "queued" or not row.is_up for row in self._rows or ())
+        is_due = now - self._looked_at >= (WAITING_LOOK_S if waits else LOOK_S)
+        if self._is_stale or known != self._digest or is_due:
+            self._is_stale, self._looked_at = False, now
+            await self.look()
+            self._digest = known
 
     def _tell(self) -> None:
         for listener in list(self._listeners):
@@ -212,7 +204,7 @@ class AllocationService:
 def rows() -> list[AllocationRow]:
     """Return a row for each request, as its engine says; a mesh that has grown has several."""
     from monarch_nb.job.cost import cost_of, counted
-    from monarch_nb.mesh.limits import look_again
+    from monarch_nb.mesh.allocation_status import look_again
     from monarch_nb.mesh.on_engine import looks
 
     found, now = looks(keeps_ended=True), time.time()
@@ -257,7 +249,7 @@ def names_that_wait() -> frozenset[str]:
 def submitted_row(name: str, pid: int) -> AllocationRow | None:
     """Return a request that a program has made, once the engine has it."""
     from monarch_nb.job.allocation import read_record
-    from monarch_nb.mesh.limits import look_at
+    from monarch_nb.mesh.allocation_status import look_at
 
     asked = read_record(name)
     if asked is None or asked.submitted_by != pid or not asked.has_answer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,14 +10,13 @@ from monarch_nb._client import launch
 from monarch_nb._client.connection_file import Connection
 from monarch_nb._server.allocations import AllocationService, names_that_wait
 from monarch_nb._server.link import Link
+from monarch_nb._server.repeating import repeat
 from monarch_nb.exceptions import MeshError, MeshNotReady
 from monarch_nb.status import MeshSummary
 
 LOOK_S = 1.0
 RETRY_S = 10.0
 NUM_THREADS = 8
-
-_log = logging.getLogger("monarch_nb")
 
 
 class Meshes:
@@ -95,7 +93,8 @@ class MeshList:
         self._troubles: dict[tuple[str, int], tuple[str, float]] = {}
         self._waiting: set[tuple[str, int]] = set()
         """Those that have no ranks yet."""
-        self._task = asyncio.ensure_future(self._look_again())
+        repeating = repeat(self._look, LOOK_S, "the list of meshes can't be brought up to date")
+        self._task = asyncio.ensure_future(repeating)
         self._rows: list[MeshSummary] | None = None
 
     @property
@@ -108,22 +107,6 @@ class MeshList:
             link = self._links.get((row.name, row.pid))
             rows.append(link.mirror.summary() if link is not None and link.mirror.known else row)
         return rows
-
-    async def _look_again(self) -> None:
-        """Update the list periodically. An error (no free descriptor, an unreadable directory) is logged, and
-        the next look tries again.
-        """
-        before = ""
-        while True:
-            try:
-                await self._look()
-                before = ""
-            except Exception as error:
-                text = f"{type(error).__name__}: {error}"
-                if text != before:
-                    _log.exception("the list of meshes can't be brought up to date; trying again")
-                before = text
-            await asyncio.sleep(LOOK_S)
 
     async def _look(self) -> None:
         """Bring the list up to date. A mesh that waits for its hosts stands in the list of requests."""

@@ -23,8 +23,8 @@ from monarch_nb.job.joining import Wait, reserve
 from monarch_nb.job.recall import end_all
 from monarch_nb.job.spec import HostRange
 from monarch_nb.mesh import on_engine
+from monarch_nb.mesh.allocation_status import tell_limit
 from monarch_nb.mesh.core import Mesh
-from monarch_nb.mesh.limits import tell_limit
 
 HOSTS = "hosts"
 

@@ -30,9 +30,9 @@ from monarch_nb.job.profiles import Profile
 from monarch_nb.job.recall import drop, end_all, found_again, is_being_requested, noted
 from monarch_nb.job.spec import INSIDE
 from monarch_nb.mesh import on_engine, starting
+from monarch_nb.mesh.allocation_status import look_at
 from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
-from monarch_nb.mesh.limits import look_at
 
 
 def start_inside(

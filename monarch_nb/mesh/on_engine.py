@@ -35,9 +35,9 @@ from monarch_nb.job.profiles import Profile
 from monarch_nb.job.recall import drop, end_all, found_again, is_being_requested, noted
 from monarch_nb.job.spec import INSIDE
 from monarch_nb.mesh import starting
+from monarch_nb.mesh.allocation_status import UNKNOWN, follow, look_at, tell_limit, tell_mesh
 from monarch_nb.mesh.always import define_on
 from monarch_nb.mesh.core import Mesh
-from monarch_nb.mesh.limits import UNKNOWN, follow, look_at, tell_limit, tell_mesh
 from monarch_nb.status.text import cost_text
 
 _LOOK_S = 0.05

@@ -101,6 +101,18 @@ def test_all_ranks_stop_answer_and_step_together(mesh: Mesh, debugger: MeshDebug
     assert list(mesh.pull("out").values()) == [0, 2, 5, 7]
 
 
+def test_what_is_assigned_counts_whatever_is_looked_at_after(mesh: Mesh, debugger: MeshDebugger) -> None:
+    """Whoever reads a frame's variables makes pdb's copy of them anew: `ll` did so in Python 3.11.2, `up` does
+    it still, and another thread may at any time.
+    """
+    run = mesh.submit(CELL)
+    wait_for(debugger, 4)
+    looks = "ll", "w", "up", "rank + 0", "down", "p __import__('sys')._getframe(5) and y", "!!vars"
+    assert talk(mesh, "y = 100", *looks, "p y", "c")[9] == "[0-3] 100"
+    assert run.wait().failures == {}
+    assert list(mesh.pull("out").values()) == [100, 100, 101, 101]
+
+
 def test_one_rank_stops_and_the_others_end(mesh: Mesh, debugger: MeshDebugger) -> None:
     run = mesh.submit("if rank == 2: breakpoint()\nend = rank")
     (stop,) = wait_for(debugger, 1)

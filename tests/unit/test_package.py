@@ -143,6 +143,7 @@ EXAMPLES = [
     "_protocol.journal",
     "_protocol.warm",
     "_rank.environment",
+    "_rank.frame_variables",
     "_rank.operators",
     "_rank.tensor.laying",
     "_rank.trace",
