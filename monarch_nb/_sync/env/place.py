@@ -235,7 +235,7 @@ def fill_folder(store: Store, folder: str, parts: Sequence[Part], found: Manifes
     for entry in links:  # last: nothing is made through a link
         os.symlink(entry.content, f"{folder}/{entry.path}")
     if found.facts.get("system_python"):
-        _link_system_python(folder)
+        _link_system_python(folder, found.facts["python"])
 
 
 def templates_of(parts: Iterable[Part]) -> list[Entry]:
@@ -255,10 +255,12 @@ def write_templates(store: Store, folder: str, entries: Iterable[Entry], found: 
         _write_template(store, f"{folder}/{entry.path}", entry, roots)
 
 
-def _link_system_python(folder: str) -> None:
-    """Give an environment that was made from the distribution's Python this machine's."""
+def _link_system_python(folder: str, version: str) -> None:
+    """Give an environment that was made from the distribution's Python this machine's. `python3.11 -m venv`
+    makes `python` a link to `python3.11`, and that one the link to the distribution's, which isn't sent.
+    """
     os.makedirs(f"{folder}/env/bin", exist_ok=True)
-    for name in ("python", "python3"):
+    for name in ("python", "python3", f"python{'.'.join(version.split('.')[:2])}"):
         if not os.path.lexists(f"{folder}/env/bin/{name}"):
             os.symlink("/usr/bin/python3", f"{folder}/env/bin/{name}")
 
