@@ -172,6 +172,15 @@ def own_preload(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def ctrl_c_is_pythons() -> Iterator[None]:
+    """Fail if a file leaves another handler for SIGINT: tests that press Ctrl-C later would wait in vain."""
+    yield
+    left = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert left is signal.default_int_handler, f"a test has left {left} as the handler of SIGINT"
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Fail if a process or a thread of ours outlives the tests. Tests that failed may have left some:
     that's told only.

@@ -156,8 +156,17 @@ def test_an_identity_that_is_none_harms_nothing(mesh: Mesh, identity: bytes) -> 
         honest.close()
 
 
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Restore this process' signal handlers: a launcher keeps its own until it ends."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("told", [False, True], ids=["by itself", "told to end"])
-def test_a_host_whose_place_was_given_up_ends(mesh: Mesh, told: bool) -> None:
+def test_a_host_whose_place_was_given_up_ends(mesh: Mesh, handlers: None, told: bool) -> None:
     """As when a mesh begins with fewer hosts than could have come, while one more is on its way."""
     invited = mesh._session.request(Invite(NAME, 1, T, network="127.0.0.0/8"))
     place = launcher.knock(Invitation.from_json(invited.invitation), "late", None)
