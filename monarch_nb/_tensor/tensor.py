@@ -95,6 +95,10 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         """Pass an operation to its mesh's engine; torch calls this for each operation, below autograd."""
         first = args[0] if args else None
         if type(first) is not cls:
+            if type(first) is list and len(args) < 3 and not kwargs:  # `cat` and the like
+                found = _done_before(func, first, args)
+                if found is not None:
+                    return found[0].command(found[1], first, ())
             return engine_in(args, kwargs).dispatch(func, args, kwargs)
         meta = first.mesh_meta
         engine = meta.grid.engine
@@ -347,6 +351,24 @@ def maker_of(meta: Meta) -> Callable[[], Any]:
         meta.grid.device_mesh.device_type,
     )  # fmt: skip
     return meta.make
+
+
+def _done_before(func: Any, tensors: list[Any], args: Sequence[Any]) -> tuple[Engine, Any] | None:
+    """Return the engine and the plan of an operation on a list of tensors, and an integer at most, that was
+    done before; the key is `Engine.dispatch`'s.
+    """
+    try:
+        key = [id(func), len(tensors), list, *[each.mesh_meta for each in tensors]]
+    except AttributeError:  # a plain tensor is among them
+        return None
+    if len(args) == 2:
+        key += (args[1], type(args[1]))
+    engine: Engine = tensors[0].mesh_meta.grid.engine
+    try:
+        plan = engine.plans.get(tuple(key))
+    except TypeError:  # another list
+        return None
+    return None if plan is None else (engine, plan)
 
 
 def engine_in(args: Any, kwargs: Any) -> Engine:

@@ -2,8 +2,9 @@
 turns, on one machine.
 
 Prints, as CPU time of this process, the least of some rounds: an operation that was done before, on tensors
-of a mesh and on plain ones of four numbers, which is what Python and torch's dispatch cost; a training step
-of a small network; words and commands that a step sends.
+of a mesh and on plain ones of 4 x 4 numbers, which is what Python and torch's dispatch cost, and on a
+subclass of tensors that does nothing but return the last result's like: no subclass that torch calls for each
+operation can do less. Then a training step of a small network; words and commands that a step sends.
 
 Then a training step of a GPT, as streamed commands and as a replay of `monarch_nb.compile`, beside the same
 step written by hand for DTensors, on the same ranks and process groups: blocks of some steps, in random order
@@ -17,13 +18,14 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 from gpt_by_hand import GPT, by_hand, cpu_of_rank, losses_of, trained_by_hand
 from torch import nn, optim
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 import monarch_nb
 from monarch_nb.distributed import Mesh
@@ -43,19 +45,44 @@ def cpu_s(do: Callable[[], object]) -> float:
     return time.thread_time() - began
 
 
-def row(what: str, ours: list[float], floor: list[float], num: int) -> None:
-    """Print the least of both per operation, and their ratio."""
+def row(
+    what: str, ours: Sequence[float], floor: Sequence[float], num: int, idle: Sequence[float] = ()
+) -> None:
+    """Print the least of both per operation, and their ratio; `idle`: of the subclass that does nothing."""
     mine, theirs = min(ours) / num * 1e6, min(floor) / num * 1e6
-    print(f"{what:<46} {mine:9.1f} us   plain torch {theirs:9.1f} us   {mine / theirs:6.1f} x")
+    least = min(idle) / num * 1e6 if idle else 0.0
+    bound = f"   a subclass that does nothing {least:6.1f} us   {least / theirs:6.1f} x" if idle else ""
+    print(f"{what:<46} {mine:9.1f} us   plain torch {theirs:9.1f} us   {mine / theirs:6.1f} x{bound}")
 
 
-def chain(step: Callable[[Any], Any], start: Any) -> Callable[[], None]:
+class Idle(torch.Tensor):
+    """A tensor without data, whose operations only make another one."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    sizes: ClassVar[dict[Any, torch.Size]] = {}
+    """Sizes of results, by operation and sizes of the first argument."""
+
+    @staticmethod
+    def __new__(cls, size: Any) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, size)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        first = args[0] if type(args[0]) is cls else args[0][0]
+        key = id(func), first.shape
+        size = cls.sizes.get(key)
+        if size is None:
+            plain = pytree.tree_map(lambda x: torch.empty(x.shape) if type(x) is cls else x, (args, kwargs))
+            size = cls.sizes[key] = func(*plain[0], **(plain[1] or {})).shape
+        return first if func._schema.is_mutable else cls(size)
+
+
+def repeated(step: Callable[[Any], Any], start: Any) -> Callable[[], None]:
     """Return what does an operation many times."""
 
     def do() -> None:
-        x = start
         for _ in range(NUM_OPERATIONS):
-            x = step(x)
+            step(start)
 
     return do
 
@@ -69,6 +96,13 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "torch.relu(x)": torch.relu,
     "x.sum(0, keepdim=True)": lambda x: x.sum(0, keepdim=True),
     "softmax(x, 1)": lambda x: functional.softmax(x, 1),
+    "torch.exp(x)": torch.exp,
+    "torch.neg(x)": torch.neg,
+    "x.view(2, 8)": lambda x: x.view(2, 8),
+    "x.T": lambda x: x.T,
+    "x.unsqueeze(0)": lambda x: x.unsqueeze(0),
+    "x[:, 0:2]": lambda x: x[:, 0:2],
+    "torch.cat((x, x))": lambda x: torch.cat((x, x)),
 }
 
 
@@ -78,12 +112,13 @@ def operations(mesh: Mesh) -> None:
         with torch.no_grad():
             plain = torch.eye(4)
             laid_out = monarch_nb.distribute(plain, mesh)
-            ours, floor = chain(step, laid_out), chain(step, plain)
-            pairs = []
+            ways = [repeated(step, x) for x in (laid_out, plain, Idle(plain.shape))]
+            rounds = []
             for _ in range(NUM_ROUNDS):
-                pairs.append((cpu_s(ours), cpu_s(floor)))
+                rounds.append([cpu_s(way) for way in ways])
                 laid_out.engine.synchronize()
-        row(name, [p[0] for p in pairs[1:]], [p[1] for p in pairs[1:]], NUM_OPERATIONS)
+        ours, floor, idle = zip(*rounds[1:], strict=True)
+        row(name, ours, floor, NUM_OPERATIONS, idle)
 
 
 def steps_of(model: nn.Module, batch: torch.Tensor) -> Callable[[], None]:

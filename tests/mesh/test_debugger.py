@@ -102,8 +102,8 @@ def test_all_ranks_stop_answer_and_step_together(mesh: Mesh, debugger: MeshDebug
 
 
 def test_what_is_assigned_counts_whatever_is_looked_at_after(mesh: Mesh, debugger: MeshDebugger) -> None:
-    """Whoever reads a frame's variables makes pdb's copy of them anew: `ll` did so in Python 3.11.2, `up` does
-    it still, and another thread may at any time.
+    """Whoever reads a frame's variables makes pdb's copy of them anew: `ll` did so in Python 3.11.2, `up`
+    does it still, and another thread may at any time.
     """
     run = mesh.submit(CELL)
     wait_for(debugger, 4)

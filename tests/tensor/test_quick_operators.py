@@ -210,3 +210,23 @@ def test_operations_are_told_apart_by_their_numbers(mesh: Mesh) -> None:
                     found = view(mine).full()
                     assert found.dtype == view(plain).dtype
                     assert torch.equal(found, view(plain))
+
+
+@pytest.mark.parametrize("dim", [(), (0,), (1,), (-1,)], ids=str)
+def test_lists_of_tensors(mesh: Mesh, dim: tuple[int, ...]) -> None:
+    """`cat` and `stack` of what was joined before, of another number, of plain ones among them, of wrong
+    ones.
+    """
+    one, two = torch.rand(4, 4), torch.rand(4, 4)
+    ours = laid_out(mesh, one, two)
+    for _ in range(TIMES):
+        assert torch.cat(ours, *dim).full().equal(torch.cat([one, two], *dim))
+        assert torch.stack(ours, *dim).full().equal(torch.stack([one, two], *dim))
+        assert torch.cat([*ours, ours[0]], *dim).full().equal(torch.cat([one, two, one], *dim))
+        assert torch.cat([ours[0], two], *dim).full().equal(torch.cat([one, two], *dim))
+        for found, root in zip(torch._foreach_sqrt(ours), torch._foreach_sqrt([one, two]), strict=True):
+            assert found.full().equal(root)
+        for found, sum_ in zip(torch._foreach_add(ours, 1), (one + 1, two + 1), strict=True):
+            assert found.full().equal(sum_)
+    with pytest.raises(Exception, match="Dimension out of range"):
+        torch.cat(ours, 5)
