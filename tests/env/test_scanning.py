@@ -155,6 +155,19 @@ def test_a_venv_of_the_distributions_python_goes_without_it(tmp_path: Path, cach
     assert {path.split("/")[0] for path in entries(scanned)} == {"env"}
 
 
+def test_an_interpreter_that_uv_has_downloaded_goes_though_it_is_externally_managed(tmp_path: Path) -> None:
+    base, env = tmp_path / "cpython-3.11-linux", tmp_path / "venv"
+    library = base / "lib" / "python3.11"
+    for folder in (library, env / "lib" / "python3.11" / "site-packages"):
+        folder.mkdir(parents=True)
+    (library / "EXTERNALLY-MANAGED").write_text("[externally-managed]\nError=Managed by uv\n")
+    there = {"prefix": str(env), "base_prefix": str(base), "stdlib": str(library), "user_site": ""}
+    path = (str(library), str(env / "lib" / "python3.11" / "site-packages"))
+    found = find_layers(Interpreter(**{**this_interpreter().__dict__, **there, "path": path}))
+    assert [(x.name, x.root) for x in found.layers] == [("env", str(env)), ("base", str(base))]
+    assert (found.system_python, found.uncovered) == ("", ())
+
+
 def test_secrets_and_other_environments_stay(made: Made, tmp_path: Path, cache_file: str) -> None:
     code = tmp_path / "code"
     (code / "venv" / "lib").mkdir(parents=True)

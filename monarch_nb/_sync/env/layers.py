@@ -113,7 +113,7 @@ def _interpreter_layers(interpreter: Interpreter) -> list[Layer]:
     prefix, base = os.path.realpath(interpreter.prefix), os.path.realpath(interpreter.base_prefix)
     if os.path.isdir(os.path.join(prefix, "conda-meta")):
         return [Layer(ENV, CONDA, prefix)]
-    is_system = interpreter.is_externally_managed or base in _SYSTEM
+    is_system = _is_system(interpreter)
     if prefix == base:
         if is_system:
             raise EnvironmentSyncError(
@@ -127,6 +127,13 @@ def _interpreter_layers(interpreter: Interpreter) -> list[Layer]:
         if is_system
         else [env, Layer(BASE, CONDA if os.path.isdir(os.path.join(base, "conda-meta")) else PYTHON, base)]
     )
+
+
+def _is_system(interpreter: Interpreter) -> bool:
+    """Say whether a distribution's Python is what all is made from. That others may not install packages into
+    it (PEP 668) says nothing: uv marks those that it has downloaded, too, and they run on any machine.
+    """
+    return os.path.realpath(interpreter.base_prefix) in _SYSTEM
 
 
 def _sites(interpreter: Interpreter, layers: Sequence[Layer]) -> list[str]:
@@ -175,7 +182,7 @@ def _refusal(path: str, interpreter: Interpreter) -> str:
     if not os.path.isdir(path):
         return "on sys.path, and no directory"
     base = os.path.realpath(interpreter.base_prefix)
-    if base in _SYSTEM and is_below(path, base):
+    if _is_system(interpreter) and is_below(path, base):
         return "of the distribution: install it on the host, or into the environment"
     return "too much to send" if path in ("/", "/home", "/root", "/tmp", os.path.expanduser("~")) else ""
 
