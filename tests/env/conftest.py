@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from conda_environment import make_conda, missing_for_conda
-from environments import Made, make_venv
+from environments import NO_OWN_INTERPRETER, OF_DISTRIBUTION, Made, make_venv
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,7 +28,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
 @pytest.fixture(scope="session")
 def conda(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """A conda prefix that rattler has installed."""
-    missing = missing_for_conda()
+    missing = NO_OWN_INTERPRETER if OF_DISTRIBUTION else missing_for_conda()
     if missing:
         pytest.skip(missing)
     return make_conda(tmp_path_factory.mktemp("conda"))

@@ -14,12 +14,22 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from monarch_nb._sync.env.cache import HashCache
 from monarch_nb._sync.env.interpreter import interpreter_of
 from monarch_nb._sync.env.layers import find_layers
 from monarch_nb._sync.env.scan import Scanned, scan
 
 BASE_PYTHON = os.path.join(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+OF_DISTRIBUTION = os.path.realpath(sys.base_prefix) in ("/usr", "/usr/local")
+"""Whether what is made here is made from the distribution's Python, which stays: `python3 -m venv`."""
+NO_OWN_INTERPRETER = (
+    f"what is made here has no interpreter of its own, but that of {sys.base_prefix}, which is never sent: "
+    "run the tests by another Python (uv venv --managed-python)"
+)
+needs_own_interpreter = pytest.mark.skipif(OF_DISTRIBUTION, reason=NO_OWN_INTERPRETER)
+"""For tests of sending an interpreter."""
 OLD_S = 1_500_000_000
 
 

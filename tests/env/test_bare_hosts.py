@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sshd
 from bare_host import BareHost, bare_host
-from environments import Made, bare
+from environments import OF_DISTRIBUTION, Made, bare, needs_own_interpreter
 from runtime import make_runtime
 from small_disk import small_disk
 
@@ -72,6 +72,7 @@ def joined(runtime: Made, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return found
 
 
+@needs_own_interpreter
 def test_a_machine_without_python_joins_from_what_it_was_sent(joined: dict[str, Any]) -> None:
     assert joined["problem"] == ""
     sent = SENT.search(joined["sent"])
@@ -83,6 +84,7 @@ def test_a_machine_without_python_joins_from_what_it_was_sent(joined: dict[str, 
     assert answer == 42, "the workspace is there, too"
 
 
+@needs_own_interpreter
 def test_it_is_synced_as_any_other_host(joined: dict[str, Any]) -> None:
     assert "is there already" in joined["same"] or SENT.search(joined["same"]), joined["same"]
     assert joined["done"], joined["more"]
@@ -92,11 +94,13 @@ def test_it_is_synced_as_any_other_host(joined: dict[str, Any]) -> None:
     assert all(found[3] == "KiB" or float(found[2]) < 20 for found in small), lines
 
 
+@needs_own_interpreter
 def test_nothing_is_left_beside_the_store(joined: dict[str, Any]) -> None:
     assert ".cache" in joined["left"]
     assert not [name for name in joined["left"] if re.fullmatch(r"monarch_nb-\w{32}", name)]
 
 
+@needs_own_interpreter
 def test_a_link_at_the_notebooks_path_and_what_a_second_time_takes(
     runtime: Made, host: BareHost, tmp_path: Path
 ) -> None:
@@ -114,6 +118,7 @@ def test_a_link_at_the_notebooks_path_and_what_a_second_time_takes(
     assert host.files() == [".cache", runtime.prefix.parts[2]], "the store, and the folder of the link"
 
 
+@needs_own_interpreter
 def test_a_machine_that_one_logs_in_to(runtime: Made, host: BareHost, tmp_path: Path) -> None:
     if sshd.why_not():
         pytest.skip(sshd.why_not())
@@ -140,6 +145,7 @@ def test_a_machine_that_one_logs_in_to(runtime: Made, host: BareHost, tmp_path: 
     assert host.files() == [".cache"]
 
 
+@needs_own_interpreter
 def test_a_disk_that_is_full_is_named_and_the_next_sync_goes_on(
     runtime: Made, host: BareHost, tmp_path: Path
 ) -> None:
@@ -153,6 +159,7 @@ def test_a_disk_that_is_full_is_named_and_the_next_sync_goes_on(
     assert host.files() == [".cache"], "what was unpacked is removed"
 
 
+@needs_own_interpreter
 def test_what_cannot_be_is_one_sentence(runtime: Made, host: BareHost, tmp_path: Path) -> None:
     output = sync(runtime, tmp_path, "--to", "/no/such/command")
     assert (output.returncode, "/no/such/command: No such file" in output.stdout) == (1, True), output
@@ -166,6 +173,15 @@ def test_what_cannot_be_is_one_sentence(runtime: Made, host: BareHost, tmp_path:
         with pytest.raises(MeshUsageError, match="--to"):
             shell_command(machine, "true")
     assert host.files() == []
+
+
+@pytest.mark.skipif(not OF_DISTRIBUTION, reason="this Python isn't the distribution's")
+def test_the_distributions_python_cannot_be_sent_and_what_to_do_is_said(
+    runtime: Made, tmp_path: Path
+) -> None:
+    output = sync(runtime, tmp_path, "--to", "no-such-machine")
+    assert output.returncode == 1 and "Traceback" not in output.stderr
+    assert "belongs to its machine" in output.stderr and "uv venv --managed-python" in output.stderr
 
 
 def test_commands_of_machines() -> None:

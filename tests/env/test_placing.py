@@ -10,14 +10,16 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
-from environments import Made, bare
+from environments import BASE_PYTHON, OF_DISTRIBUTION, Made, bare
 from small_disk import small_disk
 
-from monarch_nb._sync.env import manifest
+from monarch_nb._sync.env import manifest, system_python
 from monarch_nb._sync.env.bytecode import PINNED_S
 from monarch_nb._sync.env.clean import clean
 from monarch_nb._sync.env.errors import EnvironmentSyncError
@@ -26,6 +28,7 @@ from monarch_nb._sync.env.local import export, fill_store
 from monarch_nb._sync.env.place import Prefix, find_prefix, hold, missing_content, place
 from monarch_nb._sync.env.scan import Scanned
 from monarch_nb._sync.env.store import Store, StoreFull, WrongContent
+from monarch_nb._sync.env.system_python import find_system_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,14 +66,16 @@ needs_namespaces = pytest.mark.skipif(not CAN_HIDE, reason="no mount namespaces 
 def test_it_runs_where_the_notebooks_environment_and_interpreter_are_hidden(
     made: Made, prefix: Prefix
 ) -> None:
-    hide = hidden(str(made.prefix), sys.base_prefix)
+    hide = hidden(str(made.prefix), *([] if OF_DISTRIBUTION else [sys.base_prefix]))
     program = (
         "import sys, alpha, ssl, json; print(json.dumps([sys.prefix, sys.base_prefix, alpha.VERSION, "
         "alpha.__file__, sys.path]))"
     )
     found = json.loads(subprocess.check_output([*hide, prefix.python, "-c", program], text=True, env=bare()))
-    assert found[:3] == [f"{prefix.root}/env", f"{prefix.root}/base", "1.0"]
-    assert all(p.startswith(prefix.root) for p in [found[3], *filter(None, found[4])])
+    base = sys.base_prefix if OF_DISTRIBUTION else f"{prefix.root}/base"
+    assert found[:3] == [f"{prefix.root}/env", base, "1.0"]
+    assert found[3].startswith(prefix.root)
+    assert all(p.startswith((prefix.root, base)) for p in filter(None, found[4]))
     assert (
         subprocess.check_output([*hide, f"{prefix.root}/env/bin/beta-script"], text=True, env=bare())
         == f"beta {prefix.root}/env\n"
@@ -83,6 +88,8 @@ def test_the_path_of_the_notebook_is_translated(prefix: Prefix, made: Made) -> N
         str(made.site).replace(str(made.prefix), f"{prefix.root}/env")
     ]
     assert len(prefix.path) == len([p for p in json.loads(asked) if p])
+    program = "import sys; sys.path[:] = sys.argv[1:]; import ssl, ctypes, zipfile, alpha"
+    subprocess.run([prefix.python, "-I", "-S", "-c", program, *prefix.path], check=True, env=bare())
 
 
 def test_byte_code_is_valid_there(prefix: Prefix) -> None:
@@ -99,6 +106,10 @@ def test_byte_code_is_valid_there(prefix: Prefix) -> None:
     )
 
 
+def _target(file: str) -> str:
+    return os.readlink(file) if os.path.islink(file) else ""
+
+
 def test_every_file_is_what_the_manifest_says(prefix: Prefix, scanned: Scanned) -> None:
     found = {
         os.path.relpath(os.path.join(d, f), prefix.root)
@@ -112,7 +123,12 @@ def test_every_file_is_what_the_manifest_says(prefix: Prefix, scanned: Scanned) 
         if os.path.islink(os.path.join(d, f))
     }
     wanted = {entry.path: entry for part in scanned.parts.values() for entry in part.entries}
-    assert found - {p for p in found if p.endswith(".pyc") and p not in wanted} == wanted.keys()
+    of_the_host = {
+        p for p in found if p.startswith("env/bin/python") and os.path.isabs(_target(f"{prefix.root}/{p}"))
+    }
+    assert bool(of_the_host) == OF_DISTRIBUTION
+    written_there = of_the_host | {p for p in found if p.endswith(".pyc") and p not in wanted}
+    assert found - written_there == wanted.keys()
     for path, entry in wanted.items():
         file = f"{prefix.root}/{path}"
         if entry.kind == manifest.LINK:
@@ -248,7 +264,7 @@ def test_killed_at_any_step_it_is_taken_up_again(made: Made, scanned: Scanned, t
     """One store, killed again and again: each time later, since what was done is kept."""
     root, cache_file = str(tmp_path / "store"), str(tmp_path / "cache.sqlite")
     num_objects = []
-    for after in (3, 300, 900, 2000, 4500, 9000):
+    for after in (3, 25, 60, 900, 2000, 4500, 9000):
         ended = subprocess.run(program(made, root, cache_file, after), capture_output=True, text=True)
         if ended.returncode == 0:
             break
@@ -282,7 +298,7 @@ def test_two_at_once_make_one_prefix(made: Made, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_said_and_later_gone_on_from(scanned: Scanned, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "12m") as disk:
+    with small_disk(tmp_path / "disk", "48k" if OF_DISTRIBUTION else "12m") as disk:
         root = str(disk.path / "store")
         with pytest.raises(StoreFull, match=r"no room left at .*store: monarch-nb sync --gc"):
             export(root, scanned)
@@ -308,7 +324,9 @@ def test_what_runs_is_not_removed(scanned: Scanned, tmp_path: Path) -> None:
         child.wait()
     done = clean(root, max_age_s=0, fresh_s=0)
     assert done.prefixes == (os.path.basename(prefix.root),)
-    assert done.num_bytes > 10 << 20
+    entries = [e for p in scanned.parts.values() for e in p.entries]
+    sizes = {e.content: e.size for e in entries if e.kind in (manifest.FILE, manifest.EXECUTABLE)}
+    assert done.num_bytes >= sum(sizes.values())
     assert sum(len(files) for _, _, files in os.walk(f"{root}/objects")) == 0
     with pytest.raises(OSError):
         hold(root, scanned.manifest.id)
@@ -356,7 +374,7 @@ FACTS = {
     "system_python": "",
     "cuda": "12.8",
 }
-FITTING = Machine("x86_64", "glibc 2.31", "", "570.1", 1 << 40, 1 << 30)
+FITTING = Machine("x86_64", "glibc 2.31", (), "570.1", 1 << 40, 1 << 30)
 
 
 @pytest.mark.parametrize(
@@ -366,14 +384,36 @@ FITTING = Machine("x86_64", "glibc 2.31", "", "570.1", 1 << 40, 1 << 30)
         ({}, {"machine": "aarch64"}, "it is for x86_64, the host is aarch64"),
         ({}, {"libc": "glibc 2.17"}, "it needs glibc 2.28, this host has 2.17"),
         ({}, {"libc": "musl 1.2"}, "this host has musl 1.2"),
-        ({"system_python": "/usr"}, {"soabi": "cpython-312-x86_64-linux-gnu"},
+        ({"system_python": "/usr"}, {}, "this host has none: install it there"),
+        ({"system_python": "/usr"}, {"soabis": ("cpython-312-x86_64-linux-gnu",)},
          "this host has cpython-312-x86_64-linux-gnu"),
-        ({"system_python": "/usr"}, {"soabi": "cpython-311-x86_64-linux-gnu"}, ""),
+        ({"system_python": "/usr"}, {"soabis": ("cpython-39-x86_64-linux-gnu", FACTS["soabi"])}, ""),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused(facts: dict[str, str], there: dict[str, str], message: str) -> None:
+def test_what_does_not_fit_is_refused(facts: dict[str, str], there: dict[str, Any], message: str) -> None:
     found = refusal({**FACTS, **facts}, Machine(**{**FITTING.__dict__, **there}))
     assert found == "" if not message else message in found
+
+
+def test_of_several_pythons_of_a_distribution_that_of_the_environment_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minor, soabi = os.path.basename(BASE_PYTHON), str(sysconfig.get_config_var("SOABI"))
+    (tmp_path / minor).symlink_to(BASE_PYTHON)
+    for name, text in (
+        ("python3", """echo '["cpython-39-x86_64-linux-gnu", ["/usr/lib/python3.9"]]'"""),
+        ("python3.2", "exit 1"),
+        ("python3-config", "echo '[0, []]'"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(system_python, "_FOLDERS", (str(tmp_path), str(tmp_path / "absent")))
+    assert this_machine(str(tmp_path)).soabis == (soabi, "cpython-39-x86_64-linux-gnu")
+    found = find_system_python(soabi, "/usr")
+    assert found is not None and found.executable == str(tmp_path / minor)
+    assert sysconfig.get_path("stdlib") in found.library
+    assert not [path for path in found.library if path.endswith("-packages")]
+    assert find_system_python("cpython-310-x86_64-linux-gnu", "/usr") is None
 
 
 def test_a_driver_that_is_too_old_is_said() -> None:
@@ -385,7 +425,8 @@ def test_a_driver_that_is_too_old_is_said() -> None:
 
 def test_this_machine_fits_what_runs_on_it(scanned: Scanned, tmp_path: Path) -> None:
     assert refusal(scanned.manifest.facts, this_machine(str(tmp_path))) == ""
-    assert scanned.manifest.facts["glibc"].startswith("2.")
+    needed = scanned.manifest.facts["glibc"]
+    assert needed == "" if OF_DISTRIBUTION else needed.startswith("2.")
 
 
 @needs_namespaces

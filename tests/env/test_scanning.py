@@ -9,7 +9,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from environments import BASE_PYTHON, OLD_S, Made, bare, make_project, make_venv, needs, write_old
+from environments import (
+    BASE_PYTHON,
+    OF_DISTRIBUTION,
+    OLD_S,
+    Made,
+    bare,
+    make_project,
+    make_venv,
+    needs,
+    needs_own_interpreter,
+    write_old,
+)
 
 from monarch_nb._sync.env import layers, manifest
 from monarch_nb._sync.env.errors import EnvironmentSyncError
@@ -17,7 +28,11 @@ from monarch_nb._sync.env.interpreter import Interpreter, interpreter_of, this_i
 from monarch_nb._sync.env.layers import find_layers
 from monarch_nb._sync.env.manifest import Entry
 from monarch_nb._sync.env.scan import Scanned
+from monarch_nb._sync.env.system_python import SYSTEM, find_system_python
 
+needs_distribution = pytest.mark.skipif(
+    not os.path.exists("/usr/bin/python3"), reason="no Python of the distribution"
+)
 UV = "" if not needs("uv") else "uv isn't installed here: pip install uv"
 
 
@@ -33,13 +48,29 @@ def site(made: Made) -> str:
     return f"env/{made.site.relative_to(made.prefix)}"
 
 
+def library_of_the_host(interpreter: Interpreter) -> set[str]:
+    """Return what of an interpreter's path isn't sent, since hosts have it."""
+    if not OF_DISTRIBUTION:
+        return set()
+    found = find_system_python(interpreter.soabi, interpreter.base_prefix)
+    assert found is not None
+    return set(found.library)
+
+
 def test_a_venv_is_two_layers_and_every_path_is_in_one(made: Made) -> None:
     interpreter = interpreter_of(made.python)
     found = find_layers(interpreter)
-    assert [(x.name, x.kind) for x in found.layers] == [("env", "venv"), ("base", "python")]
+    base = [] if OF_DISTRIBUTION else [("base", "python")]
+    assert [(x.name, x.kind) for x in found.layers] == [("env", "venv"), *base]
     assert not found.uncovered
-    covered = {os.path.normpath(os.path.join(found.roots[layer], path)) for layer, path in found.path}
-    assert covered == {os.path.realpath(p) for p in interpreter.path if p and os.path.isabs(p)}
+    covered = {
+        os.path.normpath(os.path.join(found.roots[layer], path))
+        for layer, path in found.path
+        if layer != SYSTEM
+    }
+    path = {os.path.realpath(p) for p in interpreter.path if p and os.path.isabs(p)}
+    assert covered == path - library_of_the_host(interpreter)
+    assert ((SYSTEM, ".") in found.path) == OF_DISTRIBUTION
 
 
 def test_parts_are_distributions_with_their_byte_code(made: Made, cache_file: str) -> None:
@@ -62,7 +93,9 @@ def test_what_pip_wrote_down_is_not_read(made: Made, cache_file: str) -> None:
     finally:
         os.chmod(source.file, 0o644)
     assert again.manifest.id == scanned.manifest.id
-    assert again.num_read < num_first / 10
+    assert again.num_read <= num_first
+    if not OF_DISTRIBUTION:  # the interpreter's files are old enough for the cache
+        assert again.num_read < num_first / 10
     everything = made.scan(cache_file, verify=True)
     assert everything.manifest.id == scanned.manifest.id, "reading everything finds what was believed"
     assert everything.num_read > num_first
@@ -113,6 +146,7 @@ def test_byte_code_that_is_stale_stays(made: Made, cache_file: str) -> None:
     assert path in entries(made.scan(cache_file))
 
 
+@needs_own_interpreter
 def test_links_go_from_layer_to_layer(made: Made, cache_file: str) -> None:
     scanned = made.scan(cache_file)
     found = entries(scanned)
@@ -145,7 +179,7 @@ def test_the_distributions_python_does_not_go() -> None:
         find_layers(system)
 
 
-@pytest.mark.skipif(not os.path.exists("/usr/bin/python3"), reason="no Python of the distribution")
+@needs_distribution
 def test_a_venv_of_the_distributions_python_goes_without_it(tmp_path: Path, cache_file: str) -> None:
     subprocess.run(
         ["/usr/bin/python3", "-m", "venv", "--without-pip", tmp_path / "v"], check=True, env=bare()
@@ -153,6 +187,33 @@ def test_a_venv_of_the_distributions_python_goes_without_it(tmp_path: Path, cach
     scanned = Made(tmp_path / "v").scan(cache_file)
     assert scanned.manifest.facts["system_python"] == "/usr"
     assert {path.split("/")[0] for path in entries(scanned)} == {"env"}
+    assert scanned.left_out == (), "each host has the standard library"
+    assert scanned.manifest.facts["path"].split("\n")[0] == SYSTEM
+
+
+@needs_distribution
+def test_packages_of_the_distribution_are_named(tmp_path: Path) -> None:
+    command = ["/usr/bin/python3", "-m", "venv", "--without-pip", "--system-site-packages", tmp_path / "v"]
+    subprocess.run(command, check=True, env=bare())
+    made = Made(tmp_path / "v")
+    interpreter = interpreter_of(made.python)
+    packages = [p for p in interpreter.path if p.startswith("/usr/") and p.endswith("-packages")]
+    found = find_layers(interpreter)
+    assert [path for path, _ in found.uncovered] == packages
+    assert all("install it on the host, or into the environment" in why for _, why in found.uncovered)
+
+
+def test_an_interpreter_that_uv_has_downloaded_goes_though_it_is_externally_managed(tmp_path: Path) -> None:
+    base, env = tmp_path / "cpython-3.11-linux", tmp_path / "venv"
+    library = base / "lib" / "python3.11"
+    for folder in (library, env / "lib" / "python3.11" / "site-packages"):
+        folder.mkdir(parents=True)
+    (library / "EXTERNALLY-MANAGED").write_text("[externally-managed]\nError=Managed by uv\n")
+    there = {"prefix": str(env), "base_prefix": str(base), "stdlib": str(library), "user_site": ""}
+    path = (str(library), str(env / "lib" / "python3.11" / "site-packages"))
+    found = find_layers(Interpreter(**{**this_interpreter().__dict__, **there, "path": path}))
+    assert [(x.name, x.root) for x in found.layers] == [("env", str(env)), ("base", str(base))]
+    assert (found.system_python, found.uncovered) == ("", ())
 
 
 def test_secrets_and_other_environments_stay(made: Made, tmp_path: Path, cache_file: str) -> None:
@@ -231,6 +292,6 @@ def test_an_edit_in_uvs_cache_is_found(tmp_path: Path, cache_file: str) -> None:
 
 def test_layers_are_named_in_the_facts(made: Made, cache_file: str) -> None:
     facts = made.scan(cache_file).manifest.facts
-    assert facts["layers"] == "env:venv base:python"
+    assert facts["layers"] == ("env:venv" if OF_DISTRIBUTION else "env:venv base:python")
     assert facts["python"].startswith("3.")
     assert layers.ENV in facts["path"]

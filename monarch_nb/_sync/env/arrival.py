@@ -33,7 +33,7 @@ MARK = b"monarch_nb-arrival "
 SHIPPED = (
     "_units", "_sync.env", "_sync.env.arrival", "_sync.env.bytecode", "_sync.env.donors", "_sync.env.errors",
     "_sync.env.fits", "_sync.env.manifest", "_sync.env.mounts", "_sync.env.place", "_sync.env.store",
-    "_sync.env.suitable", "_sync.env.templates",
+    "_sync.env.suitable", "_sync.env.system_python", "_sync.env.templates",
 )  # fmt: skip
 """Modules of this package that this one needs, including itself."""
 STANDS_FOR = {

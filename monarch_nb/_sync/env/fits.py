@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from monarch_nb._sync.env.place import Prefix
+from monarch_nb._sync.env.system_python import system_pythons
 from monarch_nb._units import size_text
 
 TEST_S = 120.0
@@ -42,14 +43,14 @@ class Machine:
     Attributes:
         machine: as in "x86_64".
         libc: "glibc 2.36"; "" where that can't be said.
-        soabi: of the interpreter of the distribution; "" if there's none.
+        soabis: of the interpreters of the distribution.
         driver: version of NVIDIA's driver; "" without one.
         free_bytes, free_inodes: where the store is.
     """
 
     machine: str
     libc: str
-    soabi: str
+    soabis: tuple[str, ...]
     driver: str
     free_bytes: int
     free_inodes: int
@@ -61,7 +62,8 @@ def this_machine(store: str) -> Machine:
     libc = " ".join(platform.libc_ver()).strip()
     free_inodes = disk.f_favail or 1 << 62  # some file systems have no fixed number
     free_bytes = disk.f_bavail * disk.f_frsize
-    return Machine(platform.machine(), libc, _system_soabi(), _driver(), free_bytes, free_inodes)
+    soabis = tuple(python.soabi for python in system_pythons())
+    return Machine(platform.machine(), libc, soabis, _driver(), free_bytes, free_inodes)
 
 
 def refusal(facts: Mapping[str, str], there: Machine) -> str:
@@ -80,10 +82,11 @@ def refusal(facts: Mapping[str, str], there: Machine) -> str:
     needed = facts.get("glibc") or "0"
     if there_libc[1:] and _version(needed) > _version(there_libc[1]):
         return f"it needs glibc {needed}, this host has {there_libc[1]}"
-    if facts.get("system_python") and facts.get("soabi") != there.soabi:
+    if facts.get("system_python") and facts.get("soabi") not in there.soabis:
         return (
             f"it was made from the distribution's Python ({facts.get('soabi')}), and this host has "
-            f"{there.soabi or 'none'}: install it there, or take another one here (uv venv --managed-python)"
+            f"{' '.join(there.soabis) or 'none'}: install it there, or take another one here "
+            "(uv venv --managed-python)"
         )
     return ""
 
@@ -157,12 +160,4 @@ def _driver() -> str:
         with open("/proc/driver/nvidia/version") as file:
             found = re.search(r"Kernel Module.*?(\d+\.\d+(?:\.\d+)?)", file.read())
             return found.group(1) if found else ""
-    return ""
-
-
-def _system_soabi() -> str:
-    """Return the SOABI of the distribution's Python."""
-    command = ["/usr/bin/python3", "-I", "-c", "import sysconfig; print(sysconfig.get_config_var('SOABI'))"]
-    with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     return ""

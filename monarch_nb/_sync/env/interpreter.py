@@ -30,7 +30,7 @@ class Interpreter:
         soabi: what extension modules must have been built for: "cpython-311-x86_64-linux-gnu".
         machine: "x86_64".
         libc: "glibc 2.36"; "" where that can't be said.
-        is_externally_managed: whether a distribution owns its packages (PEP 668).
+        stdlib: directory of the standard library.
         cwd: the directory that it runs in: what `""` in its path means.
     """
 
@@ -43,7 +43,7 @@ class Interpreter:
     soabi: str
     machine: str
     libc: str
-    is_externally_managed: bool
+    stdlib: str
     cwd: str
 
 
@@ -53,7 +53,6 @@ def this_interpreter(path: Sequence[str] | None = None) -> Interpreter:
     Args:
         path: what stands for `sys.path`; by default that.
     """
-    stdlib = sysconfig.get_path("stdlib")
     return Interpreter(
         executable=sys.executable,
         prefix=sys.prefix,
@@ -64,7 +63,7 @@ def this_interpreter(path: Sequence[str] | None = None) -> Interpreter:
         soabi=str(sysconfig.get_config_var("SOABI") or ""),
         machine=platform.machine(),
         libc=" ".join(platform.libc_ver()).strip(),
-        is_externally_managed=os.path.exists(os.path.join(stdlib, "EXTERNALLY-MANAGED")),
+        stdlib=sysconfig.get_path("stdlib"),
         cwd=os.getcwd(),
     )
 

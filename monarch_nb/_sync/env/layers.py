@@ -21,6 +21,7 @@ from monarch_nb._sync.env.editable import Hooks, editable_hooks
 from monarch_nb._sync.env.errors import EnvironmentSyncError
 from monarch_nb._sync.env.interpreter import Interpreter
 from monarch_nb._sync.env.records import editable_root
+from monarch_nb._sync.env.system_python import SYSTEM
 
 ENV, BASE, USER = "env", "base", "user"
 CONDA, VENV, PYTHON, CODE = "conda", "venv", "python", "code"
@@ -52,8 +53,8 @@ class Layers:
     """The layers that an interpreter is made of.
 
     Attributes:
-        path: `sys.path` as (layer, path in it); what belongs to the working directory, to no layer, or isn't
-            there is left out.
+        path: `sys.path` as (layer, path in it), and (SYSTEM, ".") for the distribution's standard library;
+            what belongs to the working directory, to no layer, or isn't there is left out.
         uncovered: (path, reason) of entries that aren't sent.
         system_python: the distribution's interpreter that the environment was made from, if it was; it
             doesn't go.
@@ -113,7 +114,7 @@ def _interpreter_layers(interpreter: Interpreter) -> list[Layer]:
     prefix, base = os.path.realpath(interpreter.prefix), os.path.realpath(interpreter.base_prefix)
     if os.path.isdir(os.path.join(prefix, "conda-meta")):
         return [Layer(ENV, CONDA, prefix)]
-    is_system = interpreter.is_externally_managed or base in _SYSTEM
+    is_system = _is_system(interpreter)
     if prefix == base:
         if is_system:
             raise EnvironmentSyncError(
@@ -127,6 +128,19 @@ def _interpreter_layers(interpreter: Interpreter) -> list[Layer]:
         if is_system
         else [env, Layer(BASE, CONDA if os.path.isdir(os.path.join(base, "conda-meta")) else PYTHON, base)]
     )
+
+
+def _is_system(interpreter: Interpreter) -> bool:
+    """Say whether a distribution's Python is what all is made from. That others may not install packages into
+    it (PEP 668) says nothing: uv marks those that it has downloaded, too, and they run on any machine.
+    """
+    return os.path.realpath(interpreter.base_prefix) in _SYSTEM
+
+
+def _is_systems_library(path: str, interpreter: Interpreter) -> bool:
+    """Say whether a directory has modules that each Python of the distribution has."""
+    library = os.path.realpath(interpreter.stdlib)
+    return _is_system(interpreter) and path in (library, os.path.join(library, "lib-dynload"))
 
 
 def _sites(interpreter: Interpreter, layers: Sequence[Layer]) -> list[str]:
@@ -164,6 +178,8 @@ def _on_path(interpreter: Interpreter, layers: Sequence[Layer]) -> tuple[list[st
         real = os.path.realpath(entry or cwd)
         if not os.path.exists(real) or real == cwd or any(is_below(real, layer.root) for layer in layers):
             continue
+        if _is_systems_library(real, interpreter):
+            continue
         if reason := _refusal(real, interpreter):
             refused.append((entry, reason))
         else:
@@ -175,7 +191,7 @@ def _refusal(path: str, interpreter: Interpreter) -> str:
     if not os.path.isdir(path):
         return "on sys.path, and no directory"
     base = os.path.realpath(interpreter.base_prefix)
-    if base in _SYSTEM and is_below(path, base):
+    if _is_system(interpreter) and is_below(path, base):
         return "of the distribution: install it on the host, or into the environment"
     return "too much to send" if path in ("/", "/home", "/root", "/tmp", os.path.expanduser("~")) else ""
 
@@ -219,6 +235,8 @@ def _located(interpreter: Interpreter, layers: Sequence[Layer]) -> Iterator[tupl
         owner = _owner(real, layers) if real else None
         if owner is not None:
             yield owner.name, os.path.relpath(real, owner.root)
+        elif real == os.path.realpath(interpreter.stdlib) and _is_system(interpreter):
+            yield SYSTEM, "."
 
 
 def _owner(path: str, layers: Sequence[Layer]) -> Layer | None:

@@ -25,6 +25,7 @@ from monarch_nb._sync.env.errors import EnvironmentSyncError
 from monarch_nb._sync.env.manifest import Entry, Manifest, Part
 from monarch_nb._sync.env.mounts import boot_id
 from monarch_nb._sync.env.store import ID_LENGTH, MODES, Store, WrongContent, full_or, locked, write_all
+from monarch_nb._sync.env.system_python import SYSTEM, find_system_python
 
 _PLACED = ".placed"
 RUNNABLE = ("env/bin/python", "base/bin/python3", "base/bin/python")
@@ -235,7 +236,7 @@ def fill_folder(store: Store, folder: str, parts: Sequence[Part], found: Manifes
     for entry in links:  # last: nothing is made through a link
         os.symlink(entry.content, f"{folder}/{entry.path}")
     if found.facts.get("system_python"):
-        _link_system_python(folder, found.facts["python"])
+        _link_system_python(folder, found)
 
 
 def templates_of(parts: Iterable[Part]) -> list[Entry]:
@@ -255,14 +256,16 @@ def write_templates(store: Store, folder: str, entries: Iterable[Entry], found: 
         _write_template(store, f"{folder}/{entry.path}", entry, roots)
 
 
-def _link_system_python(folder: str, version: str) -> None:
+def _link_system_python(folder: str, found: Manifest) -> None:
     """Give an environment that was made from the distribution's Python this machine's. `python3.11 -m venv`
     makes `python` a link to `python3.11`, and that one the link to the distribution's, which isn't sent.
     """
+    there = find_system_python(found.facts["soabi"], found.facts["system_python"])
+    target = "/usr/bin/python3" if there is None else there.executable
     os.makedirs(f"{folder}/env/bin", exist_ok=True)
-    for name in ("python", "python3", f"python{'.'.join(version.split('.')[:2])}"):
+    for name in ("python", "python3", f"python{'.'.join(found.facts['python'].split('.')[:2])}"):
         if not os.path.lexists(f"{folder}/env/bin/{name}"):
-            os.symlink("/usr/bin/python3", f"{folder}/env/bin/{name}")
+            os.symlink(target, f"{folder}/env/bin/{name}")
 
 
 def _make_folders(folder: str, path: str, made: set[str]) -> None:
@@ -303,8 +306,18 @@ def _roots(root: str, found: Manifest) -> dict[str, str]:
 
 def _prefix(root: str, found: Manifest) -> Prefix:
     python = next((f"{root}/{path}" for path in RUNNABLE if os.path.lexists(f"{root}/{path}")), "")
-    path = tuple(f"{root}/{each}" for each in found.facts.get("path", "").split("\n") if each)
-    return Prefix(found.id, root, python, path)
+    return Prefix(found.id, root, python, tuple(_path(root, found)))
+
+
+def _path(root: str, found: Manifest) -> Iterator[str]:
+    """Yield the entries of an environment's path on this host; the distribution's standard library is where
+    this host's distribution has it.
+    """
+    for each in filter(None, found.facts.get("path", "").split("\n")):
+        if each != SYSTEM:
+            yield f"{root}/{each}"
+        elif there := find_system_python(found.facts["soabi"], found.facts["system_python"]):
+            yield from there.library
 
 
 @contextmanager
