@@ -24,7 +24,7 @@ from monarch_nb.exceptions import HealError, MeshError, MeshUsageError
 from monarch_nb.job.allocation import Allocation, Plan, list_records, read_record
 from monarch_nb.job.engines import ENGINES, EngineError, State, engine_of
 from monarch_nb.job.profiles import find_profile
-from monarch_nb.mesh import Mesh, growing, limits, on_engine
+from monarch_nb.mesh import Mesh, allocation_status, growing, on_engine
 
 T = 60
 ONE_RANK = Plan((("procs", 1),))
@@ -84,7 +84,7 @@ def cost(mesh: Mesh) -> Cost:
 
 
 def test_a_mesh_gets_more_nodes_and_gives_them_back(lab: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "LOOK_S", 0.5)
+    monkeypatch.setattr(allocation_status, "LOOK_S", 0.5)
     mesh = start("big", "one")
     try:
         mesh.execute(remember, 7).get(T)
@@ -100,7 +100,7 @@ def test_a_mesh_gets_more_nodes_and_gives_them_back(lab: Cluster, monkeypatch: p
         known = mesh.status().ends_at
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PATH", "/none")  # no squeue: nobody can say now when the job ends
-            limits.tell_limit(session_of(mesh), record("big"))
+            allocation_status.tell_limit(session_of(mesh), record("big"))
         assert mesh.status().ends_at == known, "what was known holds on"
         # As an administrator does. Nobody asks the mesh: this program looks again.
         lab.command("scontrol", "update", f"JobId={asked.id}", "TimeLimit=20")
@@ -177,7 +177,7 @@ def test_a_cancelled_job_is_named_and_heal_asks_for_another(lab: Cluster) -> Non
             waiting.get(T)
         known, asked = mesh.status().ends_at, record("again")
         wait_until(lambda: engine_of(asked.spec).look(asked).state != State.GRANTED, "a job that has ended")
-        limits.tell_limit(session_of(mesh), asked)
+        allocation_status.tell_limit(session_of(mesh), asked)
         assert known is not None and mesh.status().ends_at == known, "what explains the end holds on"
         report = growing.heal(mesh)
         assert report.ranks == (0, 1, 2, 3) and len(report.hosts) == 2, report

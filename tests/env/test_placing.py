@@ -25,7 +25,8 @@ from monarch_nb._sync.env.clean import clean
 from monarch_nb._sync.env.errors import EnvironmentSyncError
 from monarch_nb._sync.env.fits import Machine, refusal, this_machine, try_prefix, warnings
 from monarch_nb._sync.env.local import export, fill_store
-from monarch_nb._sync.env.place import Prefix, find_prefix, hold, missing_content, place
+from monarch_nb._sync.env.manifest import FILE, Entry
+from monarch_nb._sync.env.place import Prefix, find_prefix, hold, link_entry, missing_content, place
 from monarch_nb._sync.env.scan import Scanned
 from monarch_nb._sync.env.store import Store, StoreFull, WrongContent
 from monarch_nb._sync.env.system_python import find_system_python
@@ -295,6 +296,35 @@ def test_two_at_once_make_one_prefix(made: Made, tmp_path: Path) -> None:
     message = {p.communicate(timeout=120)[0] for p in running}
     assert len(message) == 1
     assert [p.returncode for p in running] == [0, 0]
+
+
+ADDING = """
+from monarch_nb._sync.env.store import Store
+store = Store({root!r})
+print("ready", flush=True)
+while True:
+    store.add({content!r}, [b"same"])
+"""
+
+
+def test_content_is_linked_that_another_process_puts_in_its_place(tmp_path: Path) -> None:
+    """A name that was looked up leads to a file without a name by the time it is linked: without a second
+    try, one of twenty links failed.
+    """
+    content = hashlib.sha256(b"same").hexdigest()
+    store = Store(str(tmp_path / "store"))
+    store.add(content, [b"same"])
+    text = ADDING.format(root=store.root, content=content)
+    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, cwd=ROOT) as adding:
+        try:
+            assert adding.stdout is not None and adding.stdout.readline() == b"ready\n"
+            for n in range(2000):
+                link_entry(store, str(tmp_path / str(n)), Entry("same", FILE, 4, content))
+            with pytest.raises(FileNotFoundError):
+                link_entry(store, str(tmp_path / "nowhere" / "same"), Entry("same", FILE, 4, content))
+        finally:
+            adding.kill()
+    store.close()
 
 
 def test_a_full_disk_is_said_and_later_gone_on_from(scanned: Scanned, tmp_path: Path) -> None:

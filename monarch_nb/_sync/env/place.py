@@ -282,11 +282,21 @@ def link_entry(store: Store, path: str, entry: Entry) -> None:
         WrongContent: if its content is missing or was changed.
     """
     is_executable = entry.kind == manifests.EXECUTABLE
-    if not store.has(entry.content, entry.size, is_executable=is_executable):
-        if not store.has(entry.content, entry.size, is_executable=not is_executable):
-            raise WrongContent(f"{entry.path}: its content isn't in the store")
-        store.copy_mode(entry.content, is_executable=is_executable)
-    os.link(store.object_path(entry.content, is_executable=is_executable), path, follow_symlinks=False)
+    there = store.object_path(entry.content, is_executable=is_executable)
+    while True:
+        if not store.has(entry.content, entry.size, is_executable=is_executable):
+            if not store.has(entry.content, entry.size, is_executable=not is_executable):
+                raise WrongContent(f"{entry.path}: its content isn't in the store")
+            store.copy_mode(entry.content, is_executable=is_executable)
+        try:
+            os.link(there, path, follow_symlinks=False)
+        except FileNotFoundError:
+            # Another process may have put the same content in its place between the look at the name and the
+            # link: the file that was there can't be linked any more. Its folder is there, or this never ends.
+            if not os.path.isdir(os.path.dirname(path)):
+                raise
+        else:
+            return
 
 
 def _write_template(store: Store, path: str, entry: Entry, roots: Mapping[str, str]) -> None:
