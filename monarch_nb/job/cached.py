@@ -11,6 +11,7 @@ import json
 import os
 import re
 import secrets
+import time
 from contextlib import suppress
 
 from monarch_nb._client import launch
@@ -18,6 +19,7 @@ from monarch_nb._client.session import Session
 from monarch_nb._protocol.programs import Status
 from monarch_nb._protocol.ranks import Stop
 from monarch_nb._protocol.states import ProcState
+from monarch_nb._wire.process import is_running
 from monarch_nb.exceptions import MeshError, MeshNotFound, MeshUsageError
 from monarch_nb.job import allocation as records
 from monarch_nb.job.allocation import Allocation
@@ -27,6 +29,11 @@ from monarch_nb.job.recall import end_all, noted
 
 _NAME = re.compile(r"job-[0-9a-f]{12}")
 STOP_S = 3.0
+LOOK_S = 0.05
+NOTICED_S = 3.0
+"""How long a program that doesn't run here may count as one that has just ended, which its mesh hasn't
+noticed yet. After that it's one on another machine.
+"""
 
 
 def new_name() -> str:
@@ -66,9 +73,15 @@ def running(path: str) -> tuple[Allocation, Session] | None:
 
 def stop_left(session: Session) -> None:
     """Stop ranks that programs have left in a job's mesh, if no other program uses it any more."""
-    found = session.request(Status())
-    if any(program.pid != os.getpid() for program in found.clients):
-        return
+    deadline = time.monotonic() + NOTICED_S
+    while True:
+        found = session.request(Status())
+        others = [program.pid for program in found.clients if program.pid != os.getpid()]
+        if not others:
+            break
+        if any(is_running(pid, None) for pid in others) or time.monotonic() > deadline:
+            return
+        time.sleep(LOOK_S)
     left = [row.proc for row in found.procs if row.state in (ProcState.STARTING, ProcState.RUNNING)]
     if left:
         session.request(Stop(left, STOP_S))
