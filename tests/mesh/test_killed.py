@@ -17,6 +17,7 @@ from processes import mesh_processes, wait_for_exit
 
 from monarch_nb._wire.directory import socket_root
 
+PRELOAD = "none"
 PROGRAM = """
 import json, os, subprocess, sys
 from monarch_nb.actor import this_host

@@ -17,6 +17,7 @@ from monarch_nb.actor import Actor, HostMesh, endpoint, hosts_from_config, this_
 from monarch_nb.job import LocalJob, ProcessJob, job_load, job_loads
 from monarch_nb.rdma import RDMAAction
 
+PRELOAD = "none"
 T = 60
 
 

@@ -19,6 +19,7 @@ from monarch_nb.exceptions import HealError, SupervisionError
 from monarch_nb.job import ProcessJob
 from monarch_nb.spmd import setup_torch_elastic_env
 
+PRELOAD = "none"
 T = 60
 
 
