@@ -70,6 +70,10 @@ class Rank:
     """Its limits, if it has any."""
     asked: socket.socket | None = None
     """Connection to the zygote that was asked to fork it."""
+    unsent: list[int] = field(default_factory=list)
+    """Signals for it from before its pid was known: a rank may be at work before the zygote's answer is
+    read.
+    """
 
     def remember(self, text: bytes) -> None:
         """Keep the last lines, for the report of the rank's end."""
@@ -209,7 +213,7 @@ class Supervisor:
         self._loop.forget_file(link.fileno())
         link.close()
         process.wait()
-        for rank in [r for r in self._forking() if r.asked is link]:
+        for rank in [r for r in self._forking() if r.asked is link and r.state != ProcState.RUNNING]:
             self._ended(rank, None, "was never started: the zygote, which forks ranks, had died")
 
     # --- starting
@@ -338,6 +342,9 @@ class Supervisor:
         self._loop.watch_file(rank.pidfd, lambda: self._reap(rank))
         if rank.state == ProcState.STOPPING:
             self._signal(rank, signal.SIGKILL)
+        unsent, rank.unsent = rank.unsent, []
+        for number in unsent:
+            self._signal(rank, number)
 
     def drain(self) -> None:
         """Read all output that ranks have written so far. One look at all pipes: it's done twice for each
@@ -375,8 +382,8 @@ class Supervisor:
             reap_strangers({r.pid for r in self.ranks.values() if r.pidfd >= 0} | {self.zygote_pid or 0})
 
     def _forking(self) -> list[Rank]:
-        """Return the ranks that a zygote was asked for and whose pids it hasn't told."""
-        states = (ProcState.STARTING, ProcState.STOPPING)
+        """Return the ranks that a zygote was asked for and whose pids it hasn't told; some may be up."""
+        states = (ProcState.STARTING, ProcState.RUNNING, ProcState.STOPPING)
         return [r for r in self.ranks.values() if r.state in states and not r.pid and r.asked is not None]
 
     def _ended(self, rank: Rank, status: Any, reason: str = "") -> None:
@@ -446,6 +453,8 @@ class Supervisor:
         if rank.pidfd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(rank.pidfd, number)
+        elif not rank.pid:
+            rank.unsent.append(number)
 
     def stop(self, procs: list[int], grace_s: float = STOP_GRACE_S) -> None:
         """Ask ranks to exit, and kill the remaining ones after `grace_s`."""
