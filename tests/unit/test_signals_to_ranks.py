@@ -19,10 +19,10 @@ from monarch_nb._protocol.exits import RankExit
 from monarch_nb._protocol.states import ProcState
 
 PROGRAM = """
-import signal, sys
-signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
-print("up", flush=True)
-sys.stdin.read()
+import os, signal
+signal.signal(signal.SIGINT, lambda *_: os.write(1, b"interrupted\\n"))
+os.write(1, b"up\\n")
+os.read(0, 1)
 """
 
 
