@@ -4,6 +4,7 @@ and runs that of its host.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -46,13 +47,15 @@ def find_system_python(soabi: str, base: str) -> SystemPython | None:
 
 
 def system_pythons() -> Iterator[SystemPython]:
-    """Yield the interpreters of this machine's distribution; each is asked, which takes some 20 ms."""
+    """Yield the interpreters of this machine's distribution. Each is asked when it's new, or another one than
+    before: that takes some 20 ms, and a prefix is looked at several times until it's made.
+    """
     seen = set()
     for path in _executables():
         if (real := os.path.realpath(path)) not in seen:
             seen.add(real)
             with suppress(OSError, subprocess.SubprocessError, ValueError):
-                yield _asked(path)
+                yield _asked(path, os.stat(path).st_mtime_ns)
 
 
 def _executables() -> Iterator[str]:
@@ -62,7 +65,8 @@ def _executables() -> Iterator[str]:
             yield from (f"{folder}/{name}" for name in sorted(names, reverse=True))  # python3 is the last
 
 
-def _asked(executable: str) -> SystemPython:
+@functools.lru_cache(maxsize=16)
+def _asked(executable: str, _changed_at_ns: int) -> SystemPython:
     command = [executable, "-I", "-S", "-c", _ASK]
     asked = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=True)
     soabi, library = json.loads(asked.stdout)
