@@ -23,6 +23,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import psutil
 from msgspec.structs import asdict
@@ -198,7 +199,6 @@ def _cpu_s(process: psutil.Process) -> float:
 
 def printed(num_hosts: int = 8, per_host: int = 32) -> None:
     """Have all ranks print a line, and count what their hosts send to the controller."""
-    os.environ["MONARCH_NB_PRELOAD"] = "none"
     counters: list[CountingProxy] = []
 
     def by_proxy(ticket: Ticket, directory: str) -> HostConfig:
@@ -207,7 +207,8 @@ def printed(num_hosts: int = 8, per_host: int = 32) -> None:
         return agent_config(replace_fields(ticket, controller=counters[0].address), directory)
 
     process.agent_config = by_proxy
-    mesh = start("printed", {"gpus": per_host}, num_hosts=num_hosts, force=True)
+    with mock.patch.dict(os.environ, MONARCH_NB_PRELOAD="none"):
+        mesh = start("printed", {"gpus": per_host}, num_hosts=num_hosts, force=True)
     process.agent_config = agent_config
     try:
         for source in (SILENT, LINE):
@@ -321,9 +322,7 @@ def _slurm(folder: Path) -> None:
     try:
         spec = HostSpec("slurm", hosts=HostRange(2, 2), setup=(slurmd.SETUP,))
         srun = ["srun", "--nodes=2", "--ntasks=2", sys.executable, "-c"]
-        _rows(
-            "slurm, 2 nodes", spec, lambda p: [*srun, p], lambda: _in_queue_s(cluster.folder / "log" / "ctld")
-        )
+        _rows("slurm, 2 nodes", spec, lambda p: [*srun, p], lambda: _in_queue_s(cluster.folder / "log"))
     finally:
         cluster.close()
 
@@ -337,12 +336,13 @@ ray.get(ray.remote(lambda code: exec(code)).remote(sys.argv[2]))
 
 def _ray(_folder: Path) -> None:
     os.environ.update(RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0")
-    program = [sys.executable, str(Path(slurmd.__file__).with_name("ray_cluster.py"))]
+    program = [sys.executable, str(Path(__file__).parents[1] / "engines" / "ray_cluster.py")]
     with subprocess.Popen(
         program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
+        assert address, f"{program[1]} has ended"
         spec = HostSpec("ray", hosts=HostRange(2, 2), own=(("address", address), ("driver", sys.executable)))
         _rows("ray, 2 nodes", spec, lambda p: [sys.executable, "-c", BY_RAY, address, p])
         ray_program.close_idle()
@@ -368,13 +368,25 @@ def _compose(folder: Path) -> None:
             host.wait(T)
 
 
-def _in_queue_s(log: Path) -> float:
-    """Return the seconds from the last batch job's submission to its allocation, as Slurm's log has them."""
-    submitted, allocated = (
-        re.findall(rf"^\[(.+?)\] {what} JobId=\d+ ", log.read_text(), re.MULTILINE)[-1]
-        for what in ("_slurm_rpc_submit_batch_job:", "sched(?:: Allocate|/backfill: _start_job: Started)")
+def _in_queue_s(logs: Path) -> float:
+    """Return the seconds from the last batch job's submission until a node started its script, by the logs.
+
+    The nodes are given before that, but slurmctld starts scripts once a second; `srun`, which ours is
+    compared with, it starts at once.
+    """
+    ((submitted, job),) = _lines(logs / "ctld", r"_slurm_rpc_submit_batch_job: JobId=(\d+)")[-1:]
+    (started,) = (
+        when
+        for log in logs.glob("d.n*")
+        for when, launched in _lines(log, r"Launching batch job (\d+)")
+        if launched == job
     )
-    return (datetime.fromisoformat(allocated) - datetime.fromisoformat(submitted)).total_seconds()
+    return (datetime.fromisoformat(started) - datetime.fromisoformat(submitted)).total_seconds()
+
+
+def _lines(log: Path, what: str) -> list[tuple[str, str]]:
+    """Return the lines of a log of Slurm's that match: when each was written, and the pattern's group."""
+    return re.findall(rf"^\[(.+?)\] {what}", log.read_text(), re.MULTILINE)
 
 
 PARTS: dict[str, Callable[[], None]] = {"loss": loss, "scale": scale, "printed": printed, "engines": engines}
