@@ -14,7 +14,6 @@ writes to descriptor 1: its text may come before lines that were printed first.
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import sys
 import threading
@@ -132,8 +131,7 @@ class Burst:
         except (OSError, ValueError, RuntimeError):  # no memory, or no more threads
             self._is_possible = False
             return
-        file: Any = memory
-        self._write = io.TextIOWrapper(file, "utf-8", "replace", newline="\n", write_through=True).write
+        self._write = memory.text_writer()
         self._end = memory.tell()
         self._memory = memory
         _watch_descriptors(self.stop)

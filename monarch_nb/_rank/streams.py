@@ -214,10 +214,15 @@ class OutputPipe:
 class RankStream(io.TextIOBase):
     """sys.stdout or sys.stderr of a rank. Any thread may write; each has an unfinished line of its own."""
 
-    __slots__ = ("_fd", "_pipe", "_stream", "_unended", "_write_to_pipe", "write")
+    __slots__ = ("_fd", "_pipe", "_stream", "_unended", "_write_to_pipe")
 
     write: Callable[[str], int]
-    """Writes text. A function in a slot: `print` calls it twice a line, and a method takes longer to find."""
+    """Writes text. `print` looks it up twice a line, and finds a function of the class most quickly. Users
+    put others in its place, which count first: those are the object's.
+    """
+
+    def __new__(cls, *_: object) -> RankStream:
+        return super().__new__(type(cls.__name__, (cls,), {"__slots__": (), "__module__": cls.__module__}))
 
     def __init__(self, pipe: OutputPipe, name: str, fd: int) -> None:
         self._pipe = pipe
@@ -232,7 +237,7 @@ class RankStream(io.TextIOBase):
 
     def use_pipe(self) -> None:
         """Let text take the pipe."""
-        self.write = self._write_to_pipe
+        type(self).write = self._write_to_pipe
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -266,16 +271,17 @@ class RankStream(io.TextIOBase):
                 _, (origin, text) = self._unended.popitem()
                 self._send(origin, text)
 
-    def _writer(self) -> Callable[[str], int]:
+    def _writer(self) -> staticmethod[[str], int]:
         """Return `write`. It calls as little as it can: 80,000 lines are nothing unusual."""
         pipe, send, unended, is_stdout = self._pipe, self._send, self._unended, self._fd == 1
+        burst = pipe.burst
         pop, unsettle, thread = unended.pop, pipe.unsettled.add, threading.get_ident
 
         def write(text: str) -> int:
             if not isinstance(text, str):
                 raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-            if pipe.burst.has_stopped:
-                pipe.burst.stop()
+            if burst.has_stopped or burst.is_on:  # who has looked `write` up before calls this one
+                burst.stop()
             size, origin, key = len(text), _context().origin, thread()
             begun = pop(key, None)
             if begun is not None:
@@ -303,11 +309,14 @@ class RankStream(io.TextIOBase):
                     self._start_burst()
             return size
 
-        return write
+        return staticmethod(write)
 
     def _start_burst(self) -> None:
         self.flush()
-        self.write = self._pipe.burst.start() or self.write
+        if self.write is not self._write_to_pipe.__func__:  # a user's, which must be called
+            self._pipe.num_lines = 0
+        elif (quick := self._pipe.burst.start()) is not None:
+            type(self).write = quick
 
     def _send(self, origin: int, text: str) -> None:
         self._pipe.write(origin, self._stream, text.encode("utf-8", "replace"))

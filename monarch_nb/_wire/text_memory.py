@@ -11,9 +11,12 @@ The memory is far larger than what is in use: pages that were read are given bac
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 import struct
+from collections.abc import Callable
+from typing import Any
 
 HEADER_BYTES = mmap.PAGESIZE
 SIZE_BYTES = 1 << 32
@@ -25,10 +28,7 @@ _WORD = struct.Struct("=Q")
 
 
 class TextMemory(mmap.mmap):
-    """The writing end: a file for `TextIOWrapper(..., write_through=True)`.
-
-    Use `make`.
-    """
+    """The writing end. Use `make`."""
 
     fd: int
     _first: int
@@ -82,21 +82,28 @@ class TextMemory(mmap.mmap):
         self.seek(HEADER_BYTES)
         return True
 
-    # --- what a file has
+    def text_writer(self) -> Callable[[str], int]:
+        """Return what writes text here: a function of C that calls functions of C."""
+        file: Any = type("_File", (_File,), {"__slots__": (), "write": self.write})()
+        return io.TextIOWrapper(file, "utf-8", "replace", newline="\n", write_through=True).write
+
+
+class _File:
+    """The file of a `TextIOWrapper`: attributes of a class it finds most quickly."""
+
+    __slots__ = ()
+    closed = False
 
     def readable(self) -> bool:
-        """Return whether text can be read."""
         return False
 
     def writable(self) -> bool:
-        """Return whether text can be written."""
         return True
 
     def seekable(self) -> bool:
-        """Return whether somebody may seek."""
         return False
 
-    def flush(self, *_: object) -> None:
+    def flush(self) -> None:
         """Do nothing: what was written is there."""
 
     def close(self) -> None:

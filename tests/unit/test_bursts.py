@@ -30,6 +30,7 @@ from monarch_nb._rank.bursts import MANY_LINES
 
 pipe = streams.install("TOKEN")
 pipe.burst.main_is_busy = lambda: False
+looked_up_before = sys.stdout.write
 
 def in_name_of(origin, function):
     def run():
@@ -158,6 +159,7 @@ def test_lines_wait_for_a_host_process_that_is_busy(run: type[Host]) -> None:
         "pipe.begin_origin(3); print('other')",
         "sys.stdout.writelines(['oth', 'er', '\\n'])",
         "sys.stdout.write('oth'); sys.stdout.flush(); print('er')",
+        "looked_up_before('other\\n')",
     ],
 )
 def test_what_comes_in_between_stays_in_between(run: type[Host], how: str) -> None:
@@ -176,6 +178,27 @@ print("end")
         assert not is_last or lines[4:] == ["end"]
         rest = "".join(f"{line}\n" for line in lines[4:])
     assert host.process.wait() == 0
+
+
+def test_users_may_put_their_own_function_in_the_place_of_write(run: type[Host]) -> None:
+    """As programs do that keep a copy of all that is printed: they see each line, until they take it back."""
+    host = run("""
+seen, own = [], sys.stdout.write
+def write(text):
+    seen.append(text)
+    return own(text)
+sys.stdout.write = write
+for i in range(1000): print("kept", i)
+assert "".join(seen) == "".join(f"kept {i}\\n" for i in range(1000)), seen[:9]
+assert sys.stdout.write is write and not is_on()
+del sys.stdout.write
+burst()
+print("end")
+""")
+    lines = host.serve().splitlines()
+    assert host.process.wait() == 0
+    assert lines[:1000] == [f"kept {i}" for i in range(1000)]
+    assert after("\n".join(lines[1000:])) == ["end"]
 
 
 def test_what_was_printed_before_a_question_is_there_when_it_is_asked(run: type[Host]) -> None:
