@@ -2,7 +2,7 @@
 
 There are two floors, since they promise different things. Bare processes whose output is a pipe collect 8 KiB
 before they write: a process that crashes takes its last lines along. With `line_buffering`, as on a terminal,
-each line leaves at once; so do the lines of ranks. Each of the three runs in turn, several times.
+each line leaves at once; so do the lines of ranks. The three run in an order drawn anew, several times.
 
 Ranks' interpreter loads more modules when it has nothing to do: few of them here, and the first rounds, while
 it does, aren't counted. It would take one of two processors from all that's measured.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import statistics
 import subprocess
@@ -116,8 +117,12 @@ def measure() -> tuple[list[float], list[float], list[float]]:
     ours = Printing(["ours"])
     by_line = Printing([f"line {i}" for i in range(RANKS)])
     by_block = Printing([f"block {i}" for i in range(RANKS)])
-    rounds = [(ours.seconds(), by_line.seconds(), by_block.seconds()) for _ in range(FIRST_ROUNDS + ROUNDS)]
-    for each in (ours, by_line, by_block):
+    all_three = (ours, by_line, by_block)
+    rounds = []
+    for _ in range(FIRST_ROUNDS + ROUNDS):
+        seconds = {each: each.seconds() for each in random.sample(all_three, 3)}
+        rounds.append([seconds[each] for each in all_three])
+    for each in all_three:
         each.close()
     first, second, third = (list(column) for column in zip(*rounds[FIRST_ROUNDS:], strict=True))
     return first, second, third
