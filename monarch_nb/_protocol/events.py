@@ -64,7 +64,7 @@ class Renumbered(Event, frozen=True):
 
     Attributes:
         extent: of the mesh, encoded.
-        procs: of the mesh.
+        procs, hosts: of the mesh.
     """
 
     rank: int
@@ -73,6 +73,7 @@ class Renumbered(Event, frozen=True):
     world_size: int
     extent: bytes
     procs: Runs
+    hosts: Runs
 
 
 class CheckpointEpoch(Event, frozen=True):

@@ -126,9 +126,9 @@ def _moved(spec: RankSpec, to: Renumbered) -> RankSpec:
     shared = replace(
         spec.shared,
         group=replace(spec.group, extent=to.extent),
-        place=replace(spec.shared.place, procs=to.procs),
+        place=replace(spec.shared.place, procs=to.procs, hosts=to.hosts),
     )
-    numbers = {name: value for name, value in asdict(to).items() if name not in ("extent", "procs")}
+    numbers = {name: value for name, value in asdict(to).items() if name not in ("extent", "procs", "hosts")}
     return RankSpec(shared, replace(spec.own, place=replace(spec.place, **numbers)))
 
 

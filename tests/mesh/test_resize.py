@@ -17,6 +17,7 @@ from monarch_nb.actor import HostMesh, MeshFailure, ProcMesh, this_host
 from monarch_nb.actor.handle import placement_of
 from monarch_nb.exceptions import HealError, SupervisionError
 from monarch_nb.job import ProcessJob
+from monarch_nb.mesh import start
 from monarch_nb.spmd import setup_torch_elastic_env
 
 PRELOAD = "none"
@@ -156,3 +157,13 @@ def test_a_function_decides(line: ProcMesh) -> None:
         ValueError, match="on_failure takes 'stop', 'heal', 'shrink' or a function, not 'restart'"
     ):
         line.on_failure("restart")
+
+
+def test_cells_of_a_rank_that_stays_know_the_new_hosts() -> None:
+    mesh = start("resized", {"gpus": 1}, num_hosts=1)
+    try:
+        mesh.resize(hosts=2)
+        mesh.run("found = mesh.host_mesh.sizes")
+        assert list(mesh.pull("found").values()) == [{"hosts": 2}] * 2
+    finally:
+        mesh.stop().get(T)

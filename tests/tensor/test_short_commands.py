@@ -177,7 +177,9 @@ def commands_of_a_step(mesh: Mesh, num: int, columns: int = 3, **options: Any) -
 
 
 def test_an_optimizer_steps_through_all_parameters_at_once(mesh: Mesh) -> None:
-    assert commands_of_a_step(mesh, 2) == commands_of_a_step(mesh, 20) < 20
+    # in one of them, tensors of an earlier test may be given back, too
+    few, many = (min(commands_of_a_step(mesh, num) for _ in range(2)) for num in (2, 20))
+    assert few == many < 20
 
 
 def test_an_optimizer_steps_through_large_parameters_one_by_one(mesh: Mesh) -> None:

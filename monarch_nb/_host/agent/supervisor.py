@@ -340,8 +340,6 @@ class Supervisor:
         rank.pid = pid
         rank.pidfd = os.pidfd_open(pid)
         self._loop.watch_file(rank.pidfd, lambda: self._reap(rank))
-        if rank.state == ProcState.STOPPING:
-            self._signal(rank, signal.SIGKILL)
         unsent, rank.unsent = rank.unsent, []
         for number in unsent:
             self._signal(rank, number)

@@ -263,12 +263,12 @@ class Reshaping:
             local[host] = entry.local_rank + 1
         entries = [controller.registry.procs[proc] for proc in group.procs]
         model = next((each.own_env for each in entries if each.own_env), {})
-        procs = runs_of(group.procs)
+        procs, hosts = runs_of(group.procs), runs_of(group.hosts)
         for proc, entry, place in zip(group.procs, entries, group.places(entries), strict=True):
             if "RANK" in model or "RANK" in entry.own_env:
                 entry.own_env = {**model, **entry.own_env, **elastic_numbers(place)}
             if entry.state == ProcState.RUNNING:
-                controller.event(proc, Renumbered(**place, extent=group.context, procs=procs))
+                controller.event(proc, Renumbered(**place, extent=group.context, procs=procs, hosts=hosts))
 
     def _tell_all(self, group: Group, actors: Mapping[int, tuple[int, ...]]) -> None:
         record = group.record()
