@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils import _pytree as pytree
 
-from monarch_nb._rank.tensor.parts import follows_rules, is_plain, sums_between
+from monarch_nb._rank.tensor.parts import follows_rules, given_and_wanted, is_plain, sums_between
 from monarch_nb._rank.tensor.private import dispatcher, random_ops, schema_of
 from monarch_nb._rank.tensor.strategies import has_rule
 from monarch_nb._rank.tensor.sums import Axes
@@ -234,10 +234,9 @@ def _moves(info: Any, sharding: Any) -> str:
     """Return how the layouts of an operation's inputs are changed first, in words."""
     if not sharding.needs_redistribute or sharding.redistribute_schema is None:
         return ""
-    pairs = zip(info.schema.args_spec, sharding.redistribute_schema.args_spec, strict=True)
     changes = [
         (one, other, a.tensor_meta.dtype)
-        for a, b in pairs
+        for a, b in given_and_wanted(info)
         for one, other in zip(a.placements, b.placements, strict=True)
         if one != other
     ]
@@ -253,7 +252,7 @@ def _moved(info: Any, func: Any, num_inputs: int) -> tuple[tuple[int, Placements
     the operation becomes another one, or a layout isn't a plain one.
     """
     sharding, schema = info.output_sharding, info.output_sharding.redistribute_schema
-    pairs = list(zip(info.schema.args_spec, schema.args_spec, strict=True))
+    pairs = given_and_wanted(info)
     if sharding.use_val_from_redistribute_schema or schema.op != func or len(pairs) != num_inputs:
         return ()
     found = [(n, tuple(b.placements)) for n, (a, b) in enumerate(pairs) if a.placements != b.placements]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import array
+import functools
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import monarch_nb
@@ -197,3 +199,42 @@ def test_parameters_of_two_meshes_are_stepped_one_by_one(mesh: Mesh, own_mesh: M
         each.grad = torch.ones_like(each)
     optimizer.step()
     assert [each.full().tolist() for each in both] == [[0.5] * 4] * 2
+
+
+def count_sums(counts: bool) -> int:
+    """On a rank: count sums over ranks from now on, or stop; return how many there were."""
+    executor_module.own_sums, found = 0, getattr(executor_module, "own_sums", 0)
+    plain = getattr(dist.all_reduce, "__wrapped__", dist.all_reduce)
+
+    @functools.wraps(plain)
+    def all_reduce(*args: Any, **kwargs: Any) -> Any:
+        executor_module.own_sums += 1
+        return plain(*args, **kwargs)
+
+    dist.all_reduce = all_reduce if counts else plain
+    return found
+
+
+@pytest.mark.filterwarnings("error:.*gathers its inputs")
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD], ids=["adamw", "sgd"])
+def test_small_gradients_are_summed_together(mesh: Mesh, kind: Any) -> None:
+    """Each rank has the gradients of its rows: an optimiser that steps through a list sums them as one
+    message, twice in AdamW, which uses them twice."""
+    start = [torch.randn(size, dtype=torch.float64) for size in ((6, 6), (6,), (6, 6), (6,))]
+    rows = torch.randn(8, 6, dtype=torch.float64)
+    ours = [torch.nn.Parameter(monarch_nb.distribute(each, mesh, [])) for each in start]
+    plain = [torch.nn.Parameter(each.clone()) for each in start]
+    for parameters, x in ((ours, monarch_nb.distribute(rows, mesh, ["data_parallel"])), (plain, rows)):
+        optimizer = kind(parameters, lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            one, two, three, four = parameters
+            (((x @ one + two).relu() @ three + four) ** 2).sum().backward()
+            if parameters is ours:
+                assert all(each.grad.placements[0].is_partial() for each in ours)
+                mesh.execute(count_sums, True)
+            optimizer.step()
+            if parameters is ours:
+                assert mesh.execute(count_sums, False) == (2 if kind is torch.optim.AdamW else 1)
+    for one, other in zip(ours, plain, strict=True):
+        torch.testing.assert_close(one.full(), other.detach())

@@ -131,19 +131,28 @@ def sums_between(info: Any, num_inputs: int) -> dict[int, Axes] | None:
     Args:
         info: DTensor's, of the operation.
     """
-    given = _layouts(info.flat_args_schema)
-    wanted = _layouts(pytree.tree_leaves(info.output_sharding.redistribute_schema.args_schema))
-    if len(given) != num_inputs or len(wanted) != num_inputs:  # there are others among the named arguments
+    pairs = given_and_wanted(info)
+    if len(pairs) != num_inputs:  # there are others among the named arguments
         return None
-    pairs = enumerate(zip(given, wanted, strict=True))
-    found = {n: axes_to_sum(one.placements, other.placements) for n, (one, other) in pairs}
+    found = {n: axes_to_sum(one.placements, other.placements) for n, (one, other) in enumerate(pairs)}
     if any(axes is None for axes in found.values()):
         return None
     return {n: axes for n, axes in found.items() if axes}
 
 
-def _layouts(leaves: Sequence[Any]) -> list[Any]:
-    return [each for each in leaves if isinstance(each, DTensorSpec)]
+def given_and_wanted(info: Any) -> list[tuple[Any, Any]]:
+    """Return the layout of each input that isn't a named argument, and the one that DTensor's rule wants;
+    also of tensors in lists, which `args_spec` of what a rule has made leaves out.
+
+    Raises:
+        ValueError: if the rule makes another operation of it, with fewer or more tensors.
+    """
+    given, wanted = info.schema.args_schema, info.output_sharding.redistribute_schema.args_schema
+    return list(zip(_layouts(given), _layouts(wanted), strict=True))
+
+
+def _layouts(args: Any) -> list[Any]:
+    return [each for each in pytree.tree_leaves(args) if isinstance(each, DTensorSpec)]
 
 
 def _with_holes(args: Any) -> Any:
