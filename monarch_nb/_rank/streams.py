@@ -214,7 +214,7 @@ class OutputPipe:
 class RankStream(io.TextIOBase):
     """sys.stdout or sys.stderr of a rank. Any thread may write; each has an unfinished line of its own."""
 
-    __slots__ = ("_fd", "_pipe", "_stream", "_unended", "_write_to_pipe")
+    __slots__ = ("_fd", "_pipe", "_quick", "_stream", "_unended", "_write_to_pipe")
 
     write: Callable[[str], int]
     """Writes text. `print` looks it up twice a line, and finds a function of the class most quickly. Users
@@ -232,12 +232,23 @@ class RankStream(io.TextIOBase):
         """Whose line each thread has begun, and its beginning. Whoever pops one has it alone, so no lock is
         needed.
         """
+        self._quick: Callable[[str], int] | None = None
+        """What writes the lines of a burst."""
         self._write_to_pipe = self._writer()
         self.use_pipe()
 
     def use_pipe(self) -> None:
         """Let text take the pipe."""
         type(self).write = self._write_to_pipe
+        self._unhide(self._quick)
+
+    def _unhide(self, function: Callable[[str], int] | None) -> None:
+        """Remove a function that hides the class's `write`: who has put another one in its place, and then
+        it back, has left it in the object.
+        """
+        if self.write is function:
+            with suppress(AttributeError):
+                del self.write
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -313,10 +324,12 @@ class RankStream(io.TextIOBase):
 
     def _start_burst(self) -> None:
         self.flush()
-        if self.write is not self._write_to_pipe.__func__:  # a user's, which must be called
-            self._pipe.num_lines = 0
-        elif (quick := self._pipe.burst.start()) is not None:
-            type(self).write = quick
+        own, pipe = self._write_to_pipe.__func__, self._pipe
+        if self.write is not own:  # a user's, which must be called
+            pipe.num_lines = 0
+        elif (quick := pipe.burst.start()) is not None:
+            type(self).write = self._quick = quick
+            self._unhide(own)
 
     def _send(self, origin: int, text: str) -> None:
         self._pipe.write(origin, self._stream, text.encode("utf-8", "replace"))

@@ -180,9 +180,11 @@ print("end")
     assert host.process.wait() == 0
 
 
-def test_users_may_put_their_own_function_in_the_place_of_write(run: type[Host]) -> None:
+@pytest.mark.parametrize("back", ["del sys.stdout.write", "sys.stdout.write = own"])
+def test_users_may_put_their_own_function_in_the_place_of_write(run: type[Host], back: str) -> None:
     """As programs do that keep a copy of all that is printed: they see each line, until they take it back."""
-    host = run("""
+    host = run(
+        """
 seen, own = [], sys.stdout.write
 def write(text):
     seen.append(text)
@@ -191,14 +193,31 @@ sys.stdout.write = write
 for i in range(1000): print("kept", i)
 assert "".join(seen) == "".join(f"kept {i}\\n" for i in range(1000)), seen[:9]
 assert sys.stdout.write is write and not is_on()
-del sys.stdout.write
+{back}
 burst()
 print("end")
-""")
+""".replace("{back}", back)
+    )
     lines = host.serve().splitlines()
     assert host.process.wait() == 0
     assert lines[:1000] == [f"kept {i}" for i in range(1000)]
     assert after("\n".join(lines[1000:])) == ["end"]
+
+
+def test_what_is_put_back_while_many_lines_come_is_no_way_into_memory(run: type[Host]) -> None:
+    """As IPython does around each cell. Lines would be seen late, and not in order with others."""
+    host = run("""
+burst()
+quick = sys.stdout.write
+sys.stdout.write = lambda text: quick(text)
+sys.stdout.write = quick
+print("one")
+os.system("echo two")
+assert not is_on() and sys.stdout.write is not quick and "write" not in vars(sys.stdout)
+print("three")
+""")
+    assert after(host.serve()) == ["one", "two", "three"]
+    assert host.process.wait() == 0
 
 
 def test_what_was_printed_before_a_question_is_there_when_it_is_asked(run: type[Host]) -> None:
