@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,8 +18,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.memory = TextMemory.make()
-        file: Any = self.memory
-        self.write = io.TextIOWrapper(file, "utf-8", "replace", newline="\n", write_through=True).write
+        self.write = self.memory.text_writer()
         self.reader = TextReader(self.memory.fd)
 
     def lines(self) -> str:
