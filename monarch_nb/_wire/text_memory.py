@@ -129,17 +129,20 @@ class TextReader:
             return b""
         data = os.pread(self._fd, READ_BYTES, self.at)
         data, is_cut, _ = data.partition(b"\0")
-        if is_cut:
-            data = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]
-        return self._taken(data)
+        whole = _whole_lines(data)
+        return self._taken(whole if is_cut else whole or data)
 
     def text(self, up_to: int) -> bytes:
         """Return what lies before a position; not all, if it's much; nothing if that was read."""
-        return self._taken(os.pread(self._fd, max(0, min(up_to - self.at, READ_BYTES)), self.at))
+        data = os.pread(self._fd, max(0, min(up_to - self.at, READ_BYTES)), self.at)
+        is_cut = self.at + len(data) < up_to
+        return self._taken(_whole_lines(data) or data if is_cut else data)
 
     def rest(self) -> bytes:
         """Return what is there, when nobody writes any more; not all, if it's much."""
-        return self._taken(os.pread(self._fd, READ_BYTES, self.at).rstrip(b"\0"))
+        data = os.pread(self._fd, READ_BYTES, self.at).rstrip(b"\0")
+        is_cut = len(data) == READ_BYTES
+        return self._taken(_whole_lines(data) or data if is_cut else data)
 
     def _taken(self, data: bytes) -> bytes:
         if data:
@@ -150,3 +153,8 @@ class TextReader:
     def close(self) -> None:
         """Close the descriptor."""
         os.close(self._fd)
+
+
+def _whole_lines(data: bytes) -> bytes:
+    """Return text up to the end of its last line: who reads a part counts lines, and looks for secrets."""
+    return data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]

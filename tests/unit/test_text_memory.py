@@ -106,3 +106,15 @@ def test_unfinished_lines_are_known(pair: Pair) -> None:
     for text, ended in (("a", False), ("\n", True), ("10%\r", True), ("b", False)):
         pair.write(text)
         assert pair.memory.ends_with_line is ended
+
+
+@pytest.mark.parametrize("how", ["lines", "text", "rest"])
+def test_parts_of_much_text_end_with_lines(pair: Pair, how: str) -> None:
+    """A line of two parts would be counted twice, and a secret in it not be found."""
+    text = "".join(f"line {i}\n" for i in range(100_000))
+    pair.write(text)
+    end = pair.memory.tell()
+    read = {"lines": pair.reader.lines, "text": lambda: pair.reader.text(end), "rest": pair.reader.rest}[how]
+    parts = list(iter(read, b""))
+    assert len(parts) > 3 and all(part.endswith(b"\n") for part in parts)
+    assert b"".join(parts).decode() == text
