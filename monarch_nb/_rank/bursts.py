@@ -51,6 +51,7 @@ class Burst:
         has_stopped: whether there was one in the cell or call that runs: then `stop` is called before text
             takes the pipe, for `print` may have looked up `write` before, and made text of a value meanwhile.
         main_is_busy: tells whether the main thread runs code of the user's.
+        write: writes text into memory; None until there's some.
     """
 
     def __init__(self, pipe: OutputPipe) -> None:
@@ -63,7 +64,7 @@ class Burst:
         self._counted_from = 0.0
         """When the last line was that isn't counted."""
         self._began = threading.Event()
-        self._write: Callable[[str], int] | None = None
+        self.write: Callable[[str], int] | None = None
         self.is_on = self.has_stopped = False
         self.main_is_busy: Callable[[], bool] = lambda: True
 
@@ -86,7 +87,7 @@ class Burst:
         self.is_on = True  # first: an interrupt may come now, and `stop` tells that it's over
         self._pipe.write_mark(marks.BURST, str(self._end), self._origin)
         self._began.set()
-        return self._write
+        return self.write
 
     def stop(self) -> None:
         """Let text take the pipe from now on; it's behind what was written here.
@@ -131,7 +132,7 @@ class Burst:
         except (OSError, ValueError, RuntimeError):  # no memory, or no more threads
             self._is_possible = False
             return
-        self._write = memory.text_writer()
+        self.write = memory.text_writer()
         self._end = memory.tell()
         self._memory = memory
         _watch_descriptors(self.stop)

@@ -214,7 +214,7 @@ class OutputPipe:
 class RankStream(io.TextIOBase):
     """sys.stdout or sys.stderr of a rank. Any thread may write; each has an unfinished line of its own."""
 
-    __slots__ = ("_fd", "_pipe", "_quick", "_stream", "_unended", "_write_to_pipe")
+    __slots__ = ("_fd", "_pipe", "_stream", "_unended", "_write_to_pipe")
 
     write: Callable[[str], int]
     """Writes text. `print` looks it up twice a line, and finds a function of the class most quickly. Users
@@ -232,15 +232,13 @@ class RankStream(io.TextIOBase):
         """Whose line each thread has begun, and its beginning. Whoever pops one has it alone, so no lock is
         needed.
         """
-        self._quick: Callable[[str], int] | None = None
-        """What writes the lines of a burst."""
         self._write_to_pipe = self._writer()
         self.use_pipe()
 
     def use_pipe(self) -> None:
         """Let text take the pipe."""
         type(self).write = self._write_to_pipe
-        self._unhide(self._quick)
+        self._unhide(self._pipe.burst.write)
 
     def _unhide(self, function: Callable[[str], int] | None) -> None:
         """Remove a function that hides the class's `write`: who has put another one in its place, and then
@@ -323,12 +321,13 @@ class RankStream(io.TextIOBase):
         return staticmethod(write)
 
     def _start_burst(self) -> None:
-        self.flush()
         own, pipe = self._write_to_pipe.__func__, self._pipe
         if self.write is not own:  # a user's, which must be called
             pipe.num_lines = 0
-        elif (quick := pipe.burst.start()) is not None:
-            type(self).write = self._quick = quick
+            return
+        self.flush()
+        if (quick := pipe.burst.start()) is not None:
+            type(self).write = quick
             self._unhide(own)
 
     def _send(self, origin: int, text: str) -> None:

@@ -236,7 +236,7 @@ def _moves(info: Any, sharding: Any) -> str:
         return ""
     changes = [
         (one, other, a.tensor_meta.dtype)
-        for a, b in given_and_wanted(info)
+        for a, b in zip(*given_and_wanted(info), strict=True)
         for one, other in zip(a.placements, b.placements, strict=True)
         if one != other
     ]
@@ -252,7 +252,7 @@ def _moved(info: Any, func: Any, num_inputs: int) -> tuple[tuple[int, Placements
     the operation becomes another one, or a layout isn't a plain one.
     """
     sharding, schema = info.output_sharding, info.output_sharding.redistribute_schema
-    pairs = given_and_wanted(info)
+    pairs = list(zip(*given_and_wanted(info), strict=True))
     if sharding.use_val_from_redistribute_schema or schema.op != func or len(pairs) != num_inputs:
         return ()
     found = [(n, tuple(b.placements)) for n, (a, b) in enumerate(pairs) if a.placements != b.placements]

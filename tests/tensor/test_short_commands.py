@@ -219,7 +219,8 @@ def count_sums(counts: bool) -> int:
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD], ids=["adamw", "sgd"])
 def test_small_gradients_are_summed_together(mesh: Mesh, kind: Any) -> None:
     """Each rank has the gradients of its rows: an optimiser that steps through a list sums them as one
-    message, twice in AdamW, which uses them twice."""
+    message, twice in AdamW, which uses them twice.
+    """
     start = [torch.randn(size, dtype=torch.float64) for size in ((6, 6), (6,), (6, 6), (6,))]
     rows = torch.randn(8, 6, dtype=torch.float64)
     ours = [torch.nn.Parameter(monarch_nb.distribute(each, mesh, [])) for each in start]

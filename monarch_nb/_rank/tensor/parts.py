@@ -131,24 +131,21 @@ def sums_between(info: Any, num_inputs: int) -> dict[int, Axes] | None:
     Args:
         info: DTensor's, of the operation.
     """
-    pairs = given_and_wanted(info)
-    if len(pairs) != num_inputs:  # there are others among the named arguments
+    given, wanted = given_and_wanted(info)
+    if len(given) != num_inputs or len(wanted) != num_inputs:  # there are others among the named arguments
         return None
-    found = {n: axes_to_sum(one.placements, other.placements) for n, (one, other) in enumerate(pairs)}
+    pairs = enumerate(zip(given, wanted, strict=True))
+    found = {n: axes_to_sum(one.placements, other.placements) for n, (one, other) in pairs}
     if any(axes is None for axes in found.values()):
         return None
     return {n: axes for n, axes in found.items() if axes}
 
 
-def given_and_wanted(info: Any) -> list[tuple[Any, Any]]:
-    """Return the layout of each input that isn't a named argument, and the one that DTensor's rule wants;
-    also of tensors in lists, which `args_spec` of what a rule has made leaves out.
-
-    Raises:
-        ValueError: if the rule makes another operation of it, with fewer or more tensors.
+def given_and_wanted(info: Any) -> tuple[list[Any], list[Any]]:
+    """Return the layouts of an operation's inputs that aren't named arguments, and those that DTensor's rule
+    wants; also of tensors in lists, which `args_spec` of what a rule has made leaves out.
     """
-    given, wanted = info.schema.args_schema, info.output_sharding.redistribute_schema.args_schema
-    return list(zip(_layouts(given), _layouts(wanted), strict=True))
+    return _layouts(info.schema.args_schema), _layouts(info.output_sharding.redistribute_schema.args_schema)
 
 
 def _layouts(args: Any) -> list[Any]:
