@@ -100,11 +100,14 @@ class Burst:
         self._pipe.streams["stdout"].use_pipe()
         if not self.is_on:
             self._pipe.write_mark(marks.BURST, str(self._end), self._origin)
-        end = memory.tell()
+        end, rest = memory.split_overflow() if memory.has_overflowed else (memory.tell(), b"")
         self._pipe.write_mark(marks.BURST_END, str(end), self._origin)
         self._end, self.has_stopped = end, True
         self._pipe.num_lines = 0
         self.is_on = False
+        if rest and self._memory is memory:
+            self._memory, self._is_possible = None, False
+            self._pipe.write(self._origin, "stdout", rest)
 
     def flush(self) -> None:
         """Show an unfinished line."""
@@ -127,7 +130,7 @@ class Burst:
 
     def _make_memory(self) -> None:
         try:
-            memory = TextMemory.make()
+            memory = TextMemory()
             threading.Thread(target=self._watch, args=(memory,), name="monarch_nb-lines", daemon=True).start()
         except (OSError, ValueError, RuntimeError):  # no memory, or no more threads
             self._is_possible = False
@@ -148,7 +151,9 @@ class Burst:
                 now, before = time.monotonic(), position
                 if (position := memory.tell()) != before:
                     since = now
-                if now - since > QUICK_S or not memory.has_room():
+                if memory.has_overflowed:
+                    self._pipe.streams["stdout"].use_pipe()  # who prints next stops: what it prints is behind
+                elif now - since > QUICK_S or not memory.has_room():
                     self.stop()
                 time.sleep(LOOK_S)
 

@@ -18,8 +18,10 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from monarch_nb._wire.bytes_in_file import open_bytes
+
 HEADER_BYTES = mmap.PAGESIZE
-SIZE_BYTES = 1 << 32
+SIZE_BYTES = 1 << 28
 MOST_BYTES = 1 << 25
 """How much may be there that wasn't read: whoever writes then has to wait, by another way."""
 READ_BYTES = 1 << 18
@@ -27,32 +29,34 @@ _NUM_READ, _IS_READY = 0, 1  # words of 8 bytes in the header
 _WORD = struct.Struct("=Q")
 
 
-class TextMemory(mmap.mmap):
-    """The writing end. Use `make`."""
+class TextMemory:
+    """The writing end.
 
-    fd: int
-    _first: int
-    _words: memoryview
+    Raises:
+        OSError: if there's no memory, or pages can't be given back.
+    """
 
-    @classmethod
-    def make(cls) -> TextMemory:
-        """Return new memory.
-
-        Raises:
-            OSError: if there's none, or pages can't be given back.
-        """
-        fd = os.memfd_create("monarch_nb-text", os.MFD_CLOEXEC)
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("monarch_nb-text", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(fd, SIZE_BYTES)
-            made = cls(fd, SIZE_BYTES)
-            made.madvise(mmap.MADV_REMOVE, HEADER_BYTES, HEADER_BYTES)
+            os.ftruncate(self.fd, SIZE_BYTES)
+            self._pages = mmap.mmap(self.fd, SIZE_BYTES)
+            self._pages.madvise(mmap.MADV_REMOVE, HEADER_BYTES, HEADER_BYTES)
         except OSError:
-            os.close(fd)
+            os.close(self.fd)
             raise
-        made.fd, made._first = fd, HEADER_BYTES
-        made._words = memoryview(made)[:HEADER_BYTES].cast("Q")
-        made.seek(HEADER_BYTES)
-        return made
+        self._file: io.BytesIO | mmap.mmap
+        self._file, self._offset = open_bytes(self.fd, SIZE_BYTES) or (self._pages, 0)
+        self._words = memoryview(self._pages)[:HEADER_BYTES].cast("Q")
+        self._first = HEADER_BYTES
+        self._go_to(HEADER_BYTES)
+
+    def tell(self) -> int:
+        """Return where the next text will lie."""
+        return self._file.tell() - self._offset
+
+    def _go_to(self, position: int) -> None:
+        self._file.seek(position + self._offset)
 
     @property
     def is_ready(self) -> bool:
@@ -62,14 +66,14 @@ class TextMemory(mmap.mmap):
     @property
     def ends_with_line(self) -> bool:
         """Whether the last line is ended."""
-        return self[self.tell() - 1] in b"\n\r\0"
+        return not self.has_overflowed and self._pages[self.tell() - 1] in b"\n\r\0"
 
     def has_room(self) -> bool:
         """Give back what was read; return whether text may be written here."""
         read = self._words[_NUM_READ]
         end = read - read % mmap.PAGESIZE
         if HEADER_BYTES <= self._first < end <= self.tell():
-            self.madvise(mmap.MADV_REMOVE, self._first, end - self._first)
+            self._pages.madvise(mmap.MADV_REMOVE, self._first, end - self._first)
             self._first = end
         return self.tell() - max(read, self._first) < MOST_BYTES and self.tell() < SIZE_BYTES // 2
 
@@ -77,14 +81,31 @@ class TextMemory(mmap.mmap):
         """Go back to the beginning if all was read; return whether it was."""
         if self._words[_NUM_READ] < self.tell():
             return False
-        self.madvise(mmap.MADV_REMOVE, HEADER_BYTES, SIZE_BYTES - HEADER_BYTES)
+        self._pages.madvise(mmap.MADV_REMOVE, HEADER_BYTES, SIZE_BYTES - HEADER_BYTES)
         self._words[_NUM_READ] = self._first = HEADER_BYTES
-        self.seek(HEADER_BYTES)
+        self._go_to(HEADER_BYTES)
         return True
+
+    @property
+    def has_overflowed(self) -> bool:
+        """Whether one text was longer than all that `has_room` keeps free."""
+        return self.tell() > SIZE_BYTES
+
+    def split_overflow(self) -> tuple[int, bytes]:
+        """Return up to where text lies here, and what has had no room.
+
+        Nothing may be written here any more: the `BytesIO` has copied all to memory of this process.
+        """
+        assert isinstance(self._file, io.BytesIO)
+        text, end = self._file.getbuffer()[self._offset :], max(self._words[_NUM_READ], self._first)
+        while (there := os.pread(self.fd, READ_BYTES, end)) == text[end : end + READ_BYTES]:
+            end += READ_BYTES
+        end += next((n for n, byte in enumerate(there) if byte != text[end + n]), len(there))
+        return end, bytes(text[end:])
 
     def text_writer(self) -> Callable[[str], int]:
         """Return what writes text here: a function of C that calls functions of C."""
-        file: Any = type("_File", (_File,), {"__slots__": (), "write": self.write})()
+        file: Any = type("_File", (_File,), {"__slots__": (), "write": self._file.write})()
         return io.TextIOWrapper(file, "utf-8", "replace", newline="\n", write_through=True).write
 
 

@@ -27,6 +27,7 @@ import contextvars, os, signal, subprocess, sys, threading
 from monarch_nb._transport.context import CallContext, call_context
 from monarch_nb._rank import streams
 from monarch_nb._rank.bursts import MANY_LINES
+from monarch_nb._wire.text_memory import SIZE_BYTES
 
 pipe = streams.install("TOKEN")
 pipe.burst.main_is_busy = lambda: False
@@ -49,10 +50,19 @@ def burst(name="before"):
         print(name, n)
         n += 1
 
+def may_take(size):
+    "Limit how much memory this process may reserve from now on."
+    import resource
+    pages = int(open("/proc/self/statm").read().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + size, -1))
+
 {body}
 sys.stdout.flush()
 pipe.mark_answer(0)
 """
+
+
+IS_MMAP = "assert type(pipe.burst._memory._file).__name__ == 'mmap'"
 
 
 def num_bytes_in(pipe: int) -> int:
@@ -118,7 +128,10 @@ def after(text: str, name: str = "before") -> list[str]:
 
 
 def test_all_lines_come_in_order(run: type[Host]) -> None:
-    begun, more = "start = pipe.burst._memory.tell()", "assert pipe.burst._memory.tell() > start"
+    begun, more = (
+        "start = pipe.burst._memory.tell()",
+        f"assert pipe.burst._memory.tell() > start\n{IS_MMAP.replace('mmap', 'BytesIO')}",
+    )
     host = run(f"burst()\n{begun}\nfor i in range(100_000): print('line', i)\n{more}")
     assert after(host.serve()) == [f"line {i}" for i in range(100_000)]
     assert host.process.wait() == 0
@@ -389,7 +402,7 @@ print("\\udc80 \\N{{SNOWMAN}}")
     "lack",
     [
         "threading.Thread.start = lambda _thread: exec('raise RuntimeError')",
-        "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, -1))",
+        "may_take(SIZE_BYTES // 2)",
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, -1))",
     ],
 )
@@ -397,6 +410,34 @@ def test_lines_take_the_pipe_where_there_is_no_thread_or_memory(run: type[Host],
     host = run(f"{lack}\nfor i in range(20_000): print('line', i)\nassert not is_on()")
     assert host.serve().splitlines() == [f"line {i}" for i in range(20_000)]
     assert host.process.wait() == 0
+
+
+def test_lines_take_a_slower_way_where_memory_is_scarce(run: type[Host]) -> None:
+    """There's room for the memory that is shared, but not for the bytes whose pages it replaces."""
+    check = f"assert is_on()\n{IS_MMAP}"
+    host = run(f"may_take(2 * SIZE_BYTES)\nburst()\nfor i in range(1000): print('line', i)\n{check}")
+    assert after(host.serve()) == [f"line {i}" for i in range(1000)]
+    assert host.process.wait() == 0
+
+
+def test_a_text_longer_than_the_memory_comes_whole(run: type[Host]) -> None:
+    """Here it's 64 MiB."""
+    host = run("""
+from monarch_nb._wire import text_memory
+text_memory.SIZE_BYTES = 1 << 26
+burst()
+for i in range(100): print("line", i)
+print("x" * (1 << 26))
+for i in range(100): print("behind", i)
+assert not is_on()
+""")
+    lines = after(host.serve())
+    assert host.process.wait() == 0
+    assert lines == [
+        *(f"line {i}" for i in range(100)),
+        "x" * (1 << 26),
+        *(f"behind {i}" for i in range(100)),
+    ]
 
 
 def test_long_lines_come_whole(run: type[Host]) -> None:

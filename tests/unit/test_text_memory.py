@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 
@@ -17,7 +18,7 @@ class Pair:
     """Both ends of one memory."""
 
     def __init__(self) -> None:
-        self.memory = TextMemory.make()
+        self.memory = TextMemory()
         self.write = self.memory.text_writer()
         self.reader = TextReader(self.memory.fd)
 
@@ -32,9 +33,13 @@ class Pair:
         return os.fstat(self.memory.fd).st_blocks * 512
 
 
-@pytest.fixture
-def pair() -> Iterator[Pair]:
+@pytest.fixture(params=["bytes", "mmap"])
+def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    """Written to by a `BytesIO`, and by the slower way where that can't be had."""
+    if request.param == "mmap":
+        monkeypatch.setattr(text_memory, "open_bytes", lambda _fd, _size: None)
     made = Pair()
+    assert isinstance(made.memory._file, io.BytesIO) is (request.param == "bytes")
     yield made
     made.reader.close()
 
@@ -106,6 +111,24 @@ def test_unfinished_lines_are_known(pair: Pair) -> None:
     for text, ended in (("a", False), ("\n", True), ("10%\r", True), ("b", False)):
         pair.write(text)
         assert pair.memory.ends_with_line is ended
+
+
+@pytest.mark.parametrize("before", ["", "line\n", "line\n" * 70_000])
+@pytest.mark.parametrize("num_nuls", [0, 3])
+def test_a_text_longer_than_the_memory(monkeypatch: pytest.MonkeyPatch, before: str, num_nuls: int) -> None:
+    monkeypatch.setattr(text_memory, "SIZE_BYTES", 1 << 26)  # as large that `malloc` maps it
+    pair = Pair()
+    pair.write(before)
+    read = pair.lines()
+    assert not pair.memory.has_overflowed
+    pair.write("behind\n")
+    long = "\0" * num_nuls + "x" * (1 << 26)
+    pair.write(long)
+    assert pair.memory.has_overflowed and not pair.memory.has_room() and not pair.memory.ends_with_line
+    end, rest = pair.memory.split_overflow()
+    read += b"".join(iter(lambda: pair.reader.text(end), b"")).decode() + rest.decode()
+    assert read == before + "behind\n" + long
+    pair.reader.close()
 
 
 @pytest.mark.parametrize("how", ["lines", "text", "rest"])
