@@ -32,6 +32,8 @@ from bench_actor import Bench, wait_until_warm
 from monarch_nb.actor import SupervisionError, shutdown_context, this_host
 
 ROUNDS = 3
+SCRIPT_ROUNDS = 9
+"""An interpreter's start differs from time to time by a third."""
 CALL_ROUNDS = 9
 """Many short rounds in turn: how long a wake-up takes depends on which cores two processes have just then."""
 MIB = 1 << 20
@@ -296,7 +298,8 @@ def scripts(table: Table) -> None:
     # A runtime directory of its own: what this user keeps warm is neither taken nor ended.
     with tempfile.TemporaryDirectory(prefix="mnb-") as folder, patch.dict(os.environ, XDG_RUNTIME_DIR=folder):
         rounds = [
-            (raw.fork_with_torch(8), run_script(folder), run_script_warm(folder)) for _ in range(ROUNDS)
+            (raw.fork_with_torch(8), run_script(folder), run_script_warm(folder))
+            for _ in range(SCRIPT_ROUNDS)
         ]
     table.ratio(
         "fresh script, torch imported, to 8 answering ranks",
