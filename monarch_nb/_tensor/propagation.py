@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils import _pytree as pytree
 
+from monarch_nb._rank.tensor.losses import is_mean_of_rows
 from monarch_nb._rank.tensor.parts import follows_rules, given_and_wanted, is_plain, sums_between
 from monarch_nb._rank.tensor.private import dispatcher, random_ops, schema_of
 from monarch_nb._rank.tensor.strategies import has_rule
@@ -148,7 +149,7 @@ class Propagation:
         """Return which inputs have to be summed, if nothing else has to be done to them."""
         tensors = [each for each in pytree.tree_leaves((tuple(args), dict(kwargs))) if self._is_tensor(each)]
         layouts = [*(each.mesh_meta.spec for each in tensors), *(each for each in specs if each is not None)]
-        if not follows_rules(func) or not all(map(is_plain, layouts)):
+        if not follows_rules(func) or is_mean_of_rows(func, args) or not all(map(is_plain, layouts)):
             return None
         sharding = info.output_sharding
         if not sharding.needs_redistribute:

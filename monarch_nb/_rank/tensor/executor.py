@@ -33,6 +33,7 @@ from monarch_nb._rank.tensor.collective import moved, reduced
 from monarch_nb._rank.tensor.compiler import Command, compile_plan
 from monarch_nb._rank.tensor.graphs import AFTER_REPLAYS, Position, Short, make_graphs
 from monarch_nb._rank.tensor.laying import laid, lay_out
+from monarch_nb._rank.tensor.losses import is_mean_of_rows, mean_of_rows
 from monarch_nb._rank.tensor.meshes import Meshes, device_type
 from monarch_nb._rank.tensor.parts import OnParts, is_as_planned, layouts_of, on_parts
 from monarch_nb._rank.tensor.private import forget_layouts, local_of, schema_of
@@ -293,6 +294,8 @@ class Executor:
             op = seeded(op)
         if plan.op == "aten.mkldnn_rnn_layer.default":
             op = with_workspace(op)
+        if is_mean_of_rows(op, plan.args) and not plan.is_whole and mesh is not None:
+            return mean_of_rows(op, plan.moved)
         if plan.moved:
             return on_moved(op, plan.moved)
         return on_whole(op, plan, mesh) if plan.is_whole and mesh is not None else op

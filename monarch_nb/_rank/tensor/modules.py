@@ -25,6 +25,7 @@ from monarch_nb._rank.tensor.meshes import OwnMesh, device_type
 from monarch_nb._rank.tensor.private import local_of, spec_of, wrapped
 from monarch_nb._rank.tensor.protocol import LayerError, ParallelSpec
 from monarch_nb._rank.tensor.tensor_parallel import LocalParameters, apply_plan, dims_of, seeded
+from monarch_nb._rank.tensor.whole import redistributed
 
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module.*returned a view")
 # results aren't changed in place: the program has tensors of its own
@@ -311,7 +312,7 @@ class OnRank:
     def _share(self, gradient: DTensor, layout: Sequence[Any], scale: float) -> torch.Tensor:
         """Return this rank's share of an output's gradient: shares of all ranks make the whole."""
         target = [each if each.is_shard() else Replicate() for each in layout]
-        local = local_of(gradient.redistribute(gradient.device_mesh, target))
+        local = local_of(redistributed(gradient, target))
         data = layout[-self._data.ndim :]  # ranks that share layers go back through the same forward
         for size, each in zip(self._data.shape, data, strict=True):
             if each.is_replicate() or (isinstance(each, Partial) and each.reduce_op == "avg"):

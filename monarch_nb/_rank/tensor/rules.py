@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
+from monarch_nb._rank.tensor.losses import WITH_TARGETS, rows_of_loss
+
 Layouts = Iterable[tuple[Sequence[Placement], Sequence[Placement]]]
 Rule = Callable[..., Layouts]
 
@@ -398,5 +400,8 @@ WRONG_IN_TORCH: dict[Any, Rule] = {
     _aten.cumsum.default: _all_but,
     _aten.cumprod.default: _all_but,
     _aten.logcumsumexp.default: _all_but,
+    **dict.fromkeys(WITH_TARGETS, rows_of_loss),
 }
-"""Rules in place of torch's own: those don't see that the last dimension and dimension -1 are the same."""
+"""Rules in place of torch's own: those of sums don't see that the last dimension and dimension -1 are the
+same; those of losses take the mean of ranks' means (see `losses`).
+"""

@@ -44,20 +44,32 @@ def on_whole(op: Operation, plan: Definition, mesh: DeviceMesh) -> Operation:
 def on_moved(op: Operation, moved: Sequence[tuple[int, Sequence[Any]]]) -> Operation:
     """Return the function that does `op` on tensors of which some are laid out anew before."""
     layouts = dict(moved)
+    relay = redistributed if getattr(op, "is_view", True) else relaid
 
     def do(*args: Any, **kwargs: Any) -> Any:
         numbers = itertools.count()
 
         def move(value: Any) -> Any:
-            if not isinstance(value, DTensor):
-                return value
-            layout = layouts.get(next(numbers), value.placements)
-            return value if value.placements == layout else value.redistribute(placements=layout)
+            return relay(value, layouts.get(next(numbers))) if isinstance(value, DTensor) else value
 
         args, kwargs = pytree.tree_map(move, (args, kwargs))
         return op(*args, **kwargs)
 
     return do
+
+
+def redistributed(value: DTensor, placements: Sequence[Any] | None) -> DTensor:
+    """Return a tensor in another layout; in its own for None."""
+    if placements is None or value.placements == tuple(placements):
+        return value
+    return value.redistribute(placements=placements)
+
+
+def relaid(value: DTensor, placements: Sequence[Any] | None) -> DTensor:
+    """Return a tensor in another layout, to be read only: a part of what this rank has lies in its memory."""
+    if placements is None or not is_replicated(value):
+        return redistributed(value, placements)
+    return in_place(local_of(value), value.device_mesh, placements)
 
 
 def seeded(op: Operation) -> Operation:
