@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from monarch_nb._rank.tensor.losses import is_mean_of_rows
 from monarch_nb._rank.tensor.parts import follows_rules, given_and_wanted, is_plain, sums_between
 from monarch_nb._rank.tensor.private import dispatcher, random_ops, schema_of
-from monarch_nb._rank.tensor.strategies import has_rule
+from monarch_nb._rank.tensor.strategies import has_rule, layout_of_named
 from monarch_nb._rank.tensor.sums import Axes
 from monarch_nb._tensor.metadata import Grid, Meta, Placements, intern
 from monarch_nb._tensor.plan import HIDDEN_WRITES
@@ -128,7 +128,8 @@ class Propagation:
         info = dispatcher.unwrap_to_op_info(func, like_args, like_kwargs)
         dispatcher.sharding_propagator.propagate(info)
         sharding = info.output_sharding
-        specs, moves = _flat(sharding.output_spec), _moves(info, sharding)
+        specs, named = _flat(sharding.output_spec), self._named(func, args, kwargs, info)
+        moves = ", ".join(filter(None, (_moves(info, sharding), *(each.words for each in named))))
         if any(spec is not None and spec.tensor_meta is None for spec in specs):
             shapes = self._results(func, args, kwargs)
             parts = [
@@ -138,10 +139,37 @@ class Propagation:
             is_copy = func.is_view and (bool(moves) or self._is_of_copy(args))
             parts = [_meta_of_spec(spec, grid, is_copy) for spec in specs]
         self._check_in_place(func, args, parts)
-        sums = self._sums(func, args, kwargs, info, specs)
-        num_inputs = len(self._tensors((*args, *kwargs.values())))
-        moved = _moved(info, func, num_inputs) if moves and sums is None else ()
+        sums = None if named else self._sums(func, args, kwargs, info, specs)
+        num_inputs = len(self._tensors(args if named else (*args, *kwargs.values())))
+        moved = _moved(info, func, num_inputs, named) if moves and sums is None else ()
         return Outcome(tuple(parts), moves=moves, moved=moved, sums=sums)
+
+    def _named(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], info: Any) -> list[_Named]:
+        """Return the tensors among the named arguments that have to be laid out anew.
+
+        Raises:
+            NotImplementedError: if the ranks can't be told what else has to be.
+        """
+        tensors = [each for each in pytree.tree_leaves(dict(kwargs)) if self._is_tensor(each)]
+        sharding, before = info.output_sharding, len(self._tensors(args))
+        if not tensors or not before:
+            return []
+        first = info.schema.args_spec[0]
+        is_moved = sharding.needs_redistribute and sharding.redistribute_schema is not None
+        if is_moved:
+            first = sharding.redistribute_schema.args_spec[0]
+        pairs = [
+            (each.mesh_meta.spec, layout_of_named(func, first.placements, each.mesh_meta.spec))
+            for each in tensors
+        ]
+        found = [
+            _Named(before + n, spec.placements, layout)
+            for n, (spec, layout) in enumerate(pairs)
+            if tuple(spec.placements) != layout
+        ]
+        if found and is_moved and not _moved(info, func, before):
+            raise NotImplementedError("torch lays out anew what it's given by position only")
+        return found
 
     def _sums(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], info: Any, specs: Sequence[Any]
@@ -248,17 +276,34 @@ def _moves(info: Any, sharding: Any) -> str:
     return ", ".join(f"{one} → {other}" for one, other, _ in changes)
 
 
-def _moved(info: Any, func: Any, num_inputs: int) -> tuple[tuple[int, Placements], ...]:
+class _Named(NamedTuple):
+    """A tensor among the named arguments that is laid out anew: its number among all tensors, and how."""
+
+    number: int
+    has: Placements
+    wanted: Placements
+
+    @property
+    def words(self) -> str:
+        return ", ".join(f"{a} → {b}" for a, b in zip(self.has, self.wanted, strict=True) if a != b)
+
+
+def _moved(
+    info: Any, func: Any, num_inputs: int, named: Sequence[_Named] = ()
+) -> tuple[tuple[int, Placements], ...]:
     """Return the inputs that an operation needs in other layouts, and these; () where ranks have to find out:
     the operation becomes another one, or a layout isn't a plain one.
     """
+    others = tuple((each.number, each.wanted) for each in named)
     sharding, schema = info.output_sharding, info.output_sharding.redistribute_schema
+    if not sharding.needs_redistribute or schema is None:
+        return others
     pairs = list(zip(*given_and_wanted(info), strict=True))
     if sharding.use_val_from_redistribute_schema or schema.op != func or len(pairs) != num_inputs:
         return ()
     found = [(n, tuple(b.placements)) for n, (a, b) in enumerate(pairs) if a.placements != b.placements]
     is_plain = all(type(each) in (Shard, Replicate) for _, layout in found for each in layout)
-    return tuple(found) if is_plain else ()
+    return (*found, *others) if is_plain else ()
 
 
 def _flat(result: Any) -> list[Any]:

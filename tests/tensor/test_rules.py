@@ -95,3 +95,94 @@ def test_what_is_added_up_along_a_split_dimension(mesh: Mesh, name: str, dim: in
         split = monarch_nb.distribute(plain, mesh, sharding_spec=spec)
         found = getattr(split, name)(dim).full()
         assert torch.allclose(found, getattr(plain, name)(dim)), spec
+
+
+EXTREMES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "amax": lambda x: x.amax(),
+    "amin": lambda x: x.amin(),
+    "max": lambda x: x.max(),
+    "min": lambda x: x.min(),
+    "columns": lambda x: x.amax(0),
+    "rows": lambda x: x.amin(1),
+    "norm": lambda x: torch.linalg.vector_norm(x, torch.inf),
+    "least norm": lambda x: torch.linalg.vector_norm(x, -torch.inf),
+    "norm of gradients": lambda x: torch.nn.utils.get_total_norm([x, x + 1], torch.inf),
+    "laid out by columns": lambda x: (
+        monarch_nb.distribute(x.amax(0), x.mesh, ["data_parallel"])
+        if isinstance(x, monarch_nb.Tensor)
+        else x.amax(0)
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", EXTREMES)
+def test_the_largest_of_numbers_and_nan_is_nan(mesh: Mesh, name: str, dtype: torch.dtype) -> None:
+    """Whichever rank has it: a collective that compares loses it."""
+    function = EXTREMES[name]
+    for row in (None, 0, 3, 4, 7):
+        values = torch.arange(40.0, dtype=dtype).reshape(8, 5) - 17
+        if row is not None:
+            values[row, 1] = torch.nan
+        for spec in (
+            ["data_parallel"],
+            ["model_parallel", "data_parallel"],
+            [("data_parallel", "model_parallel")],
+        ):
+            found = function(monarch_nb.distribute(values, mesh, spec))
+            torch.testing.assert_close(found.full(), function(values), equal_nan=True)
+
+
+@pytest.mark.parametrize("keepdim", [True, False])
+@pytest.mark.parametrize("dim", [0, 1, (0, 1)])
+@pytest.mark.parametrize("spec", [["data_parallel"], [None, "data_parallel"]])
+def test_logsumexp(mesh: Mesh, spec: list[Any], dim: Any, keepdim: bool) -> None:
+    """Torch's rule forgot `keepdim`, and ranks that gathered parts of other sizes were aborted."""
+    values = torch.randn(3, 5)
+    found = torch.logsumexp(monarch_nb.distribute(values, mesh, spec), dim, keepdim)
+    torch.testing.assert_close(found.full(), torch.logsumexp(values, dim, keepdim))
+
+
+MASKS = {
+    "none": None,
+    "of all": (6, 4),
+    "of rows": (8, 1, 6, 4),
+    "of heads": (1, 2, 6, 4),
+    "of each": (8, 2, 6, 4),
+}
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bool])
+@pytest.mark.parametrize("is_plain", [True, False])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ["data_parallel"],
+        [None, "data_parallel"],
+        ["data_parallel", "model_parallel"],
+        [None, None, "data_parallel"],
+    ],
+)
+@pytest.mark.parametrize("name", MASKS)
+def test_attention_with_a_mask(
+    mesh: Mesh, name: str, spec: list[Any], is_plain: bool, kind: torch.dtype
+) -> None:
+    """DTensor lays out anew what is given by position; the mask has a name."""
+    torch.manual_seed(2)
+    size = MASKS[name]
+    query, key, value = (torch.randn(8, 2, n, 8) for n in (6, 4, 4))
+    mask = None if size is None else torch.randn(size)
+    if mask is not None and kind == torch.bool:
+        mask = mask > -1
+    alone = [x.clone().requires_grad_() for x in (query, key, value)]
+    wanted = F.scaled_dot_product_attention(*alone, attn_mask=mask)
+    wanted.square().sum().backward()
+    given = [monarch_nb.distribute(x, mesh, spec).requires_grad_() for x in (query, key, value)]
+    if mask is not None and not is_plain:
+        mask = monarch_nb.distribute(mask, mesh, spec[: mask.dim()])
+    found = F.scaled_dot_product_attention(*given, attn_mask=mask)
+    found.square().sum().backward()
+    torch.testing.assert_close(found.full(), wanted)
+    for one, other in zip(given, alone, strict=True):
+        assert one.grad is not None and other.grad is not None
+        torch.testing.assert_close(one.grad.full(), other.grad, atol=1e-5, rtol=1e-5)

@@ -31,6 +31,7 @@ from monarch_nb._rank.tensor import checkpoints, modules
 from monarch_nb._rank.tensor import strategies as strategies  # rules that DTensor needs
 from monarch_nb._rank.tensor.collective import moved, reduced
 from monarch_nb._rank.tensor.compiler import Command, compile_plan
+from monarch_nb._rank.tensor.extremes import keep_nans
 from monarch_nb._rank.tensor.graphs import AFTER_REPLAYS, Position, Short, make_graphs
 from monarch_nb._rank.tensor.laying import laid, lay_out
 from monarch_nb._rank.tensor.losses import is_mean_of_rows, mean_of_rows
@@ -76,6 +77,9 @@ executors: dict[str, Executor] = {}
 
 class Halted(Exception):
     """The error raised when the controller asks this rank to stop, because another one has failed."""
+
+
+keep_nans()
 
 
 class Executor:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 
 _c10d = dist.distributed_c10d
 
@@ -122,6 +122,30 @@ def replace_concatenate(function: Any) -> None:
     parallelism has split; it has no other way to give it the mesh.
     """
     setattr(DeviceMesh, "_concatenate", staticmethod(function))  # noqa: B010
+
+
+def replace_reductions(around: Callable[[Any], Any], is_meant: Callable[[Any], bool]) -> None:
+    """Have DTensors reduce summands over ranks otherwise.
+
+    Args:
+        around: gets torch's function, and returns the one that is called in its place.
+        is_meant: says for which layouts.
+    """
+    whole, shards = attrgetter("_reduce_value", "_reduce_shard_value")(Partial)
+    replaced = around(whole)
+
+    def to_whole(layout: Any, part: torch.Tensor, mesh: Any, axis: int) -> Any:
+        return (replaced if is_meant(layout) else whole)(layout, part, mesh, axis)
+
+    def to_shards(layout: Any, part: torch.Tensor, mesh: Any, axis: int, shard: Any) -> Any:
+        if not is_meant(layout):
+            return shards(layout, part, mesh, axis, shard)
+        parts = replaced(layout, part, mesh, axis).chunk(mesh.size(axis), shard.dim)
+        place = mesh.get_local_rank(axis)
+        return parts[place].contiguous() if place < len(parts) else parts[0].narrow(shard.dim, 0, 0)
+
+    setattr(Partial, "_reduce_value", to_whole)  # noqa: B010
+    setattr(Partial, "_reduce_shard_value", to_shards)  # noqa: B010
 
 
 def default_to_lists(is_meant: Any) -> None:

@@ -400,8 +400,9 @@ WRONG_IN_TORCH: dict[Any, Rule] = {
     _aten.cumsum.default: _all_but,
     _aten.cumprod.default: _all_but,
     _aten.logcumsumexp.default: _all_but,
+    _aten.logsumexp.default: _reduced(1),
     **dict.fromkeys(WITH_TARGETS, rows_of_loss),
 }
 """Rules in place of torch's own: those of sums don't see that the last dimension and dimension -1 are the
-same; those of losses take the mean of ranks' means (see `losses`).
+same; that of `logsumexp` doesn't see `keepdim`; those of losses take the mean of ranks' means (see `losses`).
 """

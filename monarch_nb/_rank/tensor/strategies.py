@@ -51,6 +51,19 @@ def _of_mask(mask: Any, layout: Any) -> Placement:
     return Shard(at) if at >= 0 and size[at] > 1 else Replicate()
 
 
+def layout_of_named(op: Any, first: Sequence[Placement], spec: Any) -> tuple[Placement, ...]:
+    """Return the layout that an operation needs of a tensor among its named arguments: DTensor doesn't see to
+    these.
+
+    Args:
+        first: the layout of its first input, as it's needed.
+        spec: the named tensor's.
+    """
+    if op in (attention_on_cpu, attention_on_cpu_backward):
+        return tuple(_of_mask(spec, each) for each in first)
+    return tuple(Replicate() for _ in first)
+
+
 def _by_rule(rule: Rule, num_outputs: int) -> Callable[..., Any]:
     """Return torch's form of a rule: with the layout in which everything is whole, and None for arguments
     that are no tensors.
