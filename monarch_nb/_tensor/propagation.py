@@ -6,7 +6,9 @@ The private names of torch that this needs are in `_rank.tensor.private`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from monarch_nb._rank.tensor.losses import is_mean_of_rows
 from monarch_nb._rank.tensor.parts import follows_rules, given_and_wanted, is_plain, sums_between
-from monarch_nb._rank.tensor.private import dispatcher, random_ops, schema_of
+from monarch_nb._rank.tensor.private import dispatcher, num_masked, random_ops, schema_of
 from monarch_nb._rank.tensor.strategies import has_rule, layout_of_named
 from monarch_nb._rank.tensor.sums import Axes
 from monarch_nb._tensor.metadata import Grid, Meta, Placements, intern
@@ -36,8 +38,10 @@ _NEED_ROWS = frozenset({
 })  # fmt: skip
 """Reductions that a rank can't do whose part is empty."""
 _FILLS = frozenset({aten.fill_.Scalar, aten.fill_.Tensor, aten.ones_like.default, aten.full_like.default})
-_BY_SIZE = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
-"""Views for which torch's rule takes the wrong local size where parts of a dimension over two axes differ."""
+_BY_SIZE = frozenset({
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.view_copy.default,
+})  # fmt: skip
+"""Views for which torch's rule takes the wrong size of parts where a dimension is split over two axes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,8 @@ class Propagation:
             reason = "" if func in _WHOLE else "torch has no sharding rule for it"
             return self._whole(func, args, kwargs, first.grid, first.grid.replicated, reason)
         try:
-            return self._by_rules(func, args, kwargs, first.grid)
+            find = self._resized if func in _BY_SIZE else self._by_rules
+            return find(func, args, kwargs, first.grid)
         except Exception as error:
             reason = str(error).split("\n")[0]
             return self._whole(
@@ -122,12 +127,35 @@ class Propagation:
             return any(0 in smallest for smallest, _ in parts)
         return any(uneven for _, uneven in parts)
 
+    def _resized(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Grid) -> Outcome:
+        """Return the outcome of a view in another size. If parts of the input aren't parts of the result, the
+        input is gathered along as few axes of the mesh as possible.
+        """
+        given: Meta = args[0].mesh_meta
+        found = self._by_rules(func, args, kwargs, grid)
+        needed = dict(found.moved).get(0, given.placements)
+        if _has_parts_of(given.with_layout(needed), found.parts[0]):
+            return found
+        for layout in _gathered(given):
+            like = given.with_layout(layout)
+            local = torch.empty(0, dtype=given.dtype, device="meta")
+            value = DTensor(local, like.spec, requires_grad=False)
+            info = dispatcher.unwrap_to_op_info(func, (value, *args[1:]), dict(kwargs))
+            dispatcher.sharding_propagator.propagate(info)
+            result = _meta_of_spec(info.output_sharding.output_spec, grid, is_copy=True)
+            if not _moves(info, info.output_sharding) and _has_parts_of(like, result):
+                words = _Named(0, given.placements or (), layout).words
+                return Outcome((result,), moves=words, moved=((0, layout),))
+        raise NotImplementedError("parts of the input are no parts of the result")
+
     def _by_rules(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Grid) -> Outcome:
         # Not with fake tensors: of layouts in strides, DTensor computes sizes with tensors, and reads these.
         like_args, like_kwargs = pytree.tree_map(self._as_dtensor, (tuple(args), dict(kwargs)))
         info = dispatcher.unwrap_to_op_info(func, like_args, like_kwargs)
         dispatcher.sharding_propagator.propagate(info)
         sharding = info.output_sharding
+        if any(num_masked(spec) > 1 for spec in _flat(sharding.output_spec)):
+            raise NotImplementedError("rows of a table are split over two axes")
         specs, named = _flat(sharding.output_spec), self._named(func, args, kwargs, info)
         moves = ", ".join(filter(None, (_moves(info, sharding), *(each.words for each in named))))
         if any(spec is not None and spec.tensor_meta is None for spec in specs):
@@ -242,6 +270,35 @@ class Propagation:
         if meta.fake is None:
             meta.fake = torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device=value.device)
         return meta.fake
+
+
+def _gathered(meta: Meta) -> Iterator[Placements]:
+    """Yield layouts in which a tensor is gathered along one axis of the mesh, the last first, then along
+    several.
+    """
+    placements = meta.placements or ()
+    axes = [n for n, each in enumerate(placements) if each.is_shard()]
+    for num in range(1, len(axes) + 1):
+        for along in itertools.combinations(reversed(axes), num):
+            yield tuple(Replicate() if n in along else each for n, each in enumerate(placements))
+
+
+def _has_parts_of(meta: Meta, result: Meta | None) -> bool:
+    """Say whether a result's parts have as many elements as those of its input, on each rank."""
+    return result is None or _num_elements(meta) == _num_elements(result)
+
+
+def _num_elements(meta: Meta) -> list[int]:
+    """Return the number of elements of each rank's part."""
+    found = []
+    for place in itertools.product(*map(range, meta.grid.shape)):
+        sizes = list(meta.size)
+        for at, num, each in zip(place, meta.grid.shape, meta.placements or (), strict=True):
+            if each.is_shard():
+                rows = -(-sizes[each.dim] // num)
+                sizes[each.dim] = max(0, min(rows, sizes[each.dim] - at * rows))
+        found.append(math.prod(sizes))
+    return found
 
 
 def part_sizes(meta: Meta) -> tuple[list[int], bool]:

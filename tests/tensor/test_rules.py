@@ -186,3 +186,58 @@ def test_attention_with_a_mask(
     for one, other in zip(given, alone, strict=True):
         assert one.grad is not None and other.grad is not None
         torch.testing.assert_close(one.grad.full(), other.grad, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "spec", [["data_parallel"], [("data_parallel", "model_parallel")], [None, "data_parallel"]]
+)
+@pytest.mark.parametrize(
+    ("size", "to"),
+    [
+        ((8, 4), (2, -1)),
+        ((12,), (6, 2)),
+        ((12,), (2, 2, 3)),
+        ((50, 5), (5, -1)),
+        ((6, 5), (3, -1)),
+        ((8, 6), (-1,)),
+    ],
+)
+@pytest.mark.parametrize("name", ["view", "reshape", "view_copy"])
+def test_views_of_other_sizes(mesh: Mesh, name: str, size: Any, to: Any, spec: list[Any]) -> None:
+    """Two rows of eight are no parts of what four ranks have."""
+    values = torch.randn(size)
+    given = monarch_nb.distribute(values, mesh, spec if len(spec) <= len(size) else [])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it gathers, where a part would have a part of a row
+        found = torch.view_copy(given, to) if name == "view_copy" else getattr(given, name)(to)
+    assert torch.equal(found.full(), values.view(to))
+
+
+@pytest.mark.parametrize("dims", [(), (1,), ((0, 1),)])
+def test_a_part_of_one_row_keeps_its_dimension(mesh: Mesh, dims: Any) -> None:
+    values = torch.randn(5, 1, 5, 1)
+    given = monarch_nb.distribute(values, mesh, [("data_parallel", "model_parallel")])
+    assert torch.equal(torch.squeeze_copy(given, *dims).full(), torch.squeeze_copy(values, *dims))
+
+
+def test_a_table_whose_rows_are_split_over_two_axes(mesh: Mesh) -> None:
+    values, wanted = torch.randn(10, 5), torch.randint(10, (7,))
+    table = monarch_nb.distribute(values, mesh, [("data_parallel", "model_parallel")]).requires_grad_()
+    alone = values.clone().requires_grad_()
+    found, one = F.embedding(wanted, table), F.embedding(wanted, alone)
+    (found * 2).sum().backward()
+    (one * 2).sum().backward()
+    assert table.grad is not None and alone.grad is not None
+    torch.testing.assert_close(found.full(), one)
+    torch.testing.assert_close(table.grad.full(), alone.grad)
+
+
+def test_batches_of_factors_and_one_right_side(mesh: Mesh) -> None:
+    values = torch.randn(2, 4, 4)
+    factors, pivots, _ = torch.linalg.ldl_factor_ex(values @ values.mT)
+    right = torch.randn(4, 4)
+    given = [monarch_nb.distribute(x, mesh, ["data_parallel"]) for x in (factors, pivots, right)]
+    found = torch.linalg.ldl_solve(*given)
+    torch.testing.assert_close(
+        found.full(), torch.linalg.ldl_solve(factors, pivots, right), rtol=1e-4, atol=1e-4
+    )

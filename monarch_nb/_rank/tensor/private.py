@@ -63,6 +63,9 @@ AsyncCollectiveTensor: Any = attrgetter("_functional_collectives.AsyncCollective
 _custom_ops: Any = attrgetter("_library.custom_ops.OPDEFS")(torch)
 
 
+_OfOwnRows: Any = attrgetter("placement_types._MaskPartial")(torch.distributed.tensor)
+
+
 def wrapper_maker(
     cls: type, size: Sequence[int], stride: Sequence[int] | None, offset: int, dtype: torch.dtype, device: str
 ) -> Callable[[], Any]:
@@ -169,6 +172,13 @@ def default_to_lists(is_meant: Any) -> None:
 def is_replicated(value: DTensor) -> bool:
     """Say whether each rank has the whole of a tensor."""
     return all(each.is_replicate() for each in value.placements)
+
+
+def num_masked(spec: Any) -> int:
+    """Return over how many axes of the mesh a result is the sum of what ranks find in their rows of a table.
+    Torch keeps which rows these are in one place, so more than one axis fails.
+    """
+    return 0 if spec is None else sum(isinstance(each, _OfOwnRows) for each in spec.placements)
 
 
 def set_timeout(backend: Any, timeout: timedelta) -> None:

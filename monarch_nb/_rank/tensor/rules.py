@@ -180,6 +180,13 @@ def _indexed(target: Any, along: int, index: Any, source: Any, **_: Any) -> Layo
             yield [Shard(dim)], [Shard(dim), _WHOLE, Shard(dim)]
 
 
+def _solved(factors: Any, pivots: Any, right: Any, **_: Any) -> Layouts:
+    """Return the layouts of ldl_solve: batches are independent where all three have the same."""
+    for dim in range(factors.ndim - 2):
+        if right.ndim == factors.ndim and factors.shape[dim] == pivots.shape[dim] == right.shape[dim]:
+            yield [Shard(dim)], [Shard(dim)] * 3
+
+
 # --- copies of views
 
 
@@ -212,11 +219,15 @@ def _unsqueezed(spec: Any, dim: int) -> Sequence[int | None]:
     return [each + (each >= new) for each in range(spec.ndim)]
 
 
-def _squeezed(spec: Any, dim: Any = None) -> Sequence[int | None]:
+def _squeezed(spec: Any, dim: Any = None) -> Layouts:
+    """Return the layouts of squeeze. A dimension of which a part has one row would go, too."""
     dims = range(spec.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
-    gone = {_wrapped(each, spec.ndim) for each in dims} if spec.ndim else set()
-    gone = {each for each in gone if spec.shape[each] == 1}
-    return [None if each in gone else each - sum(g < each for g in gone) for each in range(spec.ndim)]
+    may_go = {_wrapped(each, spec.ndim) for each in dims} if spec.ndim else set()
+    gone = {each for each in may_go if spec.shape[each] == 1}
+    for each, size in enumerate(spec.shape):
+        rows, rest = divmod(size, spec.mesh.size())
+        if size > 1 and (each not in may_go or (rows > 1 and not rest)):
+            yield [Shard(each - sum(g < each for g in gone))], [Shard(each)]
 
 
 # --- sums of parts
@@ -372,7 +383,7 @@ RULES: dict[Any, Rule] = {
     _aten.t_copy.default: _moved(_transposed),
     _aten.unsqueeze_copy.default: _moved(_unsqueezed),
     **dict.fromkeys(
-        (_aten.squeeze_copy.default, _aten.squeeze_copy.dim, _aten.squeeze_copy.dims), _moved(_squeezed)
+        (_aten.squeeze_copy.default, _aten.squeeze_copy.dim, _aten.squeeze_copy.dims), _squeezed
     ),
     _aten._trilinear.default: _trilinear,
     _aten._cdist_forward.default: _distances,
@@ -401,8 +412,10 @@ WRONG_IN_TORCH: dict[Any, Rule] = {
     _aten.cumprod.default: _all_but,
     _aten.logcumsumexp.default: _all_but,
     _aten.logsumexp.default: _reduced(1),
+    _aten.linalg_ldl_solve.default: _solved,
     **dict.fromkeys(WITH_TARGETS, rows_of_loss),
 }
-"""Rules in place of torch's own: those of sums don't see that the last dimension and dimension -1 are the
-same; that of `logsumexp` doesn't see `keepdim`; those of losses take the mean of ranks' means (see `losses`).
+"""Rules in place of torch's own. Those of sums don't see that the last dimension and dimension -1 are the
+same, that of `logsumexp` doesn't see `keepdim`, that of `ldl_solve` takes rows for batches; those of losses
+take the mean of ranks' means (see `losses`).
 """

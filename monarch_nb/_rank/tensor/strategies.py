@@ -100,6 +100,7 @@ def _register() -> None:
             known.op_to_schema_info[op] = known.op_to_schema_info[like]
     for op, rule in (RULES | WRONG_IN_TORCH).items():
         if not has_rule(op) or op in WRONG_IN_TORCH:
+            known.op_single_dim_strategy_funcs.pop(op, None)  # it would come first
             register_sharding(op)(_by_rule(rule, len(schema_of(op).returns)))
             _note_arguments(op)
     if not has_rule(attention_on_cpu):
