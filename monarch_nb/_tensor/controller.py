@@ -12,7 +12,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +39,7 @@ from monarch_nb._rank.tensor.protocol import (
     ScalarHole,
 )  # fmt: skip
 from monarch_nb._tensor import worker
+from monarch_nb._tensor.arguments import plain_arguments
 from monarch_nb._tensor.barrier import STARTED_ANEW, Barrier
 from monarch_nb._tensor.failure import lost_while, reason_of
 from monarch_nb._tensor.metadata import (
@@ -415,6 +416,9 @@ class Engine:
         if op.tensors[0].is_global and op.func in _TAKEN_APART:
             return decompositions[op.func](*op.args, **op.kwargs)
         self.num_misses += 1
+        if op.meta.placements is not None:
+            args, kwargs = plain_arguments(op.func, op.args, op.kwargs)
+            op = replace(op, args=args, kwargs=kwargs)
         outcome = self._outcome(op)
         if outcome.reason:
             self._tell_of_whole(op.func, op.tensors, outcome.reason)

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from monarch_nb._rank.tensor.losses import is_mean_of_rows
 from monarch_nb._rank.tensor.parts import follows_rules, given_and_wanted, is_plain, sums_between
-from monarch_nb._rank.tensor.private import dispatcher, num_masked, random_ops, schema_of
+from monarch_nb._rank.tensor.private import dispatcher, num_masked, random_ops, schema_of, without_masks
 from monarch_nb._rank.tensor.strategies import has_rule, layout_of_named
 from monarch_nb._rank.tensor.sums import Axes
 from monarch_nb._tensor.metadata import Grid, Meta, Placements, intern
@@ -102,6 +102,9 @@ class Propagation:
             return self._whole(func, args, kwargs, first.grid, _without_partial(first))
         if self._is_uneven(func, args) or self._fills_partial(func, args):
             return self._whole(func, args, kwargs, first.grid, first.grid.replicated)
+        if func is aten.embedding_dense_backward.default and args[4]:
+            reason = "how often rows are looked up counts on all ranks"
+            return self._whole(func, args, kwargs, first.grid, first.grid.replicated, reason)
         if func in _WHOLE or not has_rule(func):
             reason = "" if func in _WHOLE else "torch has no sharding rule for it"
             return self._whole(func, args, kwargs, first.grid, first.grid.replicated, reason)
@@ -156,7 +159,8 @@ class Propagation:
         sharding = info.output_sharding
         if any(num_masked(spec) > 1 for spec in _flat(sharding.output_spec)):
             raise NotImplementedError("rows of a table are split over two axes")
-        specs, named = _flat(sharding.output_spec), self._named(func, args, kwargs, info)
+        specs = [spec and without_masks(spec) for spec in _flat(sharding.output_spec)]
+        named = self._named(func, args, kwargs, info)
         moves = ", ".join(filter(None, (_moves(info, sharding), *(each.words for each in named))))
         if any(spec is not None and spec.tensor_meta is None for spec in specs):
             shapes = self._results(func, args, kwargs)
@@ -206,6 +210,8 @@ class Propagation:
         tensors = [each for each in pytree.tree_leaves((tuple(args), dict(kwargs))) if self._is_tensor(each)]
         layouts = [*(each.mesh_meta.spec for each in tensors), *(each for each in specs if each is not None)]
         if not follows_rules(func) or is_mean_of_rows(func, args) or not all(map(is_plain, layouts)):
+            return None
+        if any(map(num_masked, _flat(info.output_sharding.output_spec))):
             return None
         sharding = info.output_sharding
         if not sharding.needs_redistribute:
@@ -326,7 +332,9 @@ def _moves(info: Any, sharding: Any) -> str:
         for one, other in zip(a.placements, b.placements, strict=True)
         if one != other
     ]
-    for _, other, dtype in changes:
+    for one, other, dtype in changes:
+        if type(other) is Partial and one.is_shard():
+            raise NotImplementedError(f"{other} would have to be made of a part")
         is_divided = dtype.is_floating_point or dtype.is_complex  # which is how a summand is made of a whole
         if type(other) is Partial and not (is_divided and other.reduce_op in ("sum", "avg")):
             raise NotImplementedError(f"{other} would have to be made of a whole")

@@ -241,3 +241,100 @@ def test_batches_of_factors_and_one_right_side(mesh: Mesh) -> None:
     torch.testing.assert_close(
         found.full(), torch.linalg.ldl_solve(factors, pivots, right), rtol=1e-4, atol=1e-4
     )
+
+
+POOLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, (3, 5)),
+    "max_unpool2d": lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
+    "adaptive_max_pool2d": lambda x: F.adaptive_max_pool2d(x, (3, 5)),
+    "max_pool2d": lambda x: F.max_pool2d(x, 2),
+    "avg_pool2d": lambda x: F.avg_pool2d(x, 2),
+    "interpolate": lambda x: F.interpolate(x if x.dim() == 4 else x[None], scale_factor=2),
+    "group_norm": lambda x: F.group_norm(x, 2),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*can't be done on shards")
+@pytest.mark.parametrize("size", [(4, 8, 8), (4, 8, 8, 8)])
+@pytest.mark.parametrize("dim", [0, 1, 2, 3])
+@pytest.mark.parametrize("name", POOLS)
+def test_images_that_are_split_along_any_dimension(
+    mesh: Mesh, name: str, dim: int, size: tuple[int, ...]
+) -> None:
+    """One image has channels where several have their number."""
+    if dim >= len(size):
+        pytest.skip("one image has three dimensions")
+    torch.manual_seed(1)
+    values = torch.randn(size)
+    alone = values.clone().requires_grad_()
+    given = monarch_nb.distribute(values, mesh, [*[None] * dim, "data_parallel"]).requires_grad_()
+    found, wanted = POOLS[name](given), POOLS[name](alone)
+    weight = torch.arange(wanted.numel()).reshape(wanted.shape) % 7.0
+    (found * weight).sum().backward()
+    (wanted * weight).sum().backward()
+    assert given.grad is not None and alone.grad is not None
+    torch.testing.assert_close(found.full(), wanted)
+    torch.testing.assert_close(given.grad.full(), alone.grad)
+
+
+GRADIENTS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...]]] = {
+    "amax": (lambda x: x.amax(), (4, 6)),
+    "amax of equals": (lambda x: (x * 0).amax(), (4, 6)),
+    "amin of columns": (lambda x: x.amin(0), (4, 6)),
+    "norm": (lambda x: x.norm(torch.inf), (4, 6)),
+    "least norm": (lambda x: torch.linalg.vector_norm(x, -torch.inf), (4, 6)),
+    "sum over no list": (lambda x: x.sum(()), (4, 6)),
+    "mean over no list": (lambda x: x.square().mean(()), (4, 6)),
+    "select": (lambda x: x.select(-1, 2), (4, 6)),
+    "select of three": (lambda x: x.select(-2, 1), (4, 6, 2)),
+    "narrow": (lambda x: x.narrow(-1, 1, 2), (4, 6)),
+    "unfold": (lambda x: x.unfold(-1, 2, 1), (4, 6)),
+    "gather": (lambda x: x.gather(1, torch.tensor([[0, 1], [2, 3]])), (4, 6)),
+    "gather columns": (lambda x: x.gather(0, torch.tensor([[0, 1], [2, 3]])), (4, 6)),
+    "take_along_dim": (lambda x: x.take_along_dim(torch.tensor([[0, 1, 0, 2, 3, 3]]), 0), (4, 6)),
+    "scatter": (lambda x: x.scatter(1, torch.tensor([[0, 1], [2, 3]]), x[:2, :2]), (4, 6)),
+    "scatter_add": (lambda x: x.scatter_add(1, torch.tensor([[0, 1], [2, 3]]), x[:2, :2]), (4, 6)),
+    "scatter_reduce": (
+        lambda x: x.scatter_reduce(1, torch.tensor([[0, 0], [2, 3]]), x[:2, :2], "mean"), (4, 6),
+    ),
+    "trapezoid": (lambda x: torch.trapezoid(x, dx=3.0), (4, 6)),
+    "solve_triangular": (
+        lambda x: torch.linalg.solve_triangular(torch.eye(4).expand(2, 4, 4) + x.tril(), x, upper=False),
+        (2, 4, 4),
+    ),
+    "svd_lowrank": (lambda x: torch.svd_lowrank(x, 2)[1], (2, 3, 2)),
+    "frequencies": (lambda x: F.embedding(torch.tensor([0, 1, 0]), x, scale_grad_by_freq=True), (4, 6)),
+    "tables": (lambda x: F.embedding(torch.tensor([0, 1]), x) * F.embedding(torch.tensor([3, 0]), x), (4, 6)),
+    "var": (lambda x: x.var(), (4, 6)),
+    "hfft": (lambda x: torch.fft.hfft(x, norm="ortho"), (4, 5, 6)),
+    "prod": (lambda x: x.prod(), (4, 6)),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*can't be done on shards")
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ["data_parallel"],
+        [None, "data_parallel"],
+        [("data_parallel", "model_parallel")],
+        ["model_parallel", "data_parallel"],
+    ],
+)
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_where_torchs_rules_are_wrong(mesh: Mesh, name: str, spec: list[Any]) -> None:
+    function, size = GRADIENTS[name]
+    torch.manual_seed(4)
+    values = torch.randn(size)
+    alone = values.clone().requires_grad_()
+    given = monarch_nb.distribute(values, mesh, spec).requires_grad_()
+    torch.manual_seed(4)
+    wanted = function(alone)
+    torch.manual_seed(4)
+    found = function(given)
+    weight = torch.arange(wanted.numel()).reshape(wanted.shape) % 7 + 1.0
+    (found * weight).sum().backward()
+    (wanted * weight).sum().backward()
+    assert given.grad is not None and alone.grad is not None
+    torch.testing.assert_close(found.full(), wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(given.grad.full(), alone.grad, rtol=1e-4, atol=1e-4)

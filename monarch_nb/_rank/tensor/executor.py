@@ -60,7 +60,16 @@ from monarch_nb._rank.tensor.protocol import (
 )  # fmt: skip
 from monarch_nb._rank.tensor.recovery import Stale, exchange, offered, versions_of
 from monarch_nb._rank.tensor.replays import Message, Replays
-from monarch_nb._rank.tensor.whole import in_place, on_moved, on_whole, place, seeded, with_workspace
+from monarch_nb._rank.tensor.whole import (
+    in_place,
+    on_moved,
+    on_whole,
+    place,
+    resolved,
+    seeded,
+    summed_at_once,
+    with_workspace,
+)
 from monarch_nb._transport.failure import class_name, message_of, traceback_of
 
 _log = logging.getLogger(__name__)
@@ -298,6 +307,10 @@ class Executor:
             op = seeded(op)
         if plan.op == "aten.mkldnn_rnn_layer.default":
             op = with_workspace(op)
+        if plan.op == "aten.view_as_real.default":
+            op = resolved(op)
+        if plan.op == "aten.embedding.default":
+            op = summed_at_once(op)
         if is_mean_of_rows(op, plan.args) and not plan.is_whole and mesh is not None:
             return mean_of_rows(op, plan.moved)
         if plan.moved:

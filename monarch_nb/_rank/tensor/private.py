@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 _c10d = dist.distributed_c10d
 
@@ -38,6 +39,7 @@ attention_on_cpu: Any = attrgetter("_scaled_dot_product_flash_attention_for_cpu.
 attention_on_cpu_backward: Any = attrgetter("_scaled_dot_product_flash_attention_for_cpu_backward.default")(
     torch.ops.aten
 )
+pool_backward: Any = attrgetter("_adaptive_avg_pool2d_backward.default")(torch.ops.aten)
 _Operation: Any = attrgetter("_ops.OpOverload")(torch)
 item_op: Any = attrgetter("_local_scalar_dense.default")(torch.ops.aten)
 register_group: Any = attrgetter("_register_process_group")(_c10d)
@@ -179,6 +181,14 @@ def num_masked(spec: Any) -> int:
     Torch keeps which rows these are in one place, so more than one axis fails.
     """
     return 0 if spec is None else sum(isinstance(each, _OfOwnRows) for each in spec.placements)
+
+
+def without_masks(spec: Any) -> Any:
+    """Return the layout of such a sum when it's done."""
+    if not num_masked(spec):
+        return spec
+    placements = [Replicate() if isinstance(each, _OfOwnRows) else each for each in spec.placements]
+    return DTensorSpec(spec.mesh, tuple(placements), spec.tensor_meta)
 
 
 def set_timeout(backend: Any, timeout: timedelta) -> None:

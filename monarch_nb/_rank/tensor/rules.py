@@ -15,6 +15,7 @@ import torch
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from monarch_nb._rank.tensor.losses import WITH_TARGETS, rows_of_loss
+from monarch_nb._rank.tensor.private import pool_backward
 
 Layouts = Iterable[tuple[Sequence[Placement], Sequence[Placement]]]
 Rule = Callable[..., Layouts]
@@ -144,6 +145,17 @@ def _leading(num_trailing: int) -> Rule:
     return rule
 
 
+def _unpooled(num_trailing: int) -> Rule:
+    """Return the rule of operations on two tensors whose last dimensions are those of an image: the others
+    are batches and channels, or channels only.
+    """
+
+    def rule(spec: Any, *_: Any, **__: Any) -> Layouts:
+        return [([Shard(dim)], [Shard(dim)] * 2) for dim in range(spec.ndim - num_trailing)]
+
+    return rule
+
+
 def _all_but(spec: Any, dim: int, *_: Any, **__: Any) -> Layouts:
     """Return the layouts of an operation along one dimension, which stays: the others are independent."""
     along = _wrapped(dim, spec.ndim)
@@ -173,6 +185,17 @@ def _scattered(*args: Any, **_: Any) -> Layouts:
             yield [Shard(dim)], [Shard(dim)] * 3
 
 
+def _gathered(source: Any, along: int, index: Any, **_: Any) -> Layouts:
+    """Return the layouts of gather: along its dimension each rank may look up its part of the index in the
+    whole; other dimensions are independent where both have the same size.
+    """
+    for dim in range(source.ndim):
+        if dim == _wrapped(along, source.ndim):
+            yield [Shard(dim)], [_WHOLE, Shard(dim)]
+        elif source.shape[dim] == index.shape[dim]:
+            yield [Shard(dim)], [Shard(dim)] * 2
+
+
 def _indexed(target: Any, along: int, index: Any, source: Any, **_: Any) -> Layouts:
     """Return the layouts of index_add and index_copy: each slice along the dimension has one index."""
     for dim in range(target.ndim):
@@ -180,11 +203,23 @@ def _indexed(target: Any, along: int, index: Any, source: Any, **_: Any) -> Layo
             yield [Shard(dim)], [Shard(dim), _WHOLE, Shard(dim)]
 
 
-def _solved(factors: Any, pivots: Any, right: Any, **_: Any) -> Layouts:
-    """Return the layouts of ldl_solve: batches are independent where all three have the same."""
-    for dim in range(factors.ndim - 2):
-        if right.ndim == factors.ndim and factors.shape[dim] == pivots.shape[dim] == right.shape[dim]:
-            yield [Shard(dim)], [Shard(dim)] * 3
+def _batched(*num_trailing: int) -> Rule:
+    """Return the rule of operations on batches, of which inputs may have fewer dimensions or a size of 1;
+    `num_trailing`: dimensions of one element of each input's batch.
+    """
+
+    def rule(*args: Any, **_: Any) -> Layouts:
+        batches = [each.shape[: each.ndim - n] for each, n in zip(_specs(args), num_trailing, strict=True)]
+        sizes = torch.broadcast_shapes(*batches)
+        for dim, size in enumerate(sizes):
+            if size > 1:
+                own = [(batch, dim - len(sizes) + len(batch)) for batch in batches]
+                yield (
+                    [Shard(dim)],
+                    [Shard(at) if at >= 0 and batch[at] > 1 else _WHOLE for batch, at in own],
+                )
+
+    return rule
 
 
 # --- copies of views
@@ -412,10 +447,16 @@ WRONG_IN_TORCH: dict[Any, Rule] = {
     _aten.cumprod.default: _all_but,
     _aten.logcumsumexp.default: _all_but,
     _aten.logsumexp.default: _reduced(1),
-    _aten.linalg_ldl_solve.default: _solved,
+    _aten.gather.default: _gathered,
+    _aten.linalg_ldl_solve.default: _batched(2, 1, 2),
+    _aten.linalg_solve_triangular.default: _batched(2, 2),
+    _aten.max_unpool2d.default: _unpooled(2),
+    _aten.max_unpool3d.default: _unpooled(3),
+    pool_backward: _unpooled(2),
     **dict.fromkeys(WITH_TARGETS, rows_of_loss),
 }
 """Rules in place of torch's own. Those of sums don't see that the last dimension and dimension -1 are the
-same, that of `logsumexp` doesn't see `keepdim`, that of `ldl_solve` takes rows for batches; those of losses
-take the mean of ranks' means (see `losses`).
+same, that of `logsumexp` doesn't see `keepdim`, that of `gather` pairs rows of tensors of different sizes,
+and those of solvers and of pools take rows or other tensors' batches for batches, and for channels; those of
+losses take the mean of ranks' means (see `losses`).
 """

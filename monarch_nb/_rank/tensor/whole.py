@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.utils import _pytree as pytree
 
-from monarch_nb._rank.tensor.private import is_replicated, local_of
+from monarch_nb._rank.tensor.private import is_replicated, local_of, spec_of, without_masks, wrapped
 from monarch_nb._rank.tensor.protocol import Definition
 
 Operation = Callable[..., Any]
@@ -81,6 +81,38 @@ def seeded(op: Operation) -> Operation:
         with torch.random.fork_rng():
             torch.manual_seed(int(seed))
             return op(*args, **kwargs)
+
+    return do
+
+
+def summed_at_once(op: Operation) -> Operation:
+    """Return `op`, which looks up rows of a table that ranks share, with the sum of what they find.
+
+    Torch keeps which rows are a rank's own for one sum, and in one place for all tensors of a size.
+    """
+
+    def do(*args: Any, **kwargs: Any) -> Any:
+        found = op(*args, **kwargs)
+        return (
+            redistributed(found, without_masks(spec_of(found)).placements)
+            if isinstance(found, DTensor)
+            else found
+        )
+
+    return do
+
+
+def resolved(op: Operation) -> Operation:
+    """Return `op`, which takes no conjugate that isn't computed yet. The controller has no such flag, so
+    autograd there doesn't resolve it.
+    """
+
+    def do(value: torch.Tensor) -> Any:
+        local = local_of(value) if isinstance(value, DTensor) else value
+        if local.is_conj():
+            local = local.resolve_conj()
+            value = wrapped(local, spec_of(value)) if isinstance(value, DTensor) else local
+        return op(value)
 
     return do
 
