@@ -290,8 +290,12 @@ def _gathered(meta: Meta) -> Iterator[Placements]:
 
 
 def _has_parts_of(meta: Meta, result: Meta | None) -> bool:
-    """Say whether a result's parts have as many elements as those of its input, on each rank."""
-    return result is None or _num_elements(meta) == _num_elements(result)
+    """Say whether a result's parts have as many elements as those of its input, on each rank; also where a
+    placement isn't a plain one, of which only torch knows.
+    """
+    if result is None or not (is_plain(meta.spec) and is_plain(result.spec)):
+        return True
+    return _num_elements(meta) == _num_elements(result)
 
 
 def _num_elements(meta: Meta) -> list[int]:
