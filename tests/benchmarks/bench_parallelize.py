@@ -5,9 +5,9 @@ Run: `python -m tests.benchmarks.bench_parallelize [rounds [strategy ...]]`. A r
 and ours once, in an order drawn anew. Ratios are medians of the ratios of rounds, with the interval that has
 95 of 100 such medians. A ratio says nothing where by hand differs from itself as much.
 BENCH_WIDTH=512 makes a model whose step takes several times as long: what is added to a step doesn't grow
-with it. BENCH_STEPS: of one measurement. BENCH_APART=1: ranks share the last processor, and what drives them
-has the others, as on a machine with more processors than ranks: where ranks fill all there are, a step's wall
-seconds include those of this process.
+with it, and is told most exactly of a small one (BENCH_WIDTH=32). BENCH_STEPS: of one measurement.
+BENCH_APART=1: ranks share the last processor, and what drives them has the others, as on a machine with more
+processors than ranks: where ranks fill all there are, a step's wall seconds include those of this process.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def _hand(strategy: str, mesh: Any) -> tuple[Any, Any]:
         plan = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
         parallelize_module(made, mesh["model"], plan, src_data_rank=None)
     else:
-        made = DistributedDataParallel(made, process_group=mesh.get_group(0), init_sync=False)
+        made = DistributedDataParallel(  # this model's buffers never change; ours doesn't send them either
+            made, process_group=mesh.get_group(0), init_sync=False, broadcast_buffers=False
+        )
     return made, torch.optim.AdamW(made.parameters(), lr=1e-3)
 
 
@@ -145,13 +147,26 @@ def measure(mesh: Mesh, strategy: str, rounds: int) -> None:
         print(
             f"    ours / hand {ratio(times['ours'], hand)}, hand / hand {ratio(times['two'], times['one'])}"
         )
+        print(
+            f"    ours - hand {added(times['ours'], hand)} ms a step, "
+            f"hand - hand {added(times['two'], times['one'])}"
+        )
 
 
 def ratio(ours: list[float], theirs: list[float]) -> str:
-    """Return the median of ratios, and the interval of 95 % of medians of as many drawn from them."""
-    found = [a / b for a, b in zip(ours, theirs, strict=True)]
+    """Return the median of ratios, with its interval."""
+    return _median([a / b for a, b in zip(ours, theirs, strict=True)], 3)
+
+
+def added(ours: list[float], theirs: list[float]) -> str:
+    """Return the median of differences, in milliseconds a step."""
+    return _median([(a - b) / STEPS * 1e3 for a, b in zip(ours, theirs, strict=True)], 2)
+
+
+def _median(found: list[float], digits: int) -> str:
+    """Return a median, and the interval of 95 % of medians of as many drawn from the same numbers."""
     medians = sorted(statistics.median(random.choices(found, k=len(found))) for _ in range(2000))
-    return f"{statistics.median(found):.3f} ({medians[50]:.3f} to {medians[-51]:.3f})"
+    return f"{statistics.median(found):.{digits}f} ({medians[50]:.{digits}f} to {medians[-51]:.{digits}f})"
 
 
 if __name__ == "__main__":
