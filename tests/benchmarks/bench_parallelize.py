@@ -50,7 +50,7 @@ def _hand(strategy: str, mesh: Any) -> tuple[Any, Any]:
         parallelize_module(made, mesh["model"], plan, src_data_rank=None)
     else:
         made = DistributedDataParallel(  # this model's buffers never change; ours doesn't send them either
-            made, process_group=mesh.get_group(0), init_sync=False, broadcast_buffers=False
+            made, process_group=mesh.get_group(0), init_sync=False, forward_sync_buffers=False
         )
     return made, torch.optim.AdamW(made.parameters(), lr=1e-3)
 

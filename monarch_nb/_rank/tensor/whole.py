@@ -16,10 +16,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.utils import _pytree as pytree
 
-from monarch_nb._rank.tensor.private import is_replicated, local_of, spec_of, without_masks, wrapped
+from monarch_nb._rank.tensor.private import is_replicated, laid_out, local_of, spec_of, without_masks, wrapped
 from monarch_nb._rank.tensor.protocol import Definition
 
 Operation = Callable[..., Any]
+_CONTAINERS = (list, tuple, dict)
 LIKES = frozenset({torch.ops.aten.ones_like.default, torch.ops.aten.full_like.default})
 """Operations that look at the size of their input only."""
 
@@ -52,8 +53,10 @@ def on_moved(op: Operation, moved: Sequence[tuple[int, Sequence[Any]]]) -> Opera
         def move(value: Any) -> Any:
             return relay(value, layouts.get(next(numbers))) if isinstance(value, DTensor) else value
 
-        args, kwargs = pytree.tree_map(move, (args, kwargs))
-        return op(*args, **kwargs)
+        if kwargs or any(type(each) in _CONTAINERS for each in args):
+            args, kwargs = pytree.tree_map(move, (args, kwargs))
+            return op(*args, **kwargs)
+        return op(*map(move, args))
 
     return do
 
@@ -144,9 +147,7 @@ def in_place(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -
             if part.shape[each.dim] % mesh.size(axis):
                 return place(whole, mesh, placements)
             part = part.chunk(mesh.size(axis), each.dim)[mesh.get_local_rank(axis)]
-    return DTensor.from_local(
-        part.contiguous(), mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
-    )
+    return laid_out(part.contiguous(), mesh, placements, whole.shape, whole.stride())
 
 
 def _part(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -> DTensor:
