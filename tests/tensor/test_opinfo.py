@@ -12,6 +12,7 @@ import sys
 import tomllib
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ pytest.importorskip("expecttest", reason="torch.testing's OpInfo needs expecttes
 
 TABLE = tomllib.loads(Path(__file__).with_name("operations.toml").read_text())
 IS_FULL = os.environ.get("MONARCH_NB_HOSTILE") == "full"
-NUM_SAMPLES = 60 if IS_FULL else 2
+NUM_SAMPLES = 20 if IS_FULL else 2
 NUM_PARTS = 8
 EVEN = {"S": 4, "M": 8, "XS": 2}
 """Sizes of samples in place of torch's odd ones: parts are equally long, and other rules apply."""
@@ -81,6 +82,11 @@ def difference(found: Sequence[Any], wanted: Sequence[Any], *, by_chance: bool) 
     return ""
 
 
+def drops(sample: Any) -> bool:
+    """Say whether a sample drops elements by chance."""
+    return bool(sample.kwargs.get("dropout_p") or (sample.kwargs.get("training") and sample.kwargs.get("p")))
+
+
 def outcome(mesh: Mesh, name: str, op: Any, sample: Any, spec: list[Any]) -> str:
     """Return "" if the mesh computes what one process does, "gathers" if from whole inputs, or what went
     wrong.
@@ -102,7 +108,8 @@ def outcome(mesh: Mesh, name: str, op: Any, sample: Any, spec: list[Any]) -> str
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         try:
-            wrong = difference(run(op, sample, place), wanted, by_chance=name in TABLE["by_chance"])
+            by_chance = name in TABLE["by_chance"] or drops(sample)
+            wrong = difference(run(op, sample, place), wanted, by_chance=by_chance)
         except Exception as error:  # whatever it is, it's shown beside the operation's name
             return f"{type(error).__name__}: {error}".split("\n")[0][:200]
     return wrong or ("gathers" if any("can't be done on shards" in str(w.message) for w in seen) else "")
@@ -173,6 +180,59 @@ def test_operations_are_those_of_one_process(any_mesh: Mesh, any_sizes: str, par
             "take these out of the table: they shard now"
         )
         assert (set(TABLE["fails"]) & names) - fails == set(), "take these out of the table: they work now"
+
+
+def gradients(op: Any, sample: Any, place: Any) -> list[Any]:
+    """Return the gradients of what has some, of a sum in which each element counts differently."""
+    given = pytree.tree_map(place, (sample.input, sample.args, sample.kwargs))
+    leaves = [x for x in pytree.tree_leaves(given) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    for each in leaves:
+        each.requires_grad_()
+    torch.manual_seed(0)
+    found = pytree.tree_leaves(op(given[0], *given[1], **given[2]))
+    results = [x for x in found if isinstance(x, torch.Tensor) and x.is_floating_point() and x.requires_grad]
+    weighted = [x * (torch.arange(x.numel()).reshape(x.shape) % 7 + 1) for x in results]
+    if weighted:
+        torch.stack([each.sum() for each in weighted]).sum().backward()
+    return [x.grad for x in leaves if x.grad is not None]
+
+
+@pytest.mark.skipif(not IS_FULL, reason="in the long form only: MONARCH_NB_HOSTILE=full")
+@pytest.mark.usefixtures("no_test_case", "any_sizes")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+def test_gradients_are_those_of_one_process(any_mesh: Mesh, part: int) -> None:
+    left_out = {*TABLE["fails"], *TABLE["by_chance"], *TABLE["gradients_fail"]}
+    wrong = {}
+    for name, op in list(operations().items())[part::NUM_PARTS]:
+        if name in left_out or not op.supports_autograd:
+            continue
+        with suppress(RuntimeError):  # samples that count on other sizes
+            seen = {
+                gradient_outcome(any_mesh, op, each, spec) for each in samples(op)[:6] for spec in SPECS
+            } - {""}
+            if seen:
+                wrong[name] = " / ".join(sorted(seen))
+    assert not wrong, "\n".join(f"{name}: {what}" for name, what in wrong.items())
+
+
+def gradient_outcome(mesh: Mesh, op: Any, sample: Any, spec: list[Any]) -> str:
+    """Return "" if gradients are those of one process, or what went wrong."""
+
+    def place(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        fits = x.dim() >= len(spec) and x.numel()
+        return monarch_nb.distribute(x.detach().clone(), mesh, spec if fits else [])
+
+    try:
+        wanted = gradients(op, sample, lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x)
+    except (IndexError, RuntimeError):  # one process can't, either
+        return ""
+    try:
+        return difference(gradients(op, sample, place), wanted, by_chance=drops(sample))
+    except Exception as error:  # whatever it is, it's shown beside the operation's name
+        return f"{type(error).__name__}: {error}".split("\n")[0][:200]
 
 
 def test_the_table_names_operations_that_there_are() -> None:
