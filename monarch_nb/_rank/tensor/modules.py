@@ -162,6 +162,8 @@ class OnRank:
             self.module, process_group=self._data.get_group(0), init_sync=False, broadcast_buffers=False,
             find_unused_parameters=self._spec.has_unused,
         )  # fmt: skip
+        # without annotations, which torch compares with types, not with their text
+        found.register_comm_hook(self._data.get_group(0), lambda group, bucket: _summed(group, bucket))
         self._reducer = found.reducer
         made: Callable[..., Any] = found
         return made
@@ -307,7 +309,7 @@ class OnRank:
 
     def _divides(self) -> bool:
         """Say whether what sums gradients divides them by the number of ranks."""
-        return self._spec.strategy == "fsdp" or self._reducer is not None
+        return self._spec.strategy == "fsdp"
 
     def _share(self, gradient: DTensor, layout: Sequence[Any], scale: float) -> torch.Tensor:
         """Return this rank's share of an output's gradient: shares of all ranks make the whole."""
@@ -430,6 +432,14 @@ class _Whole:
 @functools.cache
 def _structure(text: str) -> Any:
     return pytree.treespec_loads(text)
+
+
+def _summed(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Sum a bucket of gradients over ranks. Left alone, DDP takes their mean, and each rank would have to
+    multiply its part of the output's gradient before: a copy of what is often the largest tensor.
+    """
+    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
 
 
 def _has_rows(value: Any) -> bool:
