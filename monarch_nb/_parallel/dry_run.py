@@ -35,6 +35,7 @@ from monarch_nb._parallel.rules import (
     row_layout,
 )
 from monarch_nb._rank.tensor.private import make_wrapper, no_torch_function
+from monarch_nb._tensor.arguments import plain_arguments
 from monarch_nb._tensor.metadata import Grid, Meta, intern
 from monarch_nb._tensor.place import Place, users_frame
 from monarch_nb._tensor.propagation import Propagation
@@ -686,7 +687,7 @@ class WholeRun(_Mode):
             shapes = self._runner.propagation.per_rank(func, args, kwargs, self._runner.grid).parts
             layout = args[0].mesh_meta.placements
             return [p and p.with_layout(layout) for p in shapes], ""
-        outcome = self._runner.propagation.over_grid(func, args, kwargs, first)
+        outcome = self._runner.propagation.over_grid(func, *plain_arguments(func, args, kwargs), first)
         if outcome.is_unknown:
             raise CantFollow(f"{func} gives a shape that depends on numbers ({Place(*users_frame(), '')})")
         if outcome.moves:

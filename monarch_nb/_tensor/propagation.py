@@ -186,14 +186,12 @@ class Propagation:
         sharding, before = info.output_sharding, len(self._tensors(args))
         if not tensors or not before:
             return []
-        first = info.schema.args_spec[0]
         is_moved = sharding.needs_redistribute and sharding.redistribute_schema is not None
-        if is_moved:
-            first = sharding.redistribute_schema.args_spec[0]
-        pairs = [
-            (each.mesh_meta.spec, layout_of_named(func, first.placements, each.mesh_meta.spec))
-            for each in tensors
-        ]
+        specs = (sharding.redistribute_schema if is_moved else info.schema).args_spec
+        first = (
+            specs[0].placements if specs else [Replicate()] * info.compute_mesh.ndim
+        )  # lists of tensors aren't there
+        pairs = [(each.mesh_meta.spec, layout_of_named(func, first, each.mesh_meta.spec)) for each in tensors]
         found = [
             _Named(before + n, spec.placements, layout)
             for n, (spec, layout) in enumerate(pairs)
