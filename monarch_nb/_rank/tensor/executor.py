@@ -88,6 +88,12 @@ class Halted(Exception):
     """The error raised when the controller asks this rank to stop, because another one has failed."""
 
 
+_WRAPPED: Final = {
+    "aten.mkldnn_rnn_layer.default": with_workspace,
+    "aten.view_as_real.default": resolved,
+    "aten.embedding.default": summed_at_once,
+}
+"""What is done around operations that the controller sees otherwise than torch does them."""
 keep_nans()
 
 
@@ -305,12 +311,8 @@ class Executor:
             return functools.partial(op, device=device_type())
         if plan.is_random:
             op = seeded(op)
-        if plan.op == "aten.mkldnn_rnn_layer.default":
-            op = with_workspace(op)
-        if plan.op == "aten.view_as_real.default":
-            op = resolved(op)
-        if plan.op == "aten.embedding.default":
-            op = summed_at_once(op)
+        if plan.op in _WRAPPED:
+            op = _WRAPPED[plan.op](op)
         if is_mean_of_rows(op, plan.args) and not plan.is_whole and mesh is not None:
             return mean_of_rows(op, plan.moved)
         if plan.moved:

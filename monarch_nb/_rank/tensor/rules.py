@@ -136,22 +136,11 @@ def _gradient_of_rows(spec: Any, reduction: int) -> Sequence[Placement]:
 # --- dimension by dimension
 
 
-def _leading(num_trailing: int) -> Rule:
+def _leading(num_trailing: int, num_inputs: int = 1) -> Rule:
     """Return the rule of operations that change the last dimensions, and leave the others as they are."""
 
     def rule(spec: Any, *_: Any, **__: Any) -> Layouts:
-        return [([Shard(dim)], [Shard(dim)]) for dim in range(spec.ndim - num_trailing)]
-
-    return rule
-
-
-def _unpooled(num_trailing: int) -> Rule:
-    """Return the rule of operations on two tensors whose last dimensions are those of an image: the others
-    are batches and channels, or channels only.
-    """
-
-    def rule(spec: Any, *_: Any, **__: Any) -> Layouts:
-        return [([Shard(dim)], [Shard(dim)] * 2) for dim in range(spec.ndim - num_trailing)]
+        return [([Shard(dim)], [Shard(dim)] * num_inputs) for dim in range(spec.ndim - num_trailing)]
 
     return rule
 
@@ -450,9 +439,9 @@ WRONG_IN_TORCH: dict[Any, Rule] = {
     _aten.gather.default: _gathered,
     _aten.linalg_ldl_solve.default: _batched(2, 1, 2),
     _aten.linalg_solve_triangular.default: _batched(2, 2),
-    _aten.max_unpool2d.default: _unpooled(2),
-    _aten.max_unpool3d.default: _unpooled(3),
-    pool_backward: _unpooled(2),
+    _aten.max_unpool2d.default: _leading(2, 2),
+    _aten.max_unpool3d.default: _leading(3, 2),
+    pool_backward: _leading(2, 2),
     **dict.fromkeys(WITH_TARGETS, rows_of_loss),
 }
 """Rules in place of torch's own. Those of sums don't see that the last dimension and dimension -1 are the
