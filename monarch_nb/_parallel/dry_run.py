@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Partial, Replicate
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -34,6 +34,8 @@ from monarch_nb._parallel.rules import (
     reason_of,
     row_layout,
 )
+from monarch_nb._rank.tensor.losses import SUM, is_mean_of_rows
+from monarch_nb._rank.tensor.own_losses import counts_rows, means_by
 from monarch_nb._rank.tensor.private import make_wrapper, no_torch_function
 from monarch_nb._tensor.arguments import plain_arguments
 from monarch_nb._tensor.metadata import Grid, Meta, intern
@@ -99,6 +101,7 @@ class DryRun:
         used: names of parameters that contribute to the result.
         num_flops: floating-point operations of one rank's forward.
         saved_bytes: bytes that one rank keeps for the backward.
+        counts_rows: whether a loss is the mean over rows that count: ranks have to add these up.
     """
 
     outputs: tuple[Out, ...]
@@ -108,6 +111,7 @@ class DryRun:
     used: frozenset[str]
     num_flops: int = 0
     saved_bytes: int = 0
+    counts_rows: bool = False
 
 
 class CantFollow(Exception):
@@ -296,7 +300,10 @@ class DryRunner:
         kept = tuple(None if isinstance(x, torch.Tensor) else x for x in leaves)
         holes = tuple(_Hole if isinstance(x, torch.Tensor) else k for x, k in zip(leaves, kept, strict=True))
         findings = tuple(replace(f, num_bytes=local.gathered.get(f.path, 0)) for f in self._known)
-        return DryRun(outputs, holes, structure, findings, used, local.num_flops, local.saved_bytes)
+        return DryRun(
+            outputs, holes, structure, findings, used, local.num_flops, local.saved_bytes,
+            over_all.counts_rows,
+        )  # fmt: skip
 
 
 _Hole: Any = object()
@@ -456,8 +463,16 @@ class LocalRun(_Mode):
 
     @contextmanager
     def _around(self) -> Iterator[None]:
-        with super()._around(), self._fake, torch.autograd.graph.saved_tensors_hooks(self._save, lambda x: x):
+        with (
+            super()._around(),
+            means_by(self._loss),
+            self._fake,
+            torch.autograd.graph.saved_tensors_hooks(self._save, lambda x: x),
+        ):
             yield
+
+    def _loss(self, by_torch: Any, given: dict[str, Any]) -> Any:
+        return by_torch(**{**given, "reduction": SUM})  # the same operations as `WholeRun`
 
     def _save(self, value: torch.Tensor) -> torch.Tensor:
         storage = value.untyped_storage()
@@ -558,6 +573,20 @@ class WholeRun(_Mode):
         self._trusted = 0
         """Number of enclosing layers that were tested with values."""
         self.inputs: dict[str, Any] = {}
+        self.counts_rows = False
+
+    @contextmanager
+    def _around(self) -> Iterator[None]:
+        with super()._around(), means_by(self._loss):
+            yield
+
+    def _loss(self, by_torch: Any, given: dict[str, Any]) -> Any:
+        """Follow a loss that is the mean of rows: ranks have one each, see `own_losses`."""
+        total = by_torch(**{**given, "reduction": SUM})
+        if not is_dry(total) or not total.mesh_meta.placements[0].is_partial():
+            return total
+        self.counts_rows |= counts_rows(given)
+        return Lay.apply(total, Partial("avg"))
 
     def enter(self, path: str, args: Any, kwargs: Any) -> None:
         """Record the arguments of a layer."""
@@ -688,6 +717,8 @@ class WholeRun(_Mode):
             layout = args[0].mesh_meta.placements
             return [p and p.with_layout(layout) for p in shapes], ""
         outcome = self._runner.propagation.over_grid(func, *plain_arguments(func, args, kwargs), first)
+        if is_mean_of_rows(func, args):
+            outcome = replace(outcome, parts=tuple(map(_as_mean, outcome.parts)))
         if outcome.is_unknown:
             raise CantFollow(f"{func} gives a shape that depends on numbers ({Place(*users_frame(), '')})")
         if outcome.moves:
@@ -715,6 +746,13 @@ class WholeRun(_Mode):
         if len(returns) == 1 and "[]" not in str(returns[0].type) and "List" not in str(returns[0].type):
             return made[0]
         return list(made) if len(returns) == 1 else tuple(made)
+
+
+def _as_mean(meta: Meta | None) -> Meta | None:
+    """Return the metadata of a loss that is computed by torch's operation itself: each rank has its mean."""
+    if meta is None or not any(each.is_partial() for each in meta.placements or ()):
+        return meta
+    return meta.with_layout((Partial("avg"),))
 
 
 def _spec(value: Any) -> Any:

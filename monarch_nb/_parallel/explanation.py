@@ -78,6 +78,9 @@ class Explanation:
                 f"{text}; every rank runs it on the whole batch, "
                 f"+{size_text(each.num_bytes)} gathered a forward",
             ))  # fmt: skip
+        if self.dry and self.dry.counts_rows:
+            text = "rows that count are added up over ranks: one number more a forward"
+            rows.append(("counted", "the module's loss", text))
         if self.slow:
             rows.append(("slow", "operation by operation", self.slow))
         return rows

@@ -504,6 +504,7 @@ class Parallel:
             checkpointed=self._groups if self._taken.checkpoints else (), apart=self._apart(),
             precision=self._asked.precision, compiles=self._asked.compiles,
             has_unused=unused or (before is not None and before.has_unused),
+            counts_rows=dry.counts_rows or (before is not None and before.counts_rows),
             seed=torch.initial_seed() % (1 << 31),
             tensor=self._plan(before),
         )  # fmt: skip
@@ -700,7 +701,8 @@ def _replicas(shape: Sequence[int], num_hosts: int, strategy: str) -> int:
 
 def _is_covered(wanted: ParallelSpec, built: ParallelSpec) -> bool:
     is_split_alike = wanted.tensor == built.tensor
-    return set(wanted.whole) <= set(built.whole) and wanted.has_unused <= built.has_unused and is_split_alike
+    needs = wanted.has_unused <= built.has_unused and wanted.counts_rows <= built.counts_rows
+    return set(wanted.whole) <= set(built.whole) and needs and is_split_alike
 
 
 def _rows(leaves: Sequence[Any]) -> int:

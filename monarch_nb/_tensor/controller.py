@@ -471,7 +471,7 @@ class Engine:
             None if meta.placements is None else meta.grid.number, outcome.is_whole, is_random,
             () if meta.placements is None else tuple(p.placements for p in outputs if isinstance(p, Meta)),
             outcome.sums, () if outcome.sums is None else _described(outputs),
-            self._members(meta.grid), module_of_op(func), outcome.moved,
+            self._members(meta.grid), module_of_op(func), outcome.moved, outcome.cuts,
         ))  # fmt: skip
         return plan
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,12 +18,12 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils import _pytree as pytree
 
 from monarch_nb._rank.tensor.losses import is_mean_of_rows
-from monarch_nb._rank.tensor.parts import follows_rules, given_and_wanted, is_plain, sums_between
+from monarch_nb._rank.tensor.parts import follows_rules, given_and_wanted, is_plain, steps_between
 from monarch_nb._rank.tensor.private import dispatcher, num_masked, random_ops, schema_of, without_masks
 from monarch_nb._rank.tensor.strategies import has_rule, layout_of_named
 from monarch_nb._rank.tensor.sums import Axes
 from monarch_nb._tensor.metadata import Grid, Meta, Placements, intern
-from monarch_nb._tensor.plan import HIDDEN_WRITES
+from monarch_nb._tensor.plan import HIDDEN_WRITES, written_names
 from monarch_nb.exceptions import WrongTensor
 
 aten = torch.ops.aten
@@ -58,6 +58,7 @@ class Outcome:
             its process has done before, and a rank that was started anew has done nothing.
         sums: if each rank does it on its parts: inputs that are summed over ranks before, with the axes; None
             if ranks have to find that out.
+        cuts: then, inputs of which each rank takes its part, and their layouts.
     """
 
     parts: tuple[Meta | None, ...]
@@ -67,6 +68,7 @@ class Outcome:
     moves: str = ""
     moved: tuple[tuple[int, Placements], ...] = ()
     sums: tuple[tuple[int, Axes], ...] | None = None
+    cuts: tuple[tuple[int, Placements], ...] = ()
 
 
 class Propagation:
@@ -125,10 +127,10 @@ class Propagation:
         """Say whether parts are of sizes with which the ranks' operation, or torch's rule for it, fails."""
         if func not in _NEED_ROWS and func not in _BY_SIZE:
             return False
-        parts = [part_sizes(x.mesh_meta) for x in self._tensors(args)]
+        metas = [each.mesh_meta for each in self._tensors(args)]
         if func in _NEED_ROWS:
-            return any(0 in smallest for smallest, _ in parts)
-        return any(uneven for _, uneven in parts)
+            return any(0 in _smallest_part(each) for each in metas)
+        return any(map(_is_split_unevenly, metas))
 
     def _resized(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Grid) -> Outcome:
         """Return the outcome of a view in another size. If parts of the input aren't parts of the result, the
@@ -171,10 +173,11 @@ class Propagation:
             is_copy = func.is_view and (bool(moves) or self._is_of_copy(args))
             parts = [_meta_of_spec(spec, grid, is_copy) for spec in specs]
         self._check_in_place(func, args, parts)
-        sums = None if named else self._sums(func, args, kwargs, info, specs)
+        steps = None if named else self._steps(func, args, kwargs, info, specs)
+        sums, cuts = steps or (None, ())
         num_inputs = len(self._tensors(args if named else (*args, *kwargs.values())))
         moved = _moved(info, func, num_inputs, named) if moves and sums is None else ()
-        return Outcome(tuple(parts), moves=moves, moved=moved, sums=sums)
+        return Outcome(tuple(parts), moves=moves, moved=moved, sums=sums, cuts=cuts)
 
     def _named(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], info: Any) -> list[_Named]:
         """Return the tensors among the named arguments that have to be laid out anew.
@@ -201,10 +204,10 @@ class Propagation:
             raise NotImplementedError("torch lays out anew what it's given by position only")
         return found
 
-    def _sums(
+    def _steps(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], info: Any, specs: Sequence[Any]
-    ) -> tuple[tuple[int, Axes], ...] | None:
-        """Return which inputs have to be summed, if nothing else has to be done to them."""
+    ) -> _Steps | None:
+        """Return which inputs have to be summed, and which cut, if nothing else has to be done to them."""
         tensors = [each for each in pytree.tree_leaves((tuple(args), dict(kwargs))) if self._is_tensor(each)]
         layouts = [*(each.mesh_meta.spec for each in tensors), *(each for each in specs if each is not None)]
         if not follows_rules(func) or is_mean_of_rows(func, args) or not all(map(is_plain, layouts)):
@@ -213,12 +216,14 @@ class Propagation:
             return None
         sharding = info.output_sharding
         if not sharding.needs_redistribute:
-            return ()
+            return (), ()
         schema = sharding.redistribute_schema
         if sharding.use_val_from_redistribute_schema or schema is None or schema.op != func:
             return None  # sizes depend on the rank
-        found = sums_between(info, len(tensors))
-        return None if found is None else tuple(found.items())
+        found = steps_between(info, len(tensors))
+        if found is None or (found[1] and not _only_reads(func, found[1])):
+            return None
+        return tuple(found[0].items()), tuple(found[1].items())
 
     def _check_in_place(self, func: Any, args: Sequence[Any], parts: Sequence[Meta | None]) -> None:
         """Raise if a tensor that is changed in place would need another layout."""
@@ -293,35 +298,32 @@ def _has_parts_of(meta: Meta, result: Meta | None) -> bool:
     """
     if result is None or not (is_plain(meta.spec) and is_plain(result.spec)):
         return True
-    return _num_elements(meta) == _num_elements(result)
+    places = list(itertools.product(*map(range, meta.grid.shape)))
+    return all(math.prod(_part_size(meta, each)) == math.prod(_part_size(result, each)) for each in places)
 
 
-def _num_elements(meta: Meta) -> list[int]:
-    """Return the number of elements of each rank's part."""
-    found = []
-    for place in itertools.product(*map(range, meta.grid.shape)):
-        sizes = list(meta.size)
-        for at, num, each in zip(place, meta.grid.shape, meta.placements or (), strict=True):
-            if each.is_shard():
-                rows = -(-sizes[each.dim] // num)
-                sizes[each.dim] = max(0, min(rows, sizes[each.dim] - at * rows))
-        found.append(math.prod(sizes))
+def _part_size(meta: Meta, place: Sequence[int]) -> list[int]:
+    """Return the size of the part of the rank at a place of the grid."""
+    found = list(meta.size)
+    for at, num, each in zip(place, meta.grid.shape, meta.placements or (), strict=False):
+        if each.is_shard():
+            rows = -(-found[each.dim] // num)
+            found[each.dim] = max(0, min(rows, found[each.dim] - at * rows))
     return found
 
 
-def part_sizes(meta: Meta) -> tuple[list[int], bool]:
-    """Return the size of the smallest part of a tensor, and whether a dimension that is split over several
-    axes has parts of different sizes.
-    """
-    sizes, splits, uneven = list(meta.size), [0] * len(meta.size), set()
+def _smallest_part(meta: Meta) -> list[int]:
+    """Return the size of the smallest part of a tensor: the last rank's along each axis."""
+    return _part_size(meta, [num - 1 for num in meta.grid.shape])
+
+
+def _is_split_unevenly(meta: Meta) -> bool:
+    """Say whether a dimension that is split over several axes has parts of different sizes."""
+    splits: dict[int, list[int]] = {}
     for num, each in zip(meta.grid.shape, meta.placements or (), strict=False):
         if each.is_shard():
-            rows = -(-sizes[each.dim] // num)
-            if rows * num != sizes[each.dim]:
-                uneven.add(each.dim)
-            sizes[each.dim] = max(0, sizes[each.dim] - rows * (num - 1))
-            splits[each.dim] += 1
-    return sizes, any(splits[dim] > 1 for dim in uneven)
+            splits.setdefault(each.dim, []).append(num)
+    return any(len(nums) > 1 and meta.size[dim] % math.prod(nums) for dim, nums in splits.items())
 
 
 def _moves(info: Any, sharding: Any) -> str:
@@ -371,6 +373,21 @@ def _moved(
     found = [(n, tuple(b.placements)) for n, (a, b) in enumerate(pairs) if a.placements != b.placements]
     is_plain = all(type(each) in (Shard, Replicate) for _, layout in found for each in layout)
     return (*found, *others) if is_plain else ()
+
+
+_Steps = tuple[tuple[tuple[int, Axes], ...], tuple[tuple[int, Placements], ...]]
+"""Sums and cuts."""
+
+
+def _only_reads(func: Any, inputs: Collection[int]) -> bool:
+    """Say whether an operation neither changes these inputs nor returns what lies in their memory."""
+    writes = written_names(func)
+    aliases = any(
+        each.alias_info is not None and not each.alias_info.is_write for each in schema_of(func).returns
+    )
+    return not aliases and (
+        not writes or (writes == {"self"} and 0 not in inputs and "_foreach" not in str(func))
+    )
 
 
 def _flat(result: Any) -> list[Any]:

@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 import monarch_nb
 from monarch_nb._rank.tensor.modules import OnRank
 from monarch_nb.distributed import Mesh
+from tests.benchmarks.medians import median_text, ratio
 from tests.tensor.models import GPT
 
 STEPS = int(os.environ.get("BENCH_STEPS", "4"))
@@ -153,20 +154,9 @@ def measure(mesh: Mesh, strategy: str, rounds: int) -> None:
         )
 
 
-def ratio(ours: list[float], theirs: list[float]) -> str:
-    """Return the median of ratios, with its interval."""
-    return _median([a / b for a, b in zip(ours, theirs, strict=True)], 3)
-
-
 def added(ours: list[float], theirs: list[float]) -> str:
     """Return the median of differences, in milliseconds a step."""
-    return _median([(a - b) / STEPS * 1e3 for a, b in zip(ours, theirs, strict=True)], 2)
-
-
-def _median(found: list[float], digits: int) -> str:
-    """Return a median, and the interval of 95 % of medians of as many drawn from the same numbers."""
-    medians = sorted(statistics.median(random.choices(found, k=len(found))) for _ in range(2000))
-    return f"{statistics.median(found):.{digits}f} ({medians[50]:.{digits}f} to {medians[-51]:.{digits}f})"
+    return median_text([(a - b) / STEPS * 1e3 for a, b in zip(ours, theirs, strict=True)], 2)
 
 
 if __name__ == "__main__":

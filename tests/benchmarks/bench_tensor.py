@@ -1,41 +1,53 @@
-"""Tensors of a mesh, beside torch's own: `python tests/benchmarks/bench_tensor.py`. All rows in one run, in
-turns, on one machine.
+"""Tensors of a mesh, beside torch's own: `python -m tests.benchmarks.bench_tensor [part ...]`, of the parts
+operations, programs, gpt and chain. All rows in one run, in turns, on one machine.
 
 Prints, as CPU time of this process, the least of some rounds: an operation that was done before, on tensors
 of a mesh and on plain ones of 4 x 4 numbers, which is what Python and torch's dispatch cost, and on a
 subclass of tensors that does nothing but return the last result's like: no subclass that torch calls for each
-operation can do less. Then a training step of a small network; words and commands that a step sends.
+operation can do less. Then programs, tensors of 4 numbers a row: training steps of a small network and of a
+GPT; words and commands that a step sends.
 
 Then a training step of a GPT, as streamed commands and as a replay of `monarch_nb.compile`, beside the same
 step written by hand for DTensors, on the same ranks and process groups: blocks of some steps, in random order
 within each round, by hand twice. In the large one operations take longest, in the small one what is around
-them. Ratios are of CPU time of the ranks, by round: wall times say little on a
-machine that others load, too. If by hand against by hand isn't 1, the rest can't be told either.
+them. Ratios are of CPU time of the ranks, by round, each median with the interval of 95 of 100 such medians:
+wall times say little on a machine that others load, too. If by hand against by hand isn't 1, the rest can't
+be told either. BENCH_ROUNDS: how many rounds.
+
+At last operations a second of a chain of them on 8 ranks, beside Monarch's tensor engine, if BENCH_MONARCH
+is the path of a Python that has `torchmonarch`.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from gpt_by_hand import GPT, by_hand, cpu_of_rank, losses_of, trained_by_hand
 from torch import nn, optim
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 import monarch_nb
 from monarch_nb.distributed import Mesh
+from tests.benchmarks.gpt_by_hand import GPT, by_hand, cpu_of_rank, losses_of, trained_by_hand
+from tests.benchmarks.medians import ratio
 
 NUM_RANKS = 2
 NUM_ROUNDS = 15
 NUM_OPERATIONS = 300
 NUM_STEPS = 10
-GPT_ROUNDS = 10
-GPT_STEPS = 5
+GPT_ROUNDS = int(os.environ.get("BENCH_ROUNDS", "30"))
+GPT_STEPS = 3
+CHAIN_RANKS = 8
+CHAIN_ROUNDS = 3
 
 
 def cpu_s(do: Callable[[], object]) -> float:
@@ -121,35 +133,50 @@ def operations(mesh: Mesh) -> None:
         row(name, ours, floor, NUM_OPERATIONS, idle)
 
 
-def steps_of(model: nn.Module, batch: torch.Tensor) -> Callable[[], None]:
-    """Return some training steps."""
-    optimizer = optim.AdamW(model.parameters(), lr=1e-4)
+class Program:
+    """A training loop of a module, here or on a mesh."""
 
-    def do() -> None:
+    def __init__(self, module: nn.Module, batch: torch.Tensor, loss: Callable[[Any], Any]) -> None:
+        self.module, self._batch, self._loss = module, batch, loss
+        self._optimizer = optim.AdamW(module.parameters(), lr=1e-4)
+
+    def run(self) -> None:
+        """Take some steps."""
         for _ in range(NUM_STEPS):
-            optimizer.zero_grad()
-            nn.functional.mse_loss(model(batch), batch).backward()
-            optimizer.step()
-
-    return do
+            self._optimizer.zero_grad()
+            self._loss(self.module(self._batch)).backward()
+            self._optimizer.step()
 
 
-def training(mesh: Mesh) -> None:
+def programs(mesh: Mesh) -> None:
+    """Print rows of training steps whose tensors are so small that only Python and torch's dispatch count."""
+    mlp = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
+    rows, tokens = torch.randn(4, 4), torch.randint(GPT.VOCABULARY, (4, 4))
+
+    def of_rows(y: Any) -> Any:
+        return nn.functional.mse_loss(y, rows)
+
+    def of_tokens(y: Any) -> Any:
+        return nn.functional.cross_entropy(y, tokens.flatten())
+
+    for what, plain, batch, loss in (("an MLP", mlp, rows, of_rows), ("a GPT", GPT(4), tokens, of_tokens)):
+        program(f"a step of {what} with AdamW", mesh, plain, batch, loss)
+
+
+def program(what: str, mesh: Mesh, plain: nn.Module, batch: torch.Tensor, loss: Callable[[Any], Any]) -> None:
     """Print the row of a training step."""
-    plain = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 16))
-    model = monarch_nb.module_to_mesh(plain, mesh)
-    batch = torch.randn(8, 16)
-    ours, floor = steps_of(model, batch), steps_of(plain, batch)
-    engine = next(model.parameters()).engine
-    ours()
+    mine = Program(monarch_nb.module_to_mesh(plain, mesh), batch, loss)
+    floor = Program(plain, batch, loss)
+    engine: Any = next(mine.module.parameters()).engine  # type: ignore[attr-defined]
+    mine.run()
     engine.synchronize()
     before, bytes_before = engine.stream.count, engine.stream.num_bytes
     pairs = []
     for _ in range(NUM_ROUNDS):
-        pairs.append((cpu_s(ours), cpu_s(floor)))
+        pairs.append((cpu_s(mine.run), cpu_s(floor.run)))
         engine.synchronize()
     num = NUM_ROUNDS * NUM_STEPS
-    row("a step of an MLP with AdamW", [p[0] for p in pairs], [p[1] for p in pairs], NUM_STEPS)
+    row(what, [p[0] for p in pairs], [p[1] for p in pairs], NUM_STEPS)
     print(
         f"  {(engine.stream.count - before) / num:.0f} commands, "
         f"{(engine.stream.num_bytes - bytes_before) / num:.0f} bytes a step"
@@ -214,12 +241,11 @@ def gpt(mesh: Mesh, width: int, length: int) -> None:
             ranks = sum(mesh.execute(cpu_of_rank)) - ranks
             taken[name].append((ranks / NUM_RANKS, here, wall))
             sent[name] = engine.stream.num_messages - messages, engine.stream.num_bytes - size
+    by_hands = [each[0] for each in taken["by hand"]]
     for name, values in taken.items():
-        ratios = sorted(a[0] / b[0] for a, b in zip(values, taken["by hand"], strict=True))
         rank, here, wall = (statistics.median(v[n] for v in values) / GPT_STEPS * 1e3 for n in range(3))
-        span = f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
         print(f"GPT of width {width}, {name:<14} rank {rank:6.1f} ms CPU, "
-              f"{statistics.median(ratios):5.2f} x by hand {span}   here {here:6.2f} ms CPU   "
+              f"{ratio([each[0] for each in values], by_hands)} x by hand   here {here:6.2f} ms CPU   "
               f"{wall:6.1f} ms   {sent[name][1] / GPT_STEPS:6.0f} bytes")  # fmt: skip
     known = {round(losses[-1], 4) for losses in (blocks[n].losses for n in ("streamed", "replayed"))}  # type: ignore[attr-defined]
     print(
@@ -227,10 +253,41 @@ def gpt(mesh: Mesh, width: int, length: int) -> None:
     )
 
 
+def chain(_mesh: Mesh) -> None:
+    """Print operations a second beside Monarch's tensor engine."""
+    pythons = {"monarch_nb": (sys.executable, 20_000)}
+    if monarch := os.environ.get("BENCH_MONARCH"):
+        pythons["monarch"] = (monarch, 1_000)
+    found: dict[str, list[float]] = {package: [] for package in pythons}
+    for _ in range(CHAIN_ROUNDS):
+        for package, (python, num) in pythons.items():
+            script = str(Path(__file__).with_name("chain.py"))
+            words = [python, script, package, str(CHAIN_RANKS), str(num)]
+            printed = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+            found[package] += [float(line) for line in printed.split()[-3:]]  # Monarch prints more before
+    for package, each in found.items():
+        print(f"{package}: {statistics.median(each):8.0f} operations a second on {CHAIN_RANKS} ranks")
+    if "monarch" in found:
+        print(f"  {ratio(found['monarch_nb'], found['monarch'])} x Monarch's")
+    else:
+        print("  beside Monarch: BENCH_MONARCH=/path/to/python, of an environment with torchmonarch")
+
+
+def gpts(mesh: Mesh) -> None:
+    """Print the rows of two GPTs."""
+    gpt(mesh, 128, 64)
+    gpt(mesh, 32, 16)
+
+
+PARTS: dict[str, Callable[[Mesh], None]] = {
+    "operations": operations,
+    "programs": programs,
+    "gpt": gpts,
+    "chain": chain,
+}
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with Mesh((NUM_RANKS,), ("data_parallel",)) as benchmarked:
-        operations(benchmarked)
-        training(benchmarked)
-        gpt(benchmarked, 128, 64)
-        gpt(benchmarked, 32, 16)
+        for part in sys.argv[1:] or PARTS:
+            PARTS[part](benchmarked)

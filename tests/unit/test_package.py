@@ -145,6 +145,7 @@ EXAMPLES = [
     "_rank.environment",
     "_rank.frame_variables",
     "_rank.operators",
+    "_rank.tensor.cuts",
     "_rank.tensor.laying",
     "_rank.trace",
     "_rank.variables",

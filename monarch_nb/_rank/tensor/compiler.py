@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from monarch_nb._rank.tensor.cuts import CutHole
 from monarch_nb._rank.tensor.private import local_of, wrapped
 from monarch_nb._rank.tensor.protocol import SINGLE, Definition, Hole, ScalarHole
 from monarch_nb._rank.tensor.sums import Axes, summed
@@ -99,6 +100,8 @@ class Source:
         """Return the text of one argument."""
         if isinstance(value, Hole):
             return self._hole(value.index)
+        if isinstance(value, CutHole):
+            return f"{self._constant(value.cut)}({self._hole(value.index)})"
         if isinstance(value, ScalarHole):
             return self._scalar(value.index)
         if isinstance(value, list):
@@ -107,6 +110,9 @@ class Source:
             return f"({''.join(f'{self.of(each)}, ' for each in value)})"
         if type(value) is dict:
             return f"{{{', '.join(f'{key!r}: {self.of(each)}' for key, each in value.items())}}}"
+        return self._constant(value)
+
+    def _constant(self, value: Any) -> str:
         name = f"c{len(self._names)}"
         self._names[name] = value
         return name

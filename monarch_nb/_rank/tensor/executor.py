@@ -34,7 +34,7 @@ from monarch_nb._rank.tensor.compiler import Command, compile_plan
 from monarch_nb._rank.tensor.extremes import keep_nans
 from monarch_nb._rank.tensor.graphs import AFTER_REPLAYS, Position, Short, make_graphs
 from monarch_nb._rank.tensor.laying import laid, lay_out
-from monarch_nb._rank.tensor.losses import is_mean_of_rows, mean_of_rows
+from monarch_nb._rank.tensor.losses import MeanOfRows, is_mean_of_rows
 from monarch_nb._rank.tensor.meshes import Meshes, device_type
 from monarch_nb._rank.tensor.parts import OnParts, is_as_planned, layouts_of, on_parts
 from monarch_nb._rank.tensor.private import forget_layouts, local_of, schema_of
@@ -314,7 +314,7 @@ class Executor:
         if plan.op in _WRAPPED:
             op = _WRAPPED[plan.op](op)
         if is_mean_of_rows(op, plan.args) and not plan.is_whole and mesh is not None:
-            return mean_of_rows(op, plan.moved)
+            return MeanOfRows(op, plan.moved)
         if plan.moved:
             return on_moved(op, plan.moved)
         return on_whole(op, plan, mesh) if plan.is_whole and mesh is not None else op

@@ -10,6 +10,7 @@ import functools
 import linecache
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from monarch_nb._frames.owner import Owner, owner_of_file
 from monarch_nb._rank.tensor.meshes import OwnMesh, device_type
+from monarch_nb._rank.tensor.own_losses import means_by, over_all_rows
 from monarch_nb._rank.tensor.private import local_of, spec_of, wrapped
 from monarch_nb._rank.tensor.protocol import LayerError, ParallelSpec
 from monarch_nb._rank.tensor.tensor_parallel import LocalParameters, apply_plan, dims_of, seeded
@@ -240,7 +242,7 @@ class OnRank:
         plain = [_local(each) if isinstance(each, torch.Tensor) else each for each in leaves]
         wanted = [(plain[n].requires_grad_(True), leaves[n].placements) for n in grads or ()]
         args, kwargs = pytree.tree_unflatten(plain, _structure(structure))
-        with torch.set_grad_enabled(grads is not None), self._autocast():
+        with torch.set_grad_enabled(grads is not None), self._autocast(), self._losses():
             try:
                 result = self._called(args, kwargs)
             except Exception as error:
@@ -260,6 +262,12 @@ class OnRank:
     def _autocast(self) -> Any:
         low = self._spec.precision if self._spec.strategy == "ddp" else ""
         return torch.autocast(device_type(), getattr(torch, low or "bfloat16"), enabled=bool(low))
+
+    def _losses(self) -> AbstractContextManager[None]:
+        """Return the context for what calls the module's layers."""
+        if not self._spec.counts_rows:
+            return nullcontext()
+        return means_by(over_all_rows([self._data.get_group(axis) for axis in range(self._data.ndim)]))
 
     def output(self, ran: Ran, number: int, placements: Sequence[Any]) -> DTensor:
         """Return a part of a result as one tensor over the mesh."""
@@ -296,7 +304,8 @@ class OnRank:
         local = [self._share(g, p, scale) for g, p in zip(gradients, layouts, strict=True)]
         parameters: list[nn.Parameter] = []
         try:
-            torch.autograd.backward([ran.outputs[n] for n in numbers], local, retain_graph=keeps)
+            with self._losses():  # layers may be computed once more
+                torch.autograd.backward([ran.outputs[n] for n in numbers], local, retain_graph=keeps)
             # fully_shard replaces parameters: only now they are the ones that have gradients
             parameters = self._current()
             found = [self._gradient(parameters[n], n) for n in wanted]

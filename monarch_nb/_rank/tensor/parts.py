@@ -2,9 +2,10 @@
 
 DTensor finds out at each call which layout an operation's result has, and whether its inputs must be laid out
 anew. For a plan that is the same each time. If nothing has to be moved, or inputs only have to be summed over
-ranks (`sums`), the operation is called on the parts, and what it returns gets the layout that the controller
-has planned. Where arguments depend on the rank, as sizes of views do, DTensor's rule is asked here, once.
-That costs a fraction of the way through DTensor, which takes longer than small operations themselves.
+ranks (`sums`) or cut (`cuts`), the operation is called on the parts, and what it returns gets the layout that
+the controller has planned. Where arguments depend on the rank, as sizes of views do, DTensor's rule is asked
+here, once. That costs a fraction of the way through DTensor, which takes longer than small operations
+themselves.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils import _pytree as pytree
 
 from monarch_nb._rank.tensor.compiler import Layouts
+from monarch_nb._rank.tensor.cuts import Cut, CutHole, axes_to_cut
 from monarch_nb._rank.tensor.private import dispatcher, handled_apart, is_operation, random_ops, spec_of
 from monarch_nb._rank.tensor.protocol import SINGLE, Definition, Hole, ScalarHole
 from monarch_nb._rank.tensor.sums import Axes, axes_to_sum
@@ -68,7 +70,7 @@ def on_parts(plan: Definition, op: Any, inputs: Sequence[Any]) -> OnParts | None
     if not is_operation(op):
         return None
     if plan.sums is not None:
-        return _as_planned(plan, op, inputs[0].device_mesh)
+        return _as_planned(plan, op, inputs)
     if not follows_rules(op):
         return None
     try:
@@ -90,13 +92,30 @@ def follows_rules(op: Any) -> bool:
     return op not in handled_apart and op not in random_ops
 
 
-def _as_planned(plan: Definition, op: Any, mesh: Any) -> OnParts:
+def _as_planned(plan: Definition, op: Any, inputs: Sequence[Any]) -> OnParts:
     assert plan.sums is not None
+    mesh = inputs[0].device_mesh
     layouts = tuple(
         DTensorSpec(mesh, placements, TensorMeta(torch.Size(size), stride, dtype))
         for placements, (size, stride, dtype) in zip(plan.placements, plan.metas, strict=True)
     )
-    return OnParts(plan, op, dict(plan.sums), layouts, mesh)
+    return OnParts(_with_cuts(plan, inputs, mesh), op, dict(plan.sums), layouts, mesh)
+
+
+def _with_cuts(plan: Definition, inputs: Sequence[Any], mesh: Any) -> Definition:
+    """Return a plan whose template says which inputs are cut."""
+    cuts = {n: _cut(inputs[n].placements, wanted, mesh) for n, wanted in plan.cuts}
+
+    def with_cut(value: Any) -> Any:
+        return (
+            CutHole(value.index, cuts[value.index]) if type(value) is Hole and value.index in cuts else value
+        )
+
+    return replace(plan, args=pytree.tree_map(with_cut, plan.args, is_leaf=_is_hole)) if cuts else plan
+
+
+def _cut(has: Sequence[Any], wanted: Sequence[Any], mesh: Any) -> Cut:
+    return Cut(mesh, wanted, axes_to_cut(has, wanted) or ())
 
 
 def _as_dtensor(plan: Definition, op: Any, inputs: Sequence[Any]) -> OnParts | None:
@@ -131,14 +150,25 @@ def sums_between(info: Any, num_inputs: int) -> dict[int, Axes] | None:
     Args:
         info: DTensor's, of the operation.
     """
+    found = steps_between(info, num_inputs)
+    return None if found is None or found[1] else found[0]
+
+
+def steps_between(info: Any, num_inputs: int) -> tuple[dict[int, Axes], dict[int, tuple[Any, ...]]] | None:
+    """Return the sums that `sums_between` does, and layouts of inputs that only have to be cut."""
     given, wanted = given_and_wanted(info)
     if len(given) != num_inputs or len(wanted) != num_inputs:  # there are others among the named arguments
         return None
-    pairs = enumerate(zip(given, wanted, strict=True))
-    found = {n: axes_to_sum(one.placements, other.placements) for n, (one, other) in pairs}
-    if any(axes is None for axes in found.values()):
-        return None
-    return {n: axes for n, axes in found.items() if axes}
+    sums: dict[int, Axes] = {}
+    cuts: dict[int, tuple[Any, ...]] = {}
+    for n, (one, other) in enumerate(zip(given, wanted, strict=True)):
+        if axes := axes_to_sum(one.placements, other.placements):
+            sums[n] = axes
+        elif axes is None and axes_to_cut(one.placements, other.placements) is None:
+            return None
+        elif axes is None:
+            cuts[n] = tuple(other.placements)
+    return sums, cuts
 
 
 def given_and_wanted(info: Any) -> tuple[list[Any], list[Any]]:

@@ -83,6 +83,7 @@ class Definition:
         placements: of each output, for tensors over a device mesh.
         sums: for an operation that each rank does on its parts: inputs that are summed over ranks before,
             with the axes; None if ranks find that out.
+        cuts: then, inputs of which a rank has more than it needs, and the layout of what it needs.
         metas: then, size, strides and dtype of each output.
         ranks: which ranks do it; () for all.
         module: Python module that registers the operation; empty for torch's own.
@@ -106,6 +107,7 @@ class Definition:
     ranks: tuple[int, ...] = ()
     module: str = ""
     moved: tuple[tuple[int, tuple[Any, ...]], ...] = ()
+    cuts: tuple[tuple[int, tuple[Any, ...]], ...] = ()
 
     @property
     def num_words(self) -> int:
@@ -375,6 +377,7 @@ class ParallelSpec:
         precision: the type in which layers compute, as in "bfloat16"; "" for that of the parameters.
         compiles: whether torch.compile is used.
         has_unused: whether there are parameters that don't contribute to the result.
+        counts_rows: whether there is a loss that is the mean over rows that count: over those of all ranks.
         seed: of random numbers in layers of `whole`.
         tensor: how layers are split over the mesh's first axis; None: that axis is one of the batch's.
     """
@@ -389,6 +392,7 @@ class ParallelSpec:
     precision: str = ""
     compiles: bool = False
     has_unused: bool = False
+    counts_rows: bool = False
     seed: int = 0
     tensor: TensorPlan | None = None
 

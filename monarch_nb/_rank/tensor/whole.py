@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.utils import _pytree as pytree
 
+from monarch_nb._rank.tensor.cuts import Cut
 from monarch_nb._rank.tensor.private import is_replicated, laid_out, local_of, spec_of, without_masks, wrapped
 from monarch_nb._rank.tensor.protocol import Definition
 
@@ -140,14 +141,9 @@ def place(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -> D
 
 
 def in_place(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -> DTensor:
-    """Return this rank's part as `place` does, in the memory of the whole where parts are equally long."""
-    part = whole
-    for axis, each in enumerate(placements):
-        if each.is_shard():
-            if part.shape[each.dim] % mesh.size(axis):
-                return place(whole, mesh, placements)
-            part = part.chunk(mesh.size(axis), each.dim)[mesh.get_local_rank(axis)]
-    return laid_out(part.contiguous(), mesh, placements, whole.shape, whole.stride())
+    """Return this rank's part as `place` does, in the memory of the whole if it can be."""
+    axes = tuple(n for n, each in enumerate(placements) if each.is_shard())
+    return laid_out(Cut(mesh, placements, axes)(whole), mesh, placements, whole.shape, whole.stride())
 
 
 def _part(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -> DTensor:
