@@ -506,7 +506,9 @@ class LocalRun(_Mode):
 
     def own(self, value: Any) -> Any:
         rows = self._rows // self._runner.num_ranks
-        return value.narrow(0, 0, rows) if self._is_batch(value, self._rows) else value
+        if not self._is_batch(value, self._rows):
+            return value
+        return value.narrow(0, 0, rows).clone()  # of a view that is changed in place, torch makes another one
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -29,13 +29,14 @@ from monarch_nb._parallel.explanation import Explanation, ties_of
 from monarch_nb._parallel.mismatch import across_error, mismatch_error
 from monarch_nb._parallel.sharing import ASK_FOR_SAMPLE, NO_SAMPLE, Sharing, check_asked, lines_of
 from monarch_nb._parallel.tensor_proof import Unproven
-from monarch_nb._rank.tensor.private import keeps_graph
+from monarch_nb._rank.tensor.private import keeps_graph, parametrized_sent
 from monarch_nb._rank.tensor.protocol import Hole, ParallelSpec, TensorPlan
 from monarch_nb._tensor.distribute import moved_to, relaid
 from monarch_nb._tensor.engines import grid_of
 from monarch_nb._tensor.metadata import Grid, Placements, contiguous, intern
 from monarch_nb._tensor.module import brought, check_module, copied
 from monarch_nb._tensor.tensor import Tensor
+from monarch_nb._wire.codec import find_unpicklable
 from monarch_nb.exceptions import MeshUsageError
 
 M = TypeVar("M", bound=nn.Module)
@@ -526,9 +527,10 @@ class Parallel:
             theirs.copy_(each.full())
         sent = replace(spec, module=skeleton)
         holes = [Hole(n) for n in range(len(ours))]
-        module: Tensor = engine.own(
-            "own.module", (sent, self._grid.number, holes), [p.detach() for p in ours], self.unknown
-        )
+        with parametrized_sent(skeleton):
+            module: Tensor = engine.own(
+                "own.module", (sent, self._grid.number, holes), [p.detach() for p in ours], self.unknown
+            )
         for number, each in enumerate(ours):
             _rebind(each, engine.own("own.module_parameter", (Hole(0), number), [module], each.mesh_meta))
         for name, each in self.made.named_buffers():
@@ -721,7 +723,16 @@ def _skeleton(module: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in module.parameters()
     }
-    return copy.deepcopy(module, memo)
+    try:
+        return copy.deepcopy(module, memo)
+    except (MeshUsageError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        where = find_unpicklable(module, "the module") or "the module"
+        raise MeshUsageError(
+            f"{where}: {error}. A module is copied to the ranks: take open files, locks and the like out "
+            "of it"
+        ) from error
 
 
 def _groups(module: nn.Module) -> tuple[str, ...]:

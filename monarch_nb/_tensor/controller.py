@@ -71,6 +71,7 @@ from monarch_nb._tensor.slots import FULL, Handle, Slots
 from monarch_nb._tensor.stream import Stream, words_of
 from monarch_nb._tensor.tensor import Tensor, maker_of, short_key
 from monarch_nb._units import size_text
+from monarch_nb._wire.codec import Packed
 from monarch_nb.exceptions import DeviceMeshError, MeshError, MeshUsageError, SupervisionError, WrongTensor
 
 if TYPE_CHECKING:
@@ -666,6 +667,9 @@ class Engine:
         key = (op, args if is_known else id(args), kinds, tuple(t.mesh_meta for t in tensors), meta)
         plan = self._own_plans.get(key)
         if plan is None:
+            names = _PACKED.get(op, ())
+            packed = (Packed(each, name) for each, name in zip(args, names, strict=False))
+            sent = (*packed, *args[len(names) :])
             plan = Plan(next(self._next_plan), op, (meta,), None, ())
             if is_known:
                 self._own_plans[key] = plan
@@ -673,7 +677,7 @@ class Engine:
                 Definition(
                     plan.number,
                     op,
-                    args,
+                    sent,
                     (),
                     len(tensors),
                     0,
@@ -826,6 +830,11 @@ _operators: list[Any] = []
 _LARGE = 1 << 20
 
 
+_PACKED = {
+    "own.call": ("the function", "its arguments", "its named arguments"),
+    "own.module": ("the module",),
+}
+"""Operations of which some arguments are the user's, and may be unfit to be sent; with names for errors."""
 _OF_ALL_RANKS = frozenset({"own.put", "own.move"})
 """Operations in which ranks outside of the result's grid take part, too."""
 _NOWHERE = (None, 0, "", "")

@@ -5,6 +5,7 @@ may run ahead.
 from __future__ import annotations
 
 import array
+import logging
 import struct
 import threading
 from collections import deque
@@ -17,6 +18,7 @@ from monarch_nb._rank.tensor.protocol import DROP, Batch, Definition, GridDefini
 from monarch_nb._tensor.slots import Slots
 from monarch_nb.exceptions import SupervisionError
 
+_log = logging.getLogger(__name__)
 MAX_WORDS = 4096
 ACK_EVERY = 16
 """Number of messages between two that the ranks are asked to acknowledge."""
@@ -53,6 +55,8 @@ class Stream:
         self._definitions: list[Definition] = []
         self._parcels: list[Any] = []
         self._unsent: list[Batch] = []
+        """Messages that couldn't be sent yet, the oldest first."""
+        self._num_batches = 0
         self._recorded: list[RecordedPart] = []
         self._replays: list[tuple[int, int]] = []
         self._forgotten_parts: list[int] = []
@@ -122,18 +126,25 @@ class Stream:
     def flush(self) -> None:
         """Send the collected commands."""
         with self.lock:
-            if self._is_closed or not self._has_news():
+            if self._is_closed:
                 return
-            batch = self._batch()
-            try:
-                self._worker.run.broadcast(batch)
-            except SupervisionError as error:
-                self._unsent.append(batch)
-                self._lose(error)
-                raise
-            self.num_messages += 1
-            self.num_bytes += len(batch.words)
+            if self._has_news():
+                self._unsent.append(self._batch())
+            if not self._unsent:
+                return
+            while self._unsent:  # more than one, if this was interrupted, or the disk was full
+                self._send(self._unsent[0])
+                del self._unsent[0]
         self._hold_back()
+
+    def _send(self, batch: Batch) -> None:
+        try:
+            self._worker.run.broadcast(batch)
+        except SupervisionError as error:
+            self._lose(error)
+            raise
+        self.num_messages += 1
+        self.num_bytes += len(batch.words)
 
     def _has_news(self) -> bool:
         return bool(self.words or self._grids or self._definitions or self._forgotten)
@@ -152,7 +163,9 @@ class Stream:
             tuple(self._replays),
             tuple(self._forgotten),
             tuple(self._forgotten_parts[:num]),
+            self._num_batches + 1,
         )
+        self._num_batches += 1
         self.words = []
         self._first = self.count
         self._grids, self._definitions, self._parcels, self._forgotten = [], [], [], []
@@ -225,8 +238,10 @@ class _Clock:
             try:
                 if not self._stream.num_held:
                     self._stream.flush()
-            except Exception:  # the next user of the engine gets the error: the mesh is dead
+            except SupervisionError:  # the next user of the engine gets the error: the mesh is dead
                 return
+            except Exception as error:  # the next user of the engine tries again
+                _log.debug("commands weren't sent: %r", error)
 
     def close(self) -> None:
         """End the thread."""

@@ -110,6 +110,55 @@ def normed() -> nn.Module:
     )
 
 
+class Residual(nn.Module):
+    """A block of a ResNet, as people write it: what batch norm gives is changed in place."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm, self.other_norm = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
+        self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.relu(self.norm(self.first(x)))
+        out = self.other_norm(self.second(out))
+        out += x
+        found: torch.Tensor = self.relu(out)
+        return found
+
+
+def resnet() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, 2, 1, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+        Residual(4),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 3),
+    )
+
+
+class Shifted(nn.Module):
+    """Guesses each next token from those before, which it shifts by assignments, as models of Hugging Face
+    do.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(11, 6), nn.Linear(6, 11)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        shifted = tokens.new_zeros(tokens.shape)
+        shifted[:, 1:] = tokens[:, :-1].clone()
+        shifted[:, 0] = 3
+        shifted.masked_fill_(shifted == 7, 1)
+        found: torch.Tensor = self.out(self.embed(shifted).cumsum(1))
+        return found.flatten(0, 1)
+
+
 def sparse() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 6), SparseAttention(8, 6, 3), nn.Linear(6, 3))
 
@@ -148,6 +197,12 @@ CASES = {
     ),
     "gpt": Case(GPT, lambda: (torch.randint(17, (8, 6)), torch.randint(17, (48,))), nn.CrossEntropyLoss()),
     "batch norm": Case(normed, lambda: (torch.randn(8, 2, 4, 4), torch.randn(8, 3)), whole=("1",)),
+    "resnet": Case(
+        resnet, lambda: (torch.randn(8, 2, 8, 8), torch.randn(8, 3)), whole=("1", "4.norm", "4.other_norm")
+    ),
+    "assignments": Case(
+        Shifted, lambda: (torch.randint(11, (8, 5)), torch.randint(11, (40,))), nn.CrossEntropyLoss()
+    ),
     "tied embeddings": Case(
         Tied, lambda: (torch.randint(11, (8, 5)), torch.randint(11, (40,))), nn.CrossEntropyLoss()
     ),

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from own_meshes import own_mesh
 
+import monarch_nb
 from monarch_nb.mesh import CellError, Mesh
 from monarch_nb.spmd import setup_torch_elastic_env
 
@@ -84,6 +87,46 @@ def test_accelerate_in_a_script(mesh: Mesh, tmp_path: Path, capsys: pytest.Captu
     for _ in range(2):
         mesh.run_script(tmp_path / "train.py", timeout=100)
     assert capsys.readouterr().out.count("[0-1] trained 2 2 1") == 2
+
+
+SIZES = {"vocab_size": 32, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
+
+
+def gpt(transformers: Any) -> Any:
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        **SIZES, n_positions=8, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+    ))  # fmt: skip
+
+
+def t5(transformers: Any) -> Any:
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(
+        **SIZES, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2, dropout_rate=0,
+        decoder_start_token_id=0,
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["auto", "fsdp"])
+@pytest.mark.parametrize("make", [gpt, t5], ids=lambda each: each.__name__)
+def test_models_of_transformers_train_over_a_mesh(mesh: Mesh, make: Any, strategy: str) -> None:
+    """Each computes its own loss; the second half of the batch, a rank's part, is nearly all padding."""
+    transformers = pytest.importorskip("transformers", reason="transformers isn't installed")
+    torch.manual_seed(0)
+    plain = make(transformers).train()
+    model = monarch_nb.parallelize(plain, mesh, strategy)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, plain)]
+    for _ in range(3):
+        tokens = torch.randint(3, 32, (8, 6))
+        mask = torch.ones_like(tokens)
+        mask[4:, 1:] = 0
+        given = {"input_ids": tokens, "attention_mask": mask, "labels": tokens.where(mask.bool(), -100)}
+        losses = [each(**given).loss for each in (model, plain)]
+        for optimizer, loss in zip(optimizers, losses, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-5)
+    found = monarch_nb.explain(model)
+    assert not found.slow and found.dry is not None and not found.dry.findings
 
 
 @pytest.mark.parametrize("launcher", ["notebook_launcher", "debug_launcher"])

@@ -118,7 +118,7 @@ class Executor:
         self._messages: deque[Message] = deque(maxlen=KEPT_MESSAGES)
         self._parcels: Iterator[Any] = iter(())
         self._skips_until = self._cause = 0
-        self._epoch = self._begun_at = 0
+        self._epoch = self._begun_at = self._received = 0
         self._position = Position()
         self._has_begun = False
         self._shortens = True
@@ -152,6 +152,8 @@ class Executor:
 
     def run(self, batch: Batch) -> None:
         """Execute the commands of a message."""
+        if self._has_come(batch.number):
+            return
         if not self._has_begun:  # the message was under way when a rank was lost
             if self._stopped is not None:
                 self._left_out.append(self._replays.message(batch))
@@ -168,6 +170,15 @@ class Executor:
                 at = self._failed(message, words, 0, error)
             self._interpret(message, words, at, self._graphs(message) if batch.replays else {})
         message.free_parcels()  # their memory isn't needed again
+
+    def _has_come(self, number: int) -> bool:
+        """Say whether a message is here already: who is interrupted while he sends it, sends it again."""
+        if number and number <= self._received:
+            return True
+        if number > self._received + 1:
+            raise RuntimeError(f"message {number} came after message {self._received}")
+        self._received = number or self._received
+        return False
 
     def _keep(self, message: Message) -> None:
         """Keep a message, as other ranks may be behind; forget the plans that only older ones need."""
@@ -464,7 +475,7 @@ class Executor:
     def start(self, epoch: int, address: tuple[str, int]) -> None:
         """Start with an empty table."""
         self._take_decisions()
-        self._epoch = epoch
+        self._epoch, self._received = epoch, 0
         self._meshes.connect(epoch, address)
         self._stopped, self._has_begun = None, True
 
@@ -538,7 +549,7 @@ class Executor:
             self._register(plan)
         for grid in recovery.grids:
             self._meshes.prepare(grid)
-        self._epoch = recovery.epoch
+        self._epoch, self._received = recovery.epoch, 0
         self._meshes.connect(recovery.epoch, recovery.address)
         self._table.extend([None] * (recovery.num_slots - len(self._table)))
         with torch.no_grad():

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from operator import attrgetter, methodcaller
 from typing import Any
@@ -18,6 +19,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrize import is_parametrized
 
 _c10d = dist.distributed_c10d
 
@@ -70,6 +73,8 @@ _custom_ops: Any = attrgetter("_library.custom_ops.OPDEFS")(torch)
 MAX_SPECS = 1024
 _specs: dict[Any, Any] = {}
 """Layouts that `laid_out` has made. Each keeps its mesh alive, whose id is in its key."""
+_inject_class: Any = attrgetter("_inject_new_class")(parametrize)
+_inject_parameter: Any = attrgetter("_inject_property")(parametrize)
 _OfOwnRows: Any = attrgetter("placement_types._MaskPartial")(torch.distributed.tensor)
 
 
@@ -207,6 +212,37 @@ def replace_losses(around: Callable[[Any], Any]) -> None:
     module = attrgetter("_C._nn")(torch)
     for name in ("cross_entropy_loss", "nll_loss_nd"):
         setattr(module, name, around(getattr(module, name)))
+
+
+@contextmanager
+def parametrized_sent(module: torch.nn.Module) -> Iterator[None]:
+    """Let layers whose parameters are computed from others (`weight_norm`, `spectral_norm`) be pickled, in a
+    block. Torch makes a class for each, and refuses, for a file would depend on how it does so.
+    """
+    classes = {type(each) for each in module.modules() if is_parametrized(each)}
+    for each in classes:
+        each.__reduce_ex__ = _reduce_parametrized  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for each in classes:
+            del each.__reduce_ex__
+
+
+def _reduce_parametrized(layer: torch.nn.Module, _protocol: Any) -> tuple[Any, ...]:
+    kind = type(layer).__mro__[1]
+    names = tuple(attrgetter("parametrizations")(layer))
+    return _new_parametrized, (kind, names), layer.__dict__
+
+
+def _new_parametrized(kind: type[torch.nn.Module], names: Sequence[str]) -> torch.nn.Module:
+    """Return a layer that its state is put into next."""
+    made: torch.nn.Module = object.__new__(kind)
+    vars(made).update(_parameters={}, _buffers={}, _modules={})
+    _inject_class(made)
+    for name in names:
+        _inject_parameter(made, name)
+    return made
 
 
 def is_replicated(value: DTensor) -> bool:

@@ -151,6 +151,7 @@ class Batch:
         replays: for each replay its position in the words, and the number of parcels before it.
         forgotten: plans that no later command uses; `forgotten_parts`: recorded parts that no later message
             replays.
+        number: of the message, from 1 on; 0: it isn't counted.
     """
 
     first: int
@@ -163,6 +164,7 @@ class Batch:
     replays: tuple[tuple[int, int], ...] = ()
     forgotten: tuple[int, ...] = ()
     forgotten_parts: tuple[int, ...] = ()
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -378,6 +378,7 @@ RULES: dict[Any, Rule] = {
         (
             _aten.rsub.Tensor, _aten.rsub.Scalar, _aten.floor_divide.default, _aten.floor_divide.Scalar,
             _aten.complex.default, _aten.polar.default, _aten._conj_physical.default, _aten.fill.Scalar,
+            _aten.fill.Tensor, _aten.fill_.Tensor,
             _aten.alias_copy.default, _aten.masked_fill.Tensor, _aten.hardswish.default,
             _aten.hardswish_backward.default, _aten._prelu_kernel.default,
         ),
