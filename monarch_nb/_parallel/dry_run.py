@@ -36,10 +36,11 @@ from monarch_nb._parallel.rules import (
 )
 from monarch_nb._rank.tensor.losses import SUM, is_mean_of_rows
 from monarch_nb._rank.tensor.own_losses import counts_rows, means_by
-from monarch_nb._rank.tensor.private import make_wrapper, no_torch_function
+from monarch_nb._rank.tensor.private import make_wrapper, no_torch_function, restride
 from monarch_nb._tensor.arguments import plain_arguments
 from monarch_nb._tensor.metadata import Grid, Meta, intern
 from monarch_nb._tensor.place import Place, users_frame
+from monarch_nb._tensor.plan import IN_PLACE_VIEWS
 from monarch_nb._tensor.propagation import Propagation
 
 
@@ -682,6 +683,15 @@ class WholeRun(_Mode):
         return row_layout(dims[0])
 
     def _follow(self, func: Any, args: Any, kwargs: Any, step: Step | None) -> Any:
+        view = IN_PLACE_VIEWS.get(func)
+        if view is None or not is_dry(args[0]):
+            return self._followed(func, args, kwargs, step)
+        changed, meta = args[0], self._followed(view, args, kwargs, step).mesh_meta
+        changed.mesh_meta = meta
+        restride(changed, meta.size, meta.stride, meta.offset)
+        return changed
+
+    def _followed(self, func: Any, args: Any, kwargs: Any, step: Step | None) -> Any:
         args, kwargs = pytree.tree_map(self._adopted, (args, kwargs))
         first = next(x for x in pytree.tree_leaves((args, kwargs)) if is_dry(x)).mesh_meta
         parts, moved = self._parts(func, args, kwargs, first)

@@ -405,11 +405,14 @@ class Parallel:
 
     def _known_dry(self, args: Any, kwargs: Any, leaves: Any, structure: Any, rows: int) -> DryRun | None:
         """Return the dry run of a call; None if the call has to run operation by operation."""
-        key = (structure, self._flags(), torch.is_grad_enabled(), *map(_key_of, leaves))
+        trained = tuple(each.requires_grad for each in self.made.parameters())
+        key = (structure, self._flags(), trained, torch.is_grad_enabled(), *map(_key_of, leaves))
         if key in self._known:
             return self._known[key]
         for layer, mine in zip(self._module.modules(), self.made.modules(), strict=True):
             layer.training = mine.training
+        for parameter, is_trained in zip(self._module.parameters(), trained, strict=True):
+            parameter.requires_grad_(is_trained)
         try:
             _check_sent(structure)
             found = self._followed(args, kwargs, rows)
@@ -497,7 +500,7 @@ class Parallel:
             *self._asked.replicate, *(f.path for f in dry.findings), *(before.whole if before else ()),
         ]))  # fmt: skip
         whole = tuple(p for p in whole if not any(p != q and (not q or p.startswith(f"{q}.")) for q in whole))
-        trained = [n for n, p in self.made.named_parameters() if p.requires_grad]
+        trained = frozenset(n for n, p in self.made.named_parameters() if p.requires_grad)
         unused = torch.is_grad_enabled() and any(n not in dry.used for n in trained)
         return ParallelSpec(
             module=self._skeleton, strategy="ddp" if self._taken.strategy == "ddp" else "fsdp",
@@ -505,7 +508,7 @@ class Parallel:
             checkpointed=self._groups if self._taken.checkpoints else (), apart=self._apart(),
             precision=self._asked.precision, compiles=self._asked.compiles,
             has_unused=unused or (before is not None and before.has_unused),
-            counts_rows=dry.counts_rows or (before is not None and before.counts_rows),
+            trained=trained, counts_rows=dry.counts_rows or (before is not None and before.counts_rows),
             seed=torch.initial_seed() % (1 << 31),
             tensor=self._plan(before),
         )  # fmt: skip
@@ -667,6 +670,11 @@ class _Run(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Run the backward of the call."""
+        if torch.is_grad_enabled():
+            raise MeshUsageError(
+                "create_graph=True through a module of parallelize: its backward runs on the ranks, "
+                "and has no gradient of its own. monarch_nb.module_to_mesh(module, mesh) makes one that has"
+            )
         return None, *ctx.call.backward(gradients, keeps_graph())
 
 
@@ -702,9 +710,9 @@ def _replicas(shape: Sequence[int], num_hosts: int, strategy: str) -> int:
 
 
 def _is_covered(wanted: ParallelSpec, built: ParallelSpec) -> bool:
-    is_split_alike = wanted.tensor == built.tensor
+    is_alike = wanted.tensor == built.tensor and wanted.trained == built.trained
     needs = wanted.has_unused <= built.has_unused and wanted.counts_rows <= built.counts_rows
-    return set(wanted.whole) <= set(built.whole) and needs and is_split_alike
+    return set(wanted.whole) <= set(built.whole) and needs and is_alike
 
 
 def _rows(leaves: Sequence[Any]) -> int:

@@ -38,6 +38,7 @@ from monarch_nb._rank.tensor.protocol import (
     Hole,
     ScalarHole,
 )  # fmt: skip
+from monarch_nb._tensor import optimizers as optimizers  # how torch's treat parameters of a mesh
 from monarch_nb._tensor import worker
 from monarch_nb._tensor.arguments import plain_arguments
 from monarch_nb._tensor.barrier import STARTED_ANEW, Barrier
@@ -55,6 +56,7 @@ from monarch_nb._tensor.metadata import (
 )  # fmt: skip
 from monarch_nb._tensor.place import Places, users_place
 from monarch_nb._tensor.plan import (
+    IN_PLACE_VIEWS,
     Plan,
     TemplateMaker,
     floats_travel,
@@ -433,7 +435,7 @@ class Engine:
         """Replace the tensor of an in-place view operation (such as squeeze_) by the view that the functional
         operation (squeeze) returns.
         """
-        view = _VIEWS.get(op.func)
+        view = IN_PLACE_VIEWS.get(op.func)
         if view is None:
             raise MeshUsageError(
                 f"{op.func.overloadpacket.__name__} would change the size of a tensor of the mesh in place, "
@@ -840,16 +842,6 @@ _OF_ALL_RANKS = frozenset({"own.put", "own.move"})
 _NOWHERE = (None, 0, "", "")
 _NO_VALUE: Any = object()
 _aten = torch.ops.aten
-_VIEWS = {
-    _aten.as_strided_.default: _aten.as_strided.default,
-    _aten.squeeze_.default: _aten.squeeze.default,
-    _aten.squeeze_.dim: _aten.squeeze.dim,
-    _aten.squeeze_.dims: _aten.squeeze.dims,
-    _aten.t_.default: _aten.t.default,
-    _aten.transpose_.default: _aten.transpose.int,
-    _aten.unsqueeze_.default: _aten.unsqueeze.default,
-}
-"""For operations that change a tensor's shape in place: the operations that make a view of that shape."""
 _TAKEN_APART = frozenset(
     {
         _aten.mse_loss.default,

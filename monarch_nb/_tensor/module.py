@@ -253,7 +253,22 @@ class _Adopt(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Fetch the gradient as a plain tensor."""
-        return gradients[0].full(), None, None
+        return _Fetch.apply(gradients[0]), None, None
+
+
+class _Fetch(torch.autograd.Function):  # type: ignore[misc]
+    """The autograd function that brings a tensor of the mesh here."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> torch.Tensor:
+        """Return it as a plain one."""
+        ctx.grid = value.mesh_meta.grid
+        return value.full()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Put the gradient on the mesh."""
+        return adopt(gradients[0], ctx.grid, ctx.grid.replicated)
 
 
 class _Layer(_Hook):

@@ -56,6 +56,16 @@ HIDDEN_WRITES = {
     torch.ops.aten.batch_norm_update_stats.default: _STATISTICS,
 }
 """Arguments that an operation changes though its schema doesn't declare it."""
+IN_PLACE_VIEWS = {
+    torch.ops.aten.as_strided_.default: torch.ops.aten.as_strided.default,
+    torch.ops.aten.squeeze_.default: torch.ops.aten.squeeze.default,
+    torch.ops.aten.squeeze_.dim: torch.ops.aten.squeeze.dim,
+    torch.ops.aten.squeeze_.dims: torch.ops.aten.squeeze.dims,
+    torch.ops.aten.t_.default: torch.ops.aten.t.default,
+    torch.ops.aten.transpose_.default: torch.ops.aten.transpose.int,
+    torch.ops.aten.unsqueeze_.default: torch.ops.aten.unsqueeze.default,
+}
+"""For operations that change a tensor's shape in place: the operations that make a view of that shape."""
 _travels: dict[Any, bool] = {}
 
 

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch_nb._rank.tensor.laying import part_bytes
-from monarch_nb._rank.tensor.private import (
-    default_to_lists,
-    make_wrapper,
-    no_torch_function,
-    tensor_text,
-    wrapper_maker,
-)
+from monarch_nb._rank.tensor.private import make_wrapper, no_torch_function, tensor_text, wrapper_maker
 from monarch_nb._tensor import reads
 from monarch_nb._tensor import reduction as reduction_of
 from monarch_nb._tensor.drawing import html_of
@@ -382,29 +375,3 @@ def engine_in(args: Any, kwargs: Any) -> Engine:
         if isinstance(each, Tensor):
             return each.engine
     raise AssertionError("no tensor of a mesh")
-
-
-LIST_BYTES = 1 << 18
-"""On a CPU, parameters whose parts are larger than this on average are stepped one by one: lists of temporary
-results are larger than caches then, and memory that is new each time takes longer than operations.
-"""
-
-
-def _should_be_lists(params: Sequence[Any]) -> bool:
-    """Say whether an optimiser had best step through all of its parameters at once: ten operations on lists
-    instead of ten on each cost this process and the ranks less.
-    """
-    first = params[0] if params else None
-    if not isinstance(first, Tensor) or not first.is_global:
-        return False
-    grid = first.mesh_meta.grid
-    if not all(isinstance(each, Tensor) and each.mesh_meta.grid is grid for each in params):
-        return False
-    if grid.device_mesh.device_type != "cpu":
-        return True
-    metas = [each.mesh_meta for each in params]
-    sizes = (part_bytes(each.num_bytes, grid.shape, each.placements or ()) for each in metas)
-    return sum(sizes) <= LIST_BYTES * len(params)
-
-
-default_to_lists(_should_be_lists)

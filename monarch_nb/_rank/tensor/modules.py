@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from monarch_nb._frames.owner import Owner, owner_of_file
 from monarch_nb._rank.tensor.meshes import OwnMesh, device_type
 from monarch_nb._rank.tensor.own_losses import means_by, over_all_rows
-from monarch_nb._rank.tensor.private import local_of, spec_of, wrapped
+from monarch_nb._rank.tensor.private import local_of, rebuild_buckets, spec_of, wrapped
 from monarch_nb._rank.tensor.protocol import LayerError, ParallelSpec
 from monarch_nb._rank.tensor.tensor_parallel import LocalParameters, apply_plan, dims_of, seeded
 from monarch_nb._rank.tensor.whole import redistributed
@@ -297,6 +297,7 @@ class OnRank:
             keeps: the history is kept, to go back once more.
         """
         if self._reducer is not None and ran.number != self._prepared:
+            rebuild_buckets(self._reducer)
             self._reducer.prepare_for_backward(ran.outputs if self._spec.has_unused else [])
         self._prepared = -1
         self._reached = ""

@@ -178,6 +178,16 @@ def replace_reductions(around: Callable[[Any], Any], is_meant: Callable[[Any], b
     setattr(Partial, "_reduce_shard_value", to_shards)  # noqa: B010
 
 
+def replace_loaded_state(around: Callable[[Any], Any]) -> None:
+    """Have `load_state_dict` of torch's optimisers bring a parameter's state to where that is otherwise.
+
+    Args:
+        around: gets torch's function of a parameter and a value, and returns what is called in its place.
+    """
+    name = "_process_value_according_to_param_policy"
+    setattr(torch.optim.Optimizer, name, staticmethod(around(getattr(torch.optim.Optimizer, name))))
+
+
 def default_to_lists(is_meant: Any) -> None:
     """Have torch's optimisers treat parameters as lists, unless the user has said what to do, also where
     `is_meant` says so of them. They decide by an exact type and device, and have no other way.
@@ -263,6 +273,13 @@ def without_masks(spec: Any) -> Any:
         return spec
     placements = [Replicate() if isinstance(each, _OfOwnRows) else each for each in spec.placements]
     return DTensorSpec(spec.mesh, tuple(placements), spec.tensor_meta)
+
+
+def rebuild_buckets(reducer: Any) -> None:
+    """Have DDP's reducer lay out its buckets by the first backward, if it hasn't. It notes gradients until
+    then, and a second backward's would be too many.
+    """
+    methodcaller("_rebuild_buckets")(reducer)
 
 
 def set_timeout(backend: Any, timeout: timedelta) -> None:

@@ -379,6 +379,7 @@ class ParallelSpec:
         precision: the type in which layers compute, as in "bfloat16"; "" for that of the parameters.
         compiles: whether torch.compile is used.
         has_unused: whether there are parameters that don't contribute to the result.
+        trained: names of parameters that want gradients.
         counts_rows: whether there is a loss that is the mean over rows that count: over those of all ranks.
         seed: of random numbers in layers of `whole`.
         tensor: how layers are split over the mesh's first axis; None: that axis is one of the batch's.
@@ -394,6 +395,7 @@ class ParallelSpec:
     precision: str = ""
     compiles: bool = False
     has_unused: bool = False
+    trained: frozenset[str] = frozenset()
     counts_rows: bool = False
     seed: int = 0
     tensor: TensorPlan | None = None
