@@ -1,4 +1,4 @@
-"""What optimisers of torch do otherwise if parameters are tensors of a mesh: how they step through them, and
+"""Optimisers of torch, whose parameters are tensors of a mesh: how they step through them, and
 where the state goes that they load.
 """
 
