@@ -32,6 +32,7 @@ from monarch_nb._parallel.rules import (
     is_uniform,
     is_view,
     reason_of,
+    row_dim,
     row_layout,
 )
 from monarch_nb._rank.tensor.losses import SUM, is_mean_of_rows
@@ -319,8 +320,9 @@ def _used(result: Any, parameters: Mapping[str, torch.Tensor]) -> frozenset[str]
     """Return the names of the parameters in a result's autograd history."""
     names = {id(each): name for name, each in parameters.items()}
     seen: set[Any] = set()
-    found = set()
-    todo = [x.grad_fn for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad]
+    results = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad]
+    found = {names[id(each)] for each in results if id(each) in names}
+    todo = [each.grad_fn for each in results]
     while todo:
         node = todo.pop()
         if node is None or node in seen:
@@ -491,11 +493,12 @@ class LocalRun(_Mode):
     def given(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        made = self.value(value)
-        if not self._is_batch(value, self._rows):
+        made, dim = self.value(value), row_dim(value, self._rows)
+        if dim is None:
             return made
         with self._fake:
-            size = (self._rows // self._runner.num_ranks, *value.shape[1:])
+            size = list(value.shape)
+            size[dim] //= self._runner.num_ranks
             return torch.empty(size, dtype=value.dtype, device="cpu")
 
     def gather(self, value: Any) -> Any:
@@ -622,7 +625,8 @@ class WholeRun(_Mode):
     def given(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        layout = row_layout() if self._is_batch(value, self._rows) else Replicate()
+        dim = row_dim(value, self._rows)
+        layout = Replicate() if dim is None else row_layout(dim)
         return self._dry(value.shape, value.stride(), value.dtype, layout)
 
     def gather(self, value: Any) -> Any:

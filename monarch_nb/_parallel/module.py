@@ -27,6 +27,7 @@ from monarch_nb._parallel.dry_run import (
 )
 from monarch_nb._parallel.explanation import Explanation, ties_of
 from monarch_nb._parallel.mismatch import across_error, mismatch_error
+from monarch_nb._parallel.rules import row_dim
 from monarch_nb._parallel.sharing import ASK_FOR_SAMPLE, NO_SAMPLE, Sharing, check_asked, lines_of
 from monarch_nb._parallel.tensor_proof import Unproven
 from monarch_nb._rank.tensor.private import keeps_graph, parametrized_sent
@@ -445,8 +446,8 @@ class Parallel:
     def _given(self, value: Any, rows: int) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        is_split = value.dim() > 0 and rows and value.shape[0] == rows and rows % self._num_data == 0
-        layout = self.over(Shard(0)) if is_split else self._grid.replicated
+        dim = row_dim(value, rows) if rows and rows % self._num_data == 0 else None
+        layout = self._grid.replicated if dim is None else self.over(Shard(dim))
         if not isinstance(value, Tensor):
             return brought(value, self._grid, layout)
         if value.mesh_meta.grid is not self._grid:
@@ -722,7 +723,8 @@ def _rows(leaves: Sequence[Any]) -> int:
 
 def _key_of(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return tuple(value.shape), tuple(value.stride()), value.dtype, value.requires_grad
+        layout = value.placements if isinstance(value, Tensor) else None
+        return tuple(value.shape), tuple(value.stride()), value.dtype, value.requires_grad, layout
     return type(value), value
 
 

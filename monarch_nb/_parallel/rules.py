@@ -95,6 +95,19 @@ def row_layout(dim: int = 0) -> Shard:
     return Shard(dim)
 
 
+def row_dim(value: torch.Tensor, rows: int) -> int | None:
+    """Return the dimension along which an argument of a call is split; None if each rank has all of it.
+
+    It's the first one, if that's as long as the batch. A tensor of the mesh that is split along another one
+    stays so: a recurrent layer's state, for one, which a call has returned and the next one takes.
+    """
+    placements = getattr(getattr(value, "mesh_meta", None), "placements", None) or ()
+    dims = {each.dim for each in placements if each.is_shard()}
+    if len(dims) == 1 and value.shape[found := dims.pop()] == rows:
+        return int(found)
+    return 0 if value.dim() and value.shape[0] == rows else None
+
+
 def is_by_rows(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether an operation processes each row of its first argument, which is split over rows,
     separately.

@@ -30,7 +30,7 @@ from monarch_nb._parallel.dry_run import (
     WholeRun,
     is_dry,
 )
-from monarch_nb._parallel.rules import is_part
+from monarch_nb._parallel.rules import is_part, row_dim
 from monarch_nb._rank.tensor.protocol import Divided, SplitLayer, TensorPlan
 from monarch_nb._rank.tensor.tensor_parallel import GATHERED, SHARED, dims_of
 from monarch_nb._tensor.metadata import Meta, contiguous, intern
@@ -178,8 +178,9 @@ class _OverAll(WholeRun):
         if not isinstance(value, torch.Tensor):
             return value
         size = list(value.shape)
-        if self._is_batch(value, self._rows):
-            size[0] //= self._parts_of_batch
+        dim = row_dim(value, self._rows)
+        if dim is not None:
+            size[dim] //= self._parts_of_batch
         stride = value.stride() if tuple(size) == tuple(value.shape) else contiguous(tuple(size))
         made = self._dry(size, stride, value.dtype, Replicate())
         return made.requires_grad_(value.requires_grad)

@@ -333,12 +333,116 @@ def parameters_by_hand(wrap: Wrap) -> list[float]:
     return [float(vector.numel()), vector.norm().item(), model(torch.ones(8, 6)).sum().item()]
 
 
+@program
+def learned_weights_of_losses(wrap: Wrap) -> list[float]:
+    """The module returns a parameter among its results."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk, self.one, self.two = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 1)
+            self.weights = nn.Parameter(torch.tensor([0.1, 0.2]))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            x = self.trunk(x).tanh()
+            return self.one(x), self.two(x).squeeze(-1), self.weights
+
+    model = wrap(Model())
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    printed = []
+    for _ in range(4):
+        one, two, weights = model(torch.randn(8, 6))
+        loss = functional.cross_entropy(one, labels(3)) * (-weights[0]).exp() + weights.sum()
+        loss = loss + functional.mse_loss(two, torch.randn(8)) * (-weights[1]).exp()
+        printed.append(step(optimizer, loss))
+    return printed
+
+
+@program
+def generated_text(wrap: Wrap) -> list[float]:
+    """A state is given back to the module that has returned it, whose batch is its second dimension."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Embedding(11, 8), nn.Linear(8, 11)
+            self.rnn = nn.GRU(8, 8, batch_first=True)
+
+        def forward(self, x: torch.Tensor, state: torch.Tensor | None = None) -> Any:
+            rows, state = self.rnn(self.embed(x), state)
+            return self.out(rows), state
+
+    model = wrap(Model())
+    optimizer = optim.Adam(model.parameters(), 1e-2)
+    printed = []
+    for _ in range(2):
+        x = torch.randint(11, (8, 6))
+        scores, _ = model(x[:, :-1])
+        printed.append(step(optimizer, functional.cross_entropy(scores.transpose(1, 2), x[:, 1:])))
+    model.eval()
+    x, state = torch.zeros(8, 1, dtype=torch.long), None
+    with torch.no_grad():
+        for _ in range(3):
+            scores, state = model(x, state)
+            x = scores[:, -1:].argmax(-1)
+            printed += [x.sum().item(), scores.sum().item()]
+    return printed
+
+
+@program
+def experts_by_index(wrap: Wrap) -> list[float]:
+    """Which rows an expert gets is known only when it runs."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.out = nn.Linear(6, 3), nn.Linear(6, 3)
+            self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+            found = torch.zeros_like(x)
+            for number, expert in enumerate(self.experts):
+                rows, places = (chosen == number).nonzero(as_tuple=True)
+                found = found.index_add(0, rows, expert(x[rows]) * weights[rows, places, None])
+            return self.out(found)
+
+    model = wrap(Model())
+    optimizer = optim.AdamW(model.parameters(), 1e-2)
+    return [step(optimizer, functional.cross_entropy(model(torch.randn(8, 6)), labels(3))) for _ in range(2)]
+
+
+@program
+def batches_of_all_sizes(wrap: Wrap) -> list[float]:
+    model = wrap(perceptron(6, 8, 3))
+    optimizer = optim.AdamW(model.parameters(), 1e-2)
+    return [
+        step(optimizer, functional.cross_entropy(model(torch.randn(num, 6)), torch.randint(3, (num,))))
+        for num in (7, 3, 1, 8, 5)
+    ]
+
+
+@program
+def parts_of_results(wrap: Wrap) -> list[float]:
+    model = wrap(nn.Linear(6, 5))
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    printed = []
+    for _ in range(2):
+        y = model(torch.randn(8, 6))
+        above = torch.where(y > 0, y, torch.zeros(()))
+        loss = above[:, 1:3].sum() - y[torch.arange(8), labels(5)].mean() + y[y > 0].mean()
+        loss = loss + (y[::2] - y[1::2]).abs().mean() + y.topk(2).values.sum()
+        printed.append(step(optimizer, loss + y.sort(descending=True).values[:, 0].mean()))
+    return printed
+
+
 @pytest.fixture(params=["module_to_mesh", "parallelize"])
 def wrap(request: pytest.FixtureRequest, mesh: Mesh) -> Wrap:
     make = getattr(monarch_nb, request.param)
     return lambda module: make(module, mesh)
 
 
+@pytest.mark.filterwarnings("ignore:.*can't be done on shards")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_prints_what_it_prints_on_one_process(wrap: Wrap, name: str) -> None:
     torch.manual_seed(0)

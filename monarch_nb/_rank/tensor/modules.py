@@ -119,6 +119,7 @@ class OnRank:
         for path in spec.checkpointed:
             layer = self.module.get_submodule(path)
             layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+        self.module.forward = _without_parameters(self.module.forward)
         if spec.strategy == "fsdp":
             self._shard()
 
@@ -437,6 +438,27 @@ class _Whole:
         for size, at in zip(self._mesh.shape, self._mesh.get_coordinate(), strict=True):
             place = place * size + at
         return value.narrow(0, place * rows, rows)
+
+
+def _without_parameters(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward whose results are no parameters, which have gradients of their own, and which
+    fully_shard may free: copies of these.
+    """
+
+    @functools.wraps(forward)
+    def do(*args: Any, **kwargs: Any) -> Any:
+        return pytree.tree_map(_copy_of_parameter, forward(*args, **kwargs))
+
+    return do
+
+
+def _copy_of_parameter(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    is_parameter = isinstance(value, nn.Parameter) or (
+        value._is_view() and isinstance(value._base, nn.Parameter)
+    )
+    return value.clone() if is_parameter else value
 
 
 @functools.cache
