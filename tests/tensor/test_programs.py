@@ -328,7 +328,7 @@ def parameters_by_hand(wrap: Wrap) -> list[float]:
         for each in model.parameters():
             each.fill_(0.01) if each.ndim > 1 else each.zero_()
         model.get_parameter("0.weight").copy_(torch.linspace(0, 1, 48).reshape(8, 6))
-        model.get_parameter("2.weight")[0] = 0.5
+        model.get_parameter("2.weight")[:, 0] = 0.5
     vector = nn.utils.parameters_to_vector(model.parameters())
     return [float(vector.numel()), vector.norm().item(), model(torch.ones(8, 6)).sum().item()]
 
@@ -436,10 +436,39 @@ def parts_of_results(wrap: Wrap) -> list[float]:
     return printed
 
 
-@pytest.fixture(params=["module_to_mesh", "parallelize"])
+@program
+def target_network(wrap: Wrap) -> list[float]:
+    """One module's parameters are changed by the other's, between forwards without a backward."""
+    judge, target = (wrap(perceptron(4, 8, 2)) for _ in range(2))
+    target.load_state_dict(judge.state_dict())
+    optimizer = optim.SGD(judge.parameters(), 0.1)
+    printed = []
+    for number in range(4):
+        state, then, action = torch.randn(8, 4), torch.randn(8, 4), torch.randint(2, (8, 1))
+        with torch.no_grad():
+            wanted = torch.randn(8) + 0.9 * target(then).max(1).values
+        found = judge(state).gather(1, action).squeeze(1)
+        printed.append(step(optimizer, functional.smooth_l1_loss(found, wanted)))
+        if number == 1:
+            target.load_state_dict(judge.state_dict())
+        with torch.no_grad():
+            for mine, its in zip(target.parameters(), judge.parameters(), strict=True):
+                mine.lerp_(its, 0.25)
+            printed.append(target(torch.ones(1, 4)).sum().item())
+    return printed
+
+
+@pytest.fixture(params=["module_to_mesh", "parallelize", "fsdp"])
 def wrap(request: pytest.FixtureRequest, mesh: Mesh) -> Wrap:
-    make = getattr(monarch_nb, request.param)
-    return lambda module: make(module, mesh)
+    if request.param != "fsdp":
+        make = getattr(monarch_nb, request.param)
+        return lambda module: make(module, mesh)
+
+    def sharded(module: nn.Module) -> nn.Module:
+        norms = [name for name, each in module.named_modules() if isinstance(each, nn.BatchNorm1d)]
+        return monarch_nb.parallelize(module, mesh, "fsdp", replicate=norms)
+
+    return sharded
 
 
 @pytest.mark.filterwarnings("ignore:.*can't be done on shards")

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from monarch_nb._frames.owner import Owner, owner_of_file
 from monarch_nb._rank.tensor.meshes import OwnMesh, device_type
 from monarch_nb._rank.tensor.own_losses import means_by, over_all_rows
-from monarch_nb._rank.tensor.private import local_of, rebuild_buckets, spec_of, wrapped
+from monarch_nb._rank.tensor.private import local_of, rebuild_buckets, spec_of, version_of, wrapped
 from monarch_nb._rank.tensor.protocol import LayerError, ParallelSpec
 from monarch_nb._rank.tensor.tensor_parallel import LocalParameters, apply_plan, dims_of, seeded
 from monarch_nb._rank.tensor.whole import redistributed
@@ -90,6 +90,8 @@ class OnRank:
             self.module.unshard()
             self.module.reshard()
         self.parameters = self._parameters()
+        self._versions: list[int] = []
+        """Of the parameters, when they were gathered last."""
 
     # --- making it
 
@@ -240,6 +242,7 @@ class OnRank:
             if layer.training is not is_training:
                 layer.training = is_training
         self._num_forwards += 1
+        self._see_changes()
         plain = [_local(each) if isinstance(each, torch.Tensor) else each for each in leaves]
         wanted = [(plain[n].requires_grad_(True), leaves[n].placements) for n in grads or ()]
         args, kwargs = pytree.tree_unflatten(plain, _structure(structure))
@@ -252,6 +255,18 @@ class OnRank:
         if grads is not None:
             self._prepared = self._num_forwards
         return Ran(self._num_forwards, outputs, wanted)
+
+    def _see_changes(self) -> None:
+        """Have parameters be gathered again if they were changed: fully_shard keeps what a forward has
+        gathered until a backward, and there may be none.
+        """
+        if self._spec.strategy != "fsdp":
+            return
+        versions = [version_of(local_of(each)) for each in self.parameters]
+        if versions != self._versions:
+            self._versions = versions
+            for path in [*self._spec.groups, ""]:
+                self.module.get_submodule(path).reshard()
 
     def _called(self, args: Any, kwargs: Any) -> Any:
         if self._local is not None:
