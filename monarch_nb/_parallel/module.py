@@ -336,13 +336,16 @@ class Parallel:
         )
 
     def _grid_for(self, mesh: Any) -> Grid:
-        engine = grid_of(mesh).engine
+        given = grid_of(mesh)
+        engine = given.engine
         if self._sharing is not None:
             shape = (self._sharing.num_parts, self._sharing.num_data)
             return engine.grid(shape, ("model", "data"), self._sharing.ranks)  # type: ignore[no-any-return]
         if self._taken.strategy == "hsdp":
             copies = self._taken.num_replicas
             return engine.grid((copies, self._num_ranks // copies), ("replicas", "shards"))  # type: ignore[no-any-return]
+        if given.shape == (self._num_ranks,):
+            return given
         return engine.grid((self._num_ranks,), ("data",))  # type: ignore[no-any-return]
 
     def _layout(self, parameter: nn.Parameter) -> Placements:

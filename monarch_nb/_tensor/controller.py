@@ -68,6 +68,7 @@ from monarch_nb._tensor.plan import (
 from monarch_nb._tensor.propagation import Outcome, Propagation
 from monarch_nb._tensor.recorder import Foreign, Recorder
 from monarch_nb._tensor.recovery import recover
+from monarch_nb._tensor.regrid import can_regrid, over_one_grid
 from monarch_nb._tensor.scaling import UNSCALE, unscale
 from monarch_nb._tensor.slots import FULL, Handle, Slots
 from monarch_nb._tensor.stream import Stream, words_of
@@ -410,6 +411,11 @@ class Engine:
 
     def _new(self, op: Operation, key: tuple[Any, ...]) -> Any:
         self._check_alive()
+        metas = [each.mesh_meta for each in op.tensors]
+        if len({each.grid for each in metas}) > 1 and can_regrid(metas):
+            where = positions(op.func, op.args, op.kwargs, is_tensor)
+            written = [op.tensors[n] for name in written_names(op.func) for n in where.get(name, ())]
+            return self.dispatch(op.func, *over_one_grid(op.tensors, written, (op.args, op.kwargs)))
         self._check_together(op.func, op.args, op.kwargs, op.tensors)
         if torch.Tag.inplace_view in op.func.tags and op.func is not _aten.detach_.default:
             return self._reshape_in_place(op)

@@ -10,6 +10,7 @@ import torch
 from monarch_nb._rank.tensor.protocol import Hole
 from monarch_nb._tensor.engines import grid_of
 from monarch_nb._tensor.metadata import Grid, Placements, contiguous, intern, placements_of
+from monarch_nb._tensor.regrid import Regrid, can_regrid
 from monarch_nb._tensor.tensor import Tensor
 from monarch_nb.exceptions import ShardingError, WrongTensor
 
@@ -45,6 +46,8 @@ def distribute(tensor: torch.Tensor, mesh: Any, sharding_spec: Sequence[Any] | N
     grid = grid_of(mesh)
     placements = placements_of(sharding_spec or [], tensor.shape, grid)
     if isinstance(tensor, Tensor):
+        if tensor.mesh_meta.grid is not grid and can_regrid([tensor.mesh_meta], grid):
+            tensor = Regrid.apply(tensor, grid)
         return redistribute(tensor, sharding_spec or [])
     made = grid.engine.put(tensor, grid, placements)
     return made.requires_grad_(tensor.requires_grad)  # type: ignore[no-any-return]
