@@ -30,7 +30,7 @@ from monarch_nb._parallel.mismatch import across_error, mismatch_error
 from monarch_nb._parallel.rules import row_dim
 from monarch_nb._parallel.sharing import ASK_FOR_SAMPLE, NO_SAMPLE, Sharing, check_asked, lines_of
 from monarch_nb._parallel.tensor_proof import Unproven
-from monarch_nb._rank.tensor.private import keeps_graph, parametrized_sent
+from monarch_nb._rank.tensor.private import keeps_graph, num_hooks, parametrized_sent
 from monarch_nb._rank.tensor.protocol import Hole, ParallelSpec, TensorPlan
 from monarch_nb._tensor.distribute import moved_to, relaid
 from monarch_nb._tensor.engines import grid_of
@@ -220,6 +220,8 @@ class Parallel:
         self._num_heals = self._grid.engine.num_heals
         self.made: Any = copied(module, self._grid, self._layout)
         self.made.forward = self
+        self._layers = dict(self.made.named_modules())
+        self._num_hooks = [*map(num_hooks, self._layers.values())]
 
     # --- the choice
 
@@ -365,6 +367,7 @@ class Parallel:
 
     def explanation(self) -> Explanation:
         """Return the explanation of the module's strategy."""
+        hooked = self._hooked()
         return Explanation(
             self._facts,
             tuple(self._ways),
@@ -374,7 +377,7 @@ class Parallel:
             self._last,
             self._apart(),
             self._ties,
-            self._slow,
+            f"{hooked} has hooks of this program, which need its layers here" if hooked else self._slow,
             self._possible,
         )
 
@@ -400,12 +403,20 @@ class Parallel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         rows = _rows(leaves)
-        dry = self._known_dry(args, kwargs, leaves, structure, rows) if rows % self._num_data == 0 else None
+        is_split = rows % self._num_data == 0 and not self._hooked()
+        dry = self._known_dry(args, kwargs, leaves, structure, rows) if is_split else None
         leaves = [self._given(each, rows) for each in leaves]
         if dry is None:
             args, kwargs = pytree.tree_unflatten(leaves, structure)
             return type(self.made).forward(self.made, *args, **kwargs)
         return self._run(dry, leaves, structure)
+
+    def _hooked(self) -> str:
+        """Return the first layer that has got hooks since the module was made: they are of this program, so
+        its layers have to run here, operation by operation. The module's own are called around its forward.
+        """
+        pairs = zip(self._layers.items(), self._num_hooks, strict=True)
+        return next((path for (path, layer), num in pairs if path and num_hooks(layer) > num), "")
 
     def _known_dry(self, args: Any, kwargs: Any, leaves: Any, structure: Any, rows: int) -> DryRun | None:
         """Return the dry run of a call; None if the call has to run operation by operation."""

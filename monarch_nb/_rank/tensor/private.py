@@ -73,6 +73,7 @@ _custom_ops: Any = attrgetter("_library.custom_ops.OPDEFS")(torch)
 MAX_SPECS = 1024
 _specs: dict[Any, Any] = {}
 """Layouts that `laid_out` has made. Each keeps its mesh alive, whose id is in its key."""
+_hooks_of: Any = attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _inject_class: Any = attrgetter("_inject_new_class")(parametrize)
 _inject_parameter: Any = attrgetter("_inject_property")(parametrize)
 _OfOwnRows: Any = attrgetter("placement_types._MaskPartial")(torch.distributed.tensor)
@@ -222,6 +223,11 @@ def replace_losses(around: Callable[[Any], Any]) -> None:
     module = attrgetter("_C._nn")(torch)
     for name in ("cross_entropy_loss", "nll_loss_nd"):
         setattr(module, name, around(getattr(module, name)))
+
+
+def num_hooks(layer: torch.nn.Module) -> int:
+    """Return how many hooks a layer has that are called with its forward, or with the backward of that."""
+    return sum(map(len, _hooks_of(layer)))
 
 
 @contextmanager
