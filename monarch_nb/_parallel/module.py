@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.utils import _pytree as pytree
 
+from monarch_nb._parallel.changes import Watched
 from monarch_nb._parallel.choice import Candidate, candidates, choose, facts_of, shared_candidates
 from monarch_nb._parallel.dry_run import (
     CantFollow,
@@ -30,7 +31,7 @@ from monarch_nb._parallel.mismatch import across_error, mismatch_error
 from monarch_nb._parallel.rules import row_dim
 from monarch_nb._parallel.sharing import ASK_FOR_SAMPLE, NO_SAMPLE, Sharing, check_asked, lines_of
 from monarch_nb._parallel.tensor_proof import Unproven
-from monarch_nb._rank.tensor.private import keeps_graph, num_hooks, parametrized_sent
+from monarch_nb._rank.tensor.private import keeps_graph, parametrized_sent
 from monarch_nb._rank.tensor.protocol import Hole, ParallelSpec, TensorPlan
 from monarch_nb._tensor.distribute import moved_to, relaid
 from monarch_nb._tensor.engines import grid_of
@@ -220,8 +221,7 @@ class Parallel:
         self._num_heals = self._grid.engine.num_heals
         self.made: Any = copied(module, self._grid, self._layout)
         self.made.forward = self
-        self._layers = dict(self.made.named_modules())
-        self._num_hooks = [*map(num_hooks, self._layers.values())]
+        self._watched = Watched(self.made)
 
     # --- the choice
 
@@ -367,7 +367,7 @@ class Parallel:
 
     def explanation(self) -> Explanation:
         """Return the explanation of the module's strategy."""
-        hooked = self._hooked()
+        hooked = self._watched.hooked()
         return Explanation(
             self._facts,
             tuple(self._ways),
@@ -403,7 +403,8 @@ class Parallel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         rows = _rows(leaves)
-        is_split = rows % self._num_data == 0 and not self._hooked()
+        self._see_changes()
+        is_split = rows % self._num_data == 0 and not self._watched.hooked()
         dry = self._known_dry(args, kwargs, leaves, structure, rows) if is_split else None
         leaves = [self._given(each, rows) for each in leaves]
         if dry is None:
@@ -411,12 +412,14 @@ class Parallel:
             return type(self.made).forward(self.made, *args, **kwargs)
         return self._run(dry, leaves, structure)
 
-    def _hooked(self) -> str:
-        """Return the first layer that has got hooks since the module was made: they are of this program, so
-        its layers have to run here, operation by operation. The module's own are called around its forward.
-        """
-        pairs = zip(self._layers.items(), self._num_hooks, strict=True)
-        return next((path for (path, layer), num in pairs if path and num_hooks(layer) > num), "")
+    def _see_changes(self) -> None:
+        """Have the module be sent to the ranks once more, if it was changed here."""
+        parameters = [*self.made.parameters()]
+        self._watched.check(parameters)
+        if self._watched.was_changed(parameters):
+            self._watched.change(self._skeleton)
+            self._known.clear()
+            self._built = None
 
     def _known_dry(self, args: Any, kwargs: Any, leaves: Any, structure: Any, rows: int) -> DryRun | None:
         """Return the dry run of a call; None if the call has to run operation by operation."""
@@ -424,13 +427,10 @@ class Parallel:
         key = (structure, self._flags(), trained, torch.is_grad_enabled(), *map(_key_of, leaves))
         if key in self._known:
             return self._known[key]
-        for layer, mine in zip(self._module.modules(), self.made.modules(), strict=True):
-            layer.training = mine.training
-        for parameter, is_trained in zip(self._module.parameters(), trained, strict=True):
-            parameter.requires_grad_(is_trained)
         try:
             _check_sent(structure)
-            found = self._followed(args, kwargs, rows)
+            with self._watched.as_now(self._module):
+                found = self._followed(args, kwargs, rows)
         except CantFollow as error:
             self._slow = f"{CANT_FOLLOW}: {error}"
             found = None
@@ -455,7 +455,7 @@ class Parallel:
         return found
 
     def _flags(self) -> tuple[bool, ...]:
-        return tuple(layer.training for layer in self.made.modules())
+        return tuple(layer.training for layer in self._watched.layers.values())
 
     def _given(self, value: Any, rows: int) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -553,6 +553,7 @@ class Parallel:
             _rebind(each, engine.own("own.module_parameter", (Hole(0), number), [module], each.mesh_meta))
         for name, each in self.made.named_buffers():
             _rebind(each, engine.own("own.module_buffer", (Hole(0), name), [module], each.mesh_meta))
+        self._watched.was_sent(ours)
         return module
 
     def revive(self) -> None:
@@ -567,6 +568,7 @@ class Parallel:
             args = (tuple(old.size), old.dtype, grid.number, old.placements)
             _rebind(each, grid.engine.own("own.zeros", args, [], meta))
             each.grad = None
+        self._watched.was_placed()
 
     @property
     def unknown(self) -> Any:

@@ -308,10 +308,7 @@ class Engine:
                 key.append(float)
             elif kind is list or kind is tuple or kind in _PLAIN:
                 if self._gather(each, tensors, scalars, key, travels):
-                    if func is UNSCALE:
-                        unscale(*args)
-                        return None
-                    return self.dispatch(func, *self._adopt_in(func, args, kwargs or {}))
+                    return self._with_plain(func, args, kwargs or {})
             else:
                 key.append(each)
                 key.append(kind)
@@ -319,7 +316,7 @@ class Engine:
             for name, each in kwargs.items():
                 key.append(name)
                 if self._gather(each, tensors, scalars, key, travels):
-                    return self.dispatch(func, *self._adopt_in(func, args, kwargs))
+                    return self._with_plain(func, args, kwargs)
         plan = self.plans.get(tuple(key))
         if plan is None:
             return self._new(Operation(func, args, kwargs or {}, tensors, scalars), tuple(key))
@@ -594,6 +591,20 @@ class Engine:
                 )
 
     # --- plain tensors among the arguments
+
+    def _with_plain(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Execute an operation on tensors of this mesh and plain ones."""
+        if func is UNSCALE:
+            unscale(*args)
+            return None
+        if func is _aten.copy_.default and not is_tensor(args[0]) and not self._keeps(args):
+            return args[0].copy_(self.full(args[1]))
+        return self.dispatch(func, *self._adopt_in(func, args, kwargs))
+
+    def _keeps(self, args: Sequence[Any]) -> bool:
+        """Say whether a history or a recording would need to know what is read here."""
+        wants = torch.is_grad_enabled() and any(each.requires_grad for each in args[:2])
+        return wants or self.recorder is not None
 
     def _adopt_in(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the arguments with plain tensors put on the mesh: all ranks get the same value."""

@@ -1,0 +1,139 @@
+"""Changes of a module since its layers were sent to the ranks, which have a copy of it.
+
+Values of parameters and buffers are the ranks' own. What else a program changes has to be sent again
+(attributes, parameters that were given other memory), or can't be (layers, dtypes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from monarch_nb._rank.tensor.private import num_hooks
+from monarch_nb.exceptions import MeshUsageError
+
+_SIMPLE = frozenset({bool, int, float, str, type(None)})
+_OF_ALL_LAYERS = frozenset({*vars(nn.Module()), "forward"})
+
+
+class Watched:
+    """A module of the mesh, and what it was like when it was last sent.
+
+    Args:
+        made: the module.
+    """
+
+    def __init__(self, made: nn.Module) -> None:
+        self._made = made
+        self.layers = dict(made.named_modules())
+        self._num_hooks = [*map(num_hooks, self.layers.values())]
+        self._attributes = [*map(_attributes, self.layers.values())]
+        self._metas: list[tuple[str, Any]] = []
+        self._handles: list[Any] = []
+        self._changed: set[int] = set()
+        """Layers whose attributes aren't those that they were made with, by number."""
+        self.was_placed()
+
+    def was_placed(self) -> None:
+        """Note where the module's parameters are: they were put on the mesh."""
+        named: Any = self._made.named_parameters()
+        self._metas, self._handles = [(name, each.mesh_meta) for name, each in named], []
+
+    def hooked(self) -> str:
+        """Return the first layer that has got hooks since: they are of this program, so its layers have to
+        run here. The module's own are called around its forward.
+        """
+        pairs = zip(self.layers.items(), self._num_hooks, strict=True)
+        return next((path for (path, layer), num in pairs if path and num_hooks(layer) > num), "")
+
+    def check(self, parameters: Sequence[Any]) -> None:
+        """Check that layers and parameters are those that the ranks have.
+
+        Raises:
+            MeshUsageError: if some were replaced, or have another dtype; it says what to type.
+        """
+        if len(parameters) != len(self._metas) or [*self._made.modules()] != [*self.layers.values()]:
+            raise MeshUsageError(
+                "layers of this module were added, replaced or taken out since parallelize, and the ranks "
+                "don't have them: change the plain module, and monarch_nb.parallelize(module, mesh) again"
+            )
+        for (name, meta), each in zip(self._metas, parameters, strict=True):
+            now = getattr(each, "mesh_meta", None)
+            if now is meta:
+                continue
+            if now is not None and now.dtype != meta.dtype:
+                raise MeshUsageError(
+                    f"{name} is {now.dtype} now, and {meta.dtype} on the ranks: convert the module before, "
+                    f"monarch_nb.parallelize(module.to({now.dtype}), mesh)"
+                )
+            what = "another tensor" if now is None else repr(now)
+            raise MeshUsageError(
+                f"{name} was replaced by {what}, and is {meta!r} on the ranks: "
+                f'with torch.no_grad(): model.get_parameter("{name}").copy_(values) changes it'
+            )
+
+    def was_changed(self, parameters: Sequence[Any]) -> bool:
+        """Say whether the ranks need the module once more: attributes of its layers are other ones, or
+        parameters have other memory.
+        """
+        found = [*map(_attributes, self.layers.values())]
+        is_other = found != self._attributes
+        if is_other:
+            pairs = enumerate(zip(found, self._attributes, strict=True))
+            self._changed |= {n for n, (new, old) in pairs if new != old}
+            self._attributes = found
+        return is_other or bool(self._handles and [each.mesh_handle for each in parameters] != self._handles)
+
+    def was_sent(self, parameters: Sequence[Any]) -> None:
+        """Note that the ranks have the module as it is."""
+        self._handles = [each.mesh_handle for each in parameters]
+
+    def change(self, like: nn.Module) -> None:
+        """Give the layers of a copy the attributes that were changed."""
+        for layer, values in self._changed_in(like):
+            vars(layer).update(values)
+
+    @contextmanager
+    def as_now(self, like: nn.Module) -> Iterator[None]:
+        """Let a copy be as the module is now, in a block: its attributes, what is in training, and which
+        parameters want gradients.
+        """
+        pairs = [*zip(like.modules(), self.layers.values(), strict=True)]
+        before = [(layer, dict(vars(layer))) for layer, _ in pairs]
+        wanted = [(each, each.requires_grad) for each in like.parameters()]
+        try:
+            self.change(like)
+            for layer, mine in pairs:
+                layer.training = mine.training
+            for each, mine in zip(like.parameters(), self._made.parameters(), strict=True):
+                each.requires_grad_(mine.requires_grad)
+            yield
+        finally:
+            for layer, values in before:
+                vars(layer).clear()
+                vars(layer).update(values)
+            for each, wants in wanted:
+                each.requires_grad_(wants)
+
+    def _changed_in(self, like: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
+        pairs = [*zip(like.modules(), self.layers.values(), strict=True)]
+        for number in self._changed:
+            layer, mine = pairs[number]
+            yield layer, {name: value for name, value in vars(mine).items() if _is_own(name, value)}
+
+
+def _attributes(layer: nn.Module) -> list[Any]:
+    """Return a layer's attributes that can be compared: plain values, and functions by what they are."""
+    return [
+        (name, value if type(value) in _SIMPLE else id(value))
+        for name, value in vars(layer).items()
+        if (type(value) in _SIMPLE or callable(value)) and name not in _OF_ALL_LAYERS and name[0] != "_"
+    ]
+
+
+def _is_own(name: str, value: Any) -> bool:
+    return name not in _OF_ALL_LAYERS and not isinstance(value, (torch.Tensor, nn.Module))
