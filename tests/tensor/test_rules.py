@@ -220,6 +220,7 @@ def test_a_part_of_one_row_keeps_its_dimension(mesh: Mesh, dims: Any) -> None:
     assert torch.equal(torch.squeeze_copy(given, *dims).full(), torch.squeeze_copy(values, *dims))
 
 
+@pytest.mark.filterwarnings("ignore:.*can't be done on shards")
 def test_a_table_whose_rows_are_split_over_two_axes(mesh: Mesh) -> None:
     values, wanted = torch.randn(10, 5), torch.randint(10, (7,))
     table = monarch_nb.distribute(values, mesh, [("data_parallel", "model_parallel")]).requires_grad_()

@@ -152,11 +152,11 @@ class Executor:
 
     def run(self, batch: Batch) -> None:
         """Execute the commands of a message."""
-        if self._has_come(batch.number):
-            return
         if not self._has_begun:  # the message was under way when a rank was lost
-            if self._stopped is not None:
+            if self._stopped is not None and not self._has_come(batch.number):
                 self._left_out.append(self._replays.message(batch))
+            return
+        if self._has_come(batch.number):
             return
         message = self._replays.message(batch)
         self._keep(message)

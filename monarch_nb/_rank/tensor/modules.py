@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from monarch_nb._frames.owner import Owner, owner_of_file
 from monarch_nb._rank.tensor.meshes import OwnMesh, device_type
-from monarch_nb._rank.tensor.own_losses import means_by, over_all_rows
+from monarch_nb._rank.tensor.own_losses import OverAllRows, means_by
 from monarch_nb._rank.tensor.private import local_of, rebuild_buckets, spec_of, version_of, wrapped
 from monarch_nb._rank.tensor.protocol import LayerError, ParallelSpec
 from monarch_nb._rank.tensor.tensor_parallel import LocalParameters, apply_plan, dims_of, seeded
@@ -283,7 +283,7 @@ class OnRank:
         """Return the context for what calls the module's layers."""
         if not self._spec.counts_rows:
             return nullcontext()
-        return means_by(over_all_rows([self._data.get_group(axis) for axis in range(self._data.ndim)]))
+        return means_by(OverAllRows([self._data.get_group(axis) for axis in range(self._data.ndim)]))
 
     def output(self, ran: Ran, number: int, placements: Sequence[Any]) -> DTensor:
         """Return a part of a result as one tensor over the mesh."""

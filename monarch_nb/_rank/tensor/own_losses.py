@@ -12,15 +12,17 @@ whose mean over ranks is what one process computes.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from monarch_nb._rank.tensor.losses import IGNORED, MEAN, SUM, weight_of
-from monarch_nb._rank.tensor.private import graph_task, is_autocast, replace_losses, total_over
+from monarch_nb._rank.tensor.private import graph_task, is_autocast, replace_losses
 
 Loss = Callable[..., Any]
 Means = Callable[[Loss, dict[str, Any]], Any]
@@ -55,13 +57,17 @@ def counts_rows(given: dict[str, Any]) -> bool:
     return not given["target"].is_floating_point()
 
 
+def _means() -> Means | None:
+    """Return what computes means in this thread."""
+    found: Means | None = getattr(_state, "means", None)
+    return _of_backward if found is None and graph_task() >= 0 else found
+
+
 def _replaced(by_torch: Loss) -> Loss:
     """Return what is called in place of torch's function; where nobody has said how, it does the same."""
 
     def loss(*args: Any, **named: Any) -> Any:
-        means: Means | None = getattr(_state, "means", None)
-        if means is None and graph_task() >= 0:
-            means = _of_backward
+        means = _means()
         if means is None:
             return by_torch(*args, **named)
         given = dict(zip(_NAMES, args, strict=False)) | named
@@ -70,25 +76,43 @@ def _replaced(by_torch: Loss) -> Loss:
     return loss
 
 
-def over_all_rows(groups: Sequence[Any]) -> Means:
-    """Return what computes this rank's value.
+class OverAllRows:
+    """Computes this rank's value.
 
     Args:
         groups: process groups, one for each axis over which rows are split.
     """
 
-    def mean(by_torch: Loss, given: dict[str, Any]) -> Any:
+    def __init__(self, groups: Sequence[Any]) -> None:
+        self.groups = tuple(groups)
+
+    def __call__(self, by_torch: Loss, given: dict[str, Any]) -> Any:
+        """Return the mean; see `Means`."""
         if not counts_rows(given):
             return by_torch(**given)
         rows = given["input"]
-        total = weight_of(given["target"], given.get("weight"), given.get("ignore_index", IGNORED))
-        num = 1
-        for group in groups:
-            total = total_over(total, group)
-            num *= group.size()
+        total = sum_over_ranks(
+            weight_of(given["target"], given.get("weight"), given.get("ignore_index", IGNORED))
+        )
+        num = math.prod(each.size() for each in self.groups)
         is_low = rows.dtype in _LOW and not is_autocast()  # sums of many rows would overflow
         summed = by_torch(**{**given, "input": rows.float() if is_low else rows, "reduction": SUM})
         found = summed * num / total.to(summed.dtype)
         return found.to(rows.dtype) if is_low else found
 
-    return mean
+
+@torch.library.custom_op("monarch_nb::sum_over_ranks", mutates_args=())  # type: ignore[untyped-decorator]
+def sum_over_ranks(value: torch.Tensor) -> torch.Tensor:
+    """Return the sum of a value over the ranks of the groups in use. An operation of torch's: code that
+    torch.compile makes, and keeps on disk for other processes, has no groups in it.
+    """
+    found, means = value.clone(), _means()
+    assert isinstance(means, OverAllRows)
+    for group in means.groups:
+        dist.all_reduce(found, group=group)
+    return found
+
+
+@sum_over_ranks.register_fake  # type: ignore[untyped-decorator]
+def _sum_over_ranks(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(value)

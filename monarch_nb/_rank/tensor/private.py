@@ -65,7 +65,6 @@ _forget_native: Any = attrgetter("_C._clear_DTensor_sharding_propagator_cache")(
 _transforms: Any = attrgetter("_redistribute._gen_transform_infos")(torch.distributed.tensor)
 _propagator: Any = attrgetter("sharding_propagator")(dispatcher)
 torch_concatenate: Any = attrgetter("_concatenate")(DeviceMesh)
-_functional_sum: Any = attrgetter("_functional_collectives.all_reduce")(torch.distributed)
 AsyncCollectiveTensor: Any = attrgetter("_functional_collectives.AsyncCollectiveTensor")(torch.distributed)
 _custom_ops: Any = attrgetter("_library.custom_ops.OPDEFS")(torch)
 
@@ -205,12 +204,6 @@ def default_to_lists(is_meant: Any) -> None:
     for path, module in list(sys.modules.items()):  # torch.optim has no other names of its modules
         if path.startswith("torch.optim.") and hasattr(module, name):
             setattr(module, name, default)
-
-
-def total_over(value: torch.Tensor, group: Any) -> torch.Tensor:
-    """Return the sum of a value over the ranks of a process group, also where torch.compile traces it."""
-    found: torch.Tensor = _functional_sum(value, "sum", group)
-    return found
 
 
 def replace_losses(around: Callable[[Any], Any]) -> None:
