@@ -32,6 +32,7 @@ class Watched:
         self.layers = dict(made.named_modules())
         self._num_hooks = [*map(num_hooks, self.layers.values())]
         self._attributes = [*map(_attributes, self.layers.values())]
+        self._seen = [dict(vars(layer)) for layer in self.layers.values()]
         self._metas: list[tuple[str, Any]] = []
         self._handles: list[Any] = []
         self._changed: set[int] = set()
@@ -80,12 +81,16 @@ class Watched:
         """Say whether the ranks need the module once more: attributes of its layers are other ones, or
         parameters have other memory.
         """
-        found = [*map(_attributes, self.layers.values())]
-        is_other = found != self._attributes
-        if is_other:
-            pairs = enumerate(zip(found, self._attributes, strict=True))
-            self._changed |= {n for n, (new, old) in pairs if new != old}
-            self._attributes = found
+        is_other = False
+        for number, layer in enumerate(self.layers.values()):
+            if _is_same(vars(layer), self._seen[number]):  # a look at a whole layer takes less than its parts
+                continue
+            self._seen[number] = dict(vars(layer))
+            found = _attributes(layer)
+            if found != self._attributes[number]:
+                is_other = True
+                self._attributes[number] = found
+                self._changed.add(number)
         return is_other or bool(self._handles and [each.mesh_handle for each in parameters] != self._handles)
 
     def was_sent(self, parameters: Sequence[Any]) -> None:
@@ -124,6 +129,13 @@ class Watched:
         for number in self._changed:
             layer, mine = pairs[number]
             yield layer, {name: value for name, value in vars(mine).items() if _is_own(name, value)}
+
+
+def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    try:
+        return one == other
+    except Exception:  # an attribute that can't be compared, such as an array, is another one
+        return False
 
 
 def _attributes(layer: nn.Module) -> list[Any]:
