@@ -751,7 +751,7 @@ def _skeleton(module: nn.Module) -> nn.Module:
     }
     try:
         return copy.deepcopy(module, memo)
-    except (MeshUsageError, KeyboardInterrupt):
+    except MeshUsageError:
         raise
     except Exception as error:
         where = find_unpicklable(module, "the module") or "the module"

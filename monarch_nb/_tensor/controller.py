@@ -410,8 +410,7 @@ class Engine:
         self._check_alive()
         metas = [each.mesh_meta for each in op.tensors]
         if len({each.grid for each in metas}) > 1 and can_regrid(metas):
-            where = positions(op.func, op.args, op.kwargs, is_tensor)
-            written = [op.tensors[n] for name in written_names(op.func) for n in where.get(name, ())]
+            written = _written(op.func, op.args, op.kwargs, op.tensors)
             return self.dispatch(op.func, *over_one_grid(op.tensors, written, (op.args, op.kwargs)))
         self._check_together(op.func, op.args, op.kwargs, op.tensors)
         if torch.Tag.inplace_view in op.func.tags and op.func is not _aten.detach_.default:
@@ -580,7 +579,7 @@ class Engine:
                 "monarch_nb.as_global(x, [...]) or monarch_nb.per_rank(y)"
             )
         where = positions(func, args, kwargs, is_tensor)
-        written = [tensors[n] for name in written_names(func) for n in where.get(name, ())]
+        written = _written(func, args, kwargs, tensors)
         check_access(func, metas, [t.mesh_meta for t in written])
         for name in written_names(func):
             if any(tensors[n].mesh_meta.is_copy for n in where.get(name, ())):
@@ -811,6 +810,14 @@ class Engine:
             f"same. ({reason[:200]})",
             stacklevel=6,
         )
+
+
+def _written(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return the tensors that an operation changes."""
+    where = positions(func, args, kwargs, is_tensor)
+    return [tensors[n] for name in written_names(func) for n in where.get(name, ())]
 
 
 def check_access(what: Any, metas: Sequence[Meta], written: Sequence[Meta]) -> None:
