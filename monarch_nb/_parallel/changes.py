@@ -13,11 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from monarch_nb._rank.tensor.private import num_hooks
+from monarch_nb._rank.tensor.private import num_hooks, version_of
+from monarch_nb._tensor.tensor import Tensor
 from monarch_nb.exceptions import MeshUsageError
 
 _SIMPLE = frozenset({bool, int, float, str, type(None)})
 _OF_ALL_LAYERS = frozenset({*vars(nn.Module()), "forward"})
+_COLLECTIONS = (dict, list, tuple, set, frozenset)
+_MANY = 1000
 
 
 class Watched:
@@ -37,6 +40,7 @@ class Watched:
         self._handles: list[Any] = []
         self._changed: set[int] = set()
         """Layers whose attributes aren't those that they were made with, by number."""
+        self._held = self._held_now()
         self.was_placed()
 
     def was_placed(self) -> None:
@@ -91,7 +95,34 @@ class Watched:
                 is_other = True
                 self._attributes[number] = found
                 self._changed.add(number)
+        for held, before, numbers in self._held:
+            if contents(held) != before:
+                is_other = True
+                self._changed |= numbers
+        if is_other:
+            self._held = self._held_now()
         return is_other or bool(self._handles and [each.mesh_handle for each in parameters] != self._handles)
+
+    def _held_now(self) -> list[tuple[Any, Any, set[int]]]:
+        """Return what attributes hold that can change in place, as lists and configurations do: each with
+        its contents, and the layers that hold it.
+        """
+        found: dict[int, tuple[Any, Any, set[int]]] = {}
+        for number, layer in enumerate(self.layers.values()):
+            for name, value in vars(layer).items():
+                if not _is_own(name, value) or name[0] == "_":
+                    continue
+                if id(value) not in found and (inside := contents(value)) is not None:
+                    found[id(value)] = value, inside, set()
+                if id(value) in found:
+                    found[id(value)][2].add(number)
+        return [*found.values()]
+
+    def ran_here(self) -> None:
+        """Note that a forward ran in this program: what it changed of the module isn't a change for ranks."""
+        self._seen = [dict(vars(layer)) for layer in self.layers.values()]
+        self._attributes = [*map(_attributes, self.layers.values())]
+        self._held = self._held_now()
 
     def was_sent(self, parameters: Sequence[Any]) -> None:
         """Note that the ranks have the module as it is."""
@@ -139,13 +170,65 @@ def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def _attributes(layer: nn.Module) -> list[Any]:
-    """Return a layer's attributes that can be compared: plain values, and functions by what they are."""
+    """Return a layer's attributes, to be compared."""
     return [
-        (name, value if type(value) in _SIMPLE else id(value))
+        (name, _compared(value))
         for name, value in vars(layer).items()
-        if (type(value) in _SIMPLE or callable(value)) and name not in _OF_ALL_LAYERS and name[0] != "_"
+        if name[0] != "_" and _is_own(name, value)
     ]
 
 
+def contents(value: Any, depth: int = 2) -> Any:
+    """Return what an attribute holds, to be compared: the items of a list, a dictionary or a set, the
+    attributes of another object, as a configuration is, and what these hold; of a tensor its version. None
+    for what holds nothing.
+
+    >>> contents({"sizes": [3, 4]}) == contents({"sizes": [3, 5]})
+    False
+    >>> contents(3), contents(len)
+    (None, None)
+
+    Of large collections it's the number of items, so that a look is short.
+    """
+    kind = type(value)
+    if depth == 0 or kind in _SIMPLE or issubclass(kind, (Tensor, nn.Module, type)):
+        return None
+    if issubclass(kind, torch.Tensor):
+        return 0 if value.is_inference() else version_of(value)
+    try:
+        inside: Any = value
+        if not issubclass(kind, _COLLECTIONS):
+            inside = None if callable(value) else vars(value)
+        if len(inside) > _MANY:
+            return len(inside)
+        named = inside.items() if issubclass(type(inside), dict) else enumerate(inside)
+        return [(name, _compared(each), contents(each, depth - 1)) for name, each in named]
+    except Exception:  # it has no attributes, or doesn't say which
+        return None
+
+
+class _Same:
+    """What is the same only as itself. It's kept, so that no other object gets its address."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Same and other._value is self._value
+
+    __hash__ = object.__hash__
+
+
+def _compared(value: Any) -> Any:
+    """Return what tells whether an attribute is another one."""
+    if type(value) in _SIMPLE:
+        return value
+    if issubclass(type(value), Tensor):  # a forward in this program has left it: ranks have no use for it
+        return None
+    return _Same(value)
+
+
 def _is_own(name: str, value: Any) -> bool:
-    return name not in _OF_ALL_LAYERS and not isinstance(value, (torch.Tensor, nn.Module))
+    return name not in _OF_ALL_LAYERS and not issubclass(type(value), (Tensor, nn.Module))

@@ -33,10 +33,11 @@ from monarch_nb._parallel.sharing import ASK_FOR_SAMPLE, NO_SAMPLE, Sharing, che
 from monarch_nb._parallel.tensor_proof import Unproven
 from monarch_nb._rank.tensor.private import keeps_graph, parametrized_sent
 from monarch_nb._rank.tensor.protocol import Hole, ParallelSpec, TensorPlan
-from monarch_nb._tensor.distribute import moved_to, relaid
+from monarch_nb._tensor.distribute import relaid
 from monarch_nb._tensor.engines import grid_of
 from monarch_nb._tensor.metadata import Grid, Placements, contiguous, intern
 from monarch_nb._tensor.module import brought, check_module, copied
+from monarch_nb._tensor.regrid import Regrid, can_regrid
 from monarch_nb._tensor.tensor import Tensor
 from monarch_nb._wire.codec import find_unpicklable
 from monarch_nb.exceptions import MeshUsageError
@@ -202,6 +203,10 @@ class Parallel:
         self._groups = _groups(module)
         self._ties = ties_of([(n, id(p)) for n, p in module.named_parameters(remove_duplicate=False)])
         self._known: dict[Any, DryRun | None] = {}
+        self._taking: dict[int, list[int]] = {}
+        """Numbers of the parameters that take part in a forward and want gradients, by the id of its dry run;
+        of those that the module on the ranks is built for.
+        """
         self._last: DryRun | None = None
         self._slow = ""
         self._built: tuple[Tensor, ParallelSpec] | None = None
@@ -221,6 +226,7 @@ class Parallel:
         self._num_heals = self._grid.engine.num_heals
         self.made: Any = copied(module, self._grid, self._layout)
         self.made.forward = self
+        self._names = [name for name, _ in self.made.named_parameters()]
         self._watched = Watched(self.made)
 
     # --- the choice
@@ -403,27 +409,33 @@ class Parallel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         rows = _rows(leaves)
-        self._see_changes()
+        parameters = self._see_changes()
         is_split = rows % self._num_data == 0 and not self._watched.hooked()
-        dry = self._known_dry(args, kwargs, leaves, structure, rows) if is_split else None
+        trained = tuple(each.requires_grad for each in parameters)
+        dry = self._known_dry(args, kwargs, leaves, structure, rows, trained) if is_split else None
         leaves = [self._given(each, rows) for each in leaves]
         if dry is None:
             args, kwargs = pytree.tree_unflatten(leaves, structure)
-            return type(self.made).forward(self.made, *args, **kwargs)
-        return self._run(dry, leaves, structure)
+            result = type(self.made).forward(self.made, *args, **kwargs)
+            self._watched.ran_here()
+            return result
+        return self._run(dry, leaves, structure, parameters)
 
-    def _see_changes(self) -> None:
-        """Have the module be sent to the ranks once more, if it was changed here."""
+    def _see_changes(self) -> list[nn.Parameter]:
+        """Have the module be sent to the ranks once more, if it was changed here; return its parameters."""
         parameters = [*self.made.parameters()]
         self._watched.check(parameters)
         if self._watched.was_changed(parameters):
             self._watched.change(self._skeleton)
             self._known.clear()
+            self._taking.clear()
             self._built = None
+        return parameters
 
-    def _known_dry(self, args: Any, kwargs: Any, leaves: Any, structure: Any, rows: int) -> DryRun | None:
+    def _known_dry(
+        self, args: Any, kwargs: Any, leaves: Any, structure: Any, rows: int, trained: tuple[bool, ...]
+    ) -> DryRun | None:
         """Return the dry run of a call; None if the call has to run operation by operation."""
-        trained = tuple(each.requires_grad for each in self.made.parameters())
         key = (structure, self._flags(), trained, torch.is_grad_enabled(), *map(_key_of, leaves))
         if key in self._known:
             return self._known[key]
@@ -465,14 +477,16 @@ class Parallel:
         if not isinstance(value, Tensor):
             return brought(value, self._grid, layout)
         if value.mesh_meta.grid is not self._grid:
-            moved = moved_to(value, self._grid, layout) if len(set(layout)) == 1 else None
-            return brought(value.full(), self._grid, layout) if moved is None else moved
+            if not can_regrid([value.mesh_meta], self._grid):
+                return brought(value.full(), self._grid, layout)
+            value = Regrid.apply(value, self._grid, layout)
         return relaid(value, layout)
 
-    def _run(self, dry: DryRun, leaves: list[Any], structure: Any) -> Any:
-        module = self._on_ranks(dry)
+    def _run(self, dry: DryRun, leaves: list[Any], structure: Any, parameters: list[nn.Parameter]) -> Any:
+        module = self._on_ranks(dry, parameters)
+        taking = [(n, parameters[n]) for n in self._taking[id(dry)]]
         grads = torch.is_grad_enabled() and any(out.wants_gradient for out in dry.outputs)
-        call = _Call(self, module, dry, leaves, structure, self._flags(), grads)
+        call = _Call(self, module, dry, leaves, structure, self._flags(), grads, taking)
         outputs = _Run.apply(call, *call.inputs, *call.parameters) if grads else call.forward()
         parts = iter(outputs)
         kept = [next(parts) if is_hole(each) else each for each in dry.leaves]
@@ -499,23 +513,29 @@ class Parallel:
 
     # --- the module on the ranks
 
-    def _on_ranks(self, dry: DryRun) -> Tensor:
+    def _on_ranks(self, dry: DryRun, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Return the module on the ranks; it's built at the first forward, and again when a layer has to run
         differently.
         """
-        spec = self._spec(dry)
         built = self._built
-        if built is None or built[0].dropped or not _is_covered(spec, built[1]):  # dropped: lost with a rank
+        is_there = built is not None and not built[0].dropped  # dropped: lost with a rank
+        if built is not None and is_there and id(dry) in self._taking:
+            return built[0]
+        trained = [name for name, each in zip(self._names, parameters, strict=True) if each.requires_grad]
+        spec = self._spec(dry, frozenset(trained))
+        if built is None or not is_there or not _is_covered(spec, built[1]):
             built = self._built = self._build(spec), spec
+            self._taking.clear()
+        taking = dry.used.intersection(trained)
+        self._taking[id(dry)] = [n for n, name in enumerate(self._names) if name in taking]
         return built[0]
 
-    def _spec(self, dry: DryRun) -> ParallelSpec:
+    def _spec(self, dry: DryRun, trained: frozenset[str]) -> ParallelSpec:
         before = self._built[1] if self._built else None
         whole = tuple(dict.fromkeys([
             *self._asked.replicate, *(f.path for f in dry.findings), *(before.whole if before else ()),
         ]))  # fmt: skip
         whole = tuple(p for p in whole if not any(p != q and (not q or p.startswith(f"{q}.")) for q in whole))
-        trained = frozenset(n for n, p in self.made.named_parameters() if p.requires_grad)
         unused = torch.is_grad_enabled() and any(n not in dry.used for n in trained)
         return ParallelSpec(
             module=self._skeleton, strategy="ddp" if self._taken.strategy == "ddp" else "fsdp",
@@ -596,6 +616,7 @@ class _Call:
         structure: Any,
         flags: tuple[bool, ...],
         grads: bool,
+        taking: Sequence[tuple[int, nn.Parameter]],
     ) -> None:
         self._parallel, self._module, self._dry, self._leaves = parallel, module, dry, leaves
         self._structure, self._flags, self._grads = pytree.treespec_dumps(structure), flags, grads
@@ -604,9 +625,8 @@ class _Call:
         tensors = [n for n, x in enumerate(leaves) if isinstance(x, Tensor)]
         self._wanted = tuple(n for n in tensors if leaves[n].requires_grad) if grads else ()
         self.inputs = [leaves[n] for n in self._wanted]
-        named = list(parallel.made.named_parameters())
-        self._numbers = tuple(n for n, (name, p) in enumerate(named) if p.requires_grad and name in dry.used)
-        self.parameters = [named[n][1] for n in self._numbers]
+        self._numbers = tuple(n for n, _ in taking)
+        self.parameters = [each for _, each in taking]
 
     def forward(self) -> tuple[Tensor, ...]:
         """Run the forward on the ranks."""

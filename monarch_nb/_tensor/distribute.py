@@ -9,7 +9,7 @@ import torch
 
 from monarch_nb._rank.tensor.protocol import Hole
 from monarch_nb._tensor.engines import grid_of
-from monarch_nb._tensor.metadata import Grid, Placements, contiguous, intern, placements_of
+from monarch_nb._tensor.metadata import Placements, placements_of
 from monarch_nb._tensor.regrid import Regrid, can_regrid
 from monarch_nb._tensor.tensor import Tensor
 from monarch_nb.exceptions import ShardingError, WrongTensor
@@ -93,30 +93,6 @@ class _Redistribute(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Change the layout of the gradient to that of the input."""
         return laid_out(gradients[0], ctx.layout), None
-
-
-def moved_to(tensor: Tensor, grid: Grid, placements: Placements) -> Tensor | None:
-    """Return a tensor over another grid of the same ranks, where each rank has its part already or gets it
-    from the others. Return None if that isn't possible: with other ranks, an autograd history, or rows that
-    can't be split evenly.
-
-    Args:
-        placements: the new layout: split along dimension 0 over all axes, or replicated.
-    """
-    meta = tensor.mesh_meta
-    base, num = meta.grid.base, len(grid.ranks)
-    splits = placements[0].is_shard()
-    is_even = not splits or meta.size[0] % num == 0
-    is_same = base.engine is grid.engine and base.ranks == grid.ranks and meta.placements is not None
-    if not is_same or not is_even or tensor.requires_grad:
-        return None
-    laid = laid_out(tensor, placements[:1] * len(base.shape))
-    size = (meta.size[0] // num, *meta.size[1:]) if splits else tuple(meta.size)
-    part = intern(size, contiguous(size), meta.dtype, meta.grid, None)
-    local = grid.engine.own("own.local", (Hole(0),), [laid], part)
-    whole = intern(meta.size, contiguous(meta.size), meta.dtype, grid, placements)
-    found: Tensor = grid.engine.own("own.from_local", (Hole(0), grid.number, placements), [local], whole)
-    return found
 
 
 def laid_out(tensor: Tensor, placements: Any) -> Tensor:

@@ -44,13 +44,16 @@ def over_one_grid(tensors: Sequence[Tensor], written: Sequence[Tensor], values: 
     return pytree.tree_map(move, values)
 
 
-def over_grid(tensor: Tensor, grid: Grid) -> Tensor:
+def over_grid(tensor: Tensor, grid: Grid, wanted: Placements | None = None) -> Tensor:
     """Return a tensor over another grid of its ranks, without a history. Each rank keeps its part, if the
     tensor can lie so over the other grid; else all ranks get all of it.
+
+    Args:
+        wanted: the layout that it will get there; if rows are split over all ranks in it, they get theirs.
     """
     meta = tensor.mesh_meta
     engine = meta.grid.engine
-    placements, wanted = _layouts(meta, grid)
+    placements, wanted = _split_alike(meta, wanted) or _layouts(meta, grid)
     source = tensor
     if placements != meta.placements:
         laid = meta.with_layout(placements)
@@ -67,7 +70,8 @@ def over_grid(tensor: Tensor, grid: Grid) -> Tensor:
 def _layouts(meta: Meta, grid: Grid) -> tuple[Placements, Placements]:
     """Return a layout that a tensor can have over its grid, and the same over the other one."""
     placements = meta.placements or ()
-    is_even = all(each.is_shard() or each.is_replicate() for each in placements) and _is_even(meta)
+    are_parts = all(each.is_shard() or each.is_replicate() for each in placements)
+    is_even = are_parts and _is_even(meta, placements)
     if is_even and meta.grid.shape == grid.shape:
         return placements, placements
     if is_even and len(set(placements)) == 1:
@@ -75,10 +79,20 @@ def _layouts(meta: Meta, grid: Grid) -> tuple[Placements, Placements]:
     return meta.grid.replicated, grid.replicated
 
 
-def _is_even(meta: Meta) -> bool:
-    """Say whether all ranks have parts of one size."""
+def _split_alike(meta: Meta, wanted: Placements | None) -> tuple[Placements, Placements] | None:
+    """Return the layout over a tensor's grid that gives each rank what it has in one over another grid, if
+    that is one split over all axes.
+    """
+    if not wanted or not wanted[0].is_shard() or len(set(wanted)) > 1:
+        return None
+    placements = wanted[:1] * len(meta.grid.shape)
+    return (placements, wanted) if _is_even(meta, placements) else None
+
+
+def _is_even(meta: Meta, placements: Placements) -> bool:
+    """Say whether all ranks have parts of one size in a layout."""
     splits: dict[int, int] = {}
-    for num, each in zip(meta.grid.shape, meta.placements or (), strict=True):
+    for num, each in zip(meta.grid.shape, placements, strict=True):
         if each.is_shard():
             splits[each.dim] = splits.get(each.dim, 1) * num
     return all(meta.size[dim] % num == 0 for dim, num in splits.items())
@@ -98,12 +112,12 @@ class Regrid(torch.autograd.Function):  # type: ignore[misc]
     """The autograd function that brings a tensor over another grid; the gradient comes back over its own."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, grid: Grid) -> Any:
+    def forward(ctx: Any, tensor: Tensor, grid: Grid, wanted: Placements | None = None) -> Any:
         """Bring the tensor over the grid."""
         ctx.grid = tensor.mesh_meta.grid
-        return over_grid(tensor, grid)
+        return over_grid(tensor, grid, wanted)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Bring the gradient back."""
-        return over_grid(gradients[0], ctx.grid), None
+        return over_grid(gradients[0], ctx.grid), None, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import monarch_nb
+from monarch_nb._parallel.module import parallel_of
 from monarch_nb.distributed import Mesh
 from monarch_nb.exceptions import MeshUsageError
 
@@ -26,10 +28,14 @@ class Scaled(nn.Module):
         self.scale = 1.0
         self.activation: Callable[[Any], Any] = torch.tanh
         self.uses_other = False
+        self.factors, self.config = [1.0, 2.0], SimpleNamespace(shift=0.5, names={"kind": "sum"})
+        self.first.config = self.config  # type: ignore[assignment]  # as all layers of a model have it
+        self.extra = torch.zeros(3)
 
     def forward(self, x: torch.Tensor) -> Any:
         x = self.activation(self.first(x)) if self.uses_other else self.first(x).relu()
-        return self.second(self.drop(x)) * self.scale
+        x = self.second(self.drop(x)) * self.scale * self.factors[0] + self.extra
+        return x + self.first.config.shift if self.config.names["kind"] == "sum" else x * self.config.shift
 
 
 @pytest.fixture(params=STRATEGIES)
@@ -44,9 +50,12 @@ def both(request: pytest.FixtureRequest, mesh: Mesh) -> tuple[Scaled, Any]:
 
 def check(plain: nn.Module, model: Any) -> None:
     x = torch.randn(8, 6)
+    results = []
     for each in (plain, model):
         each.zero_grad()
-        each(x).square().sum().backward()
+        results.append(each(x))
+        results[-1].square().sum().backward()
+    assert torch.allclose(results[1].full(), results[0], atol=1e-4, rtol=1e-4)
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.allclose(ours.grad.full(), theirs.grad, atol=1e-4, rtol=1e-4)
 
@@ -63,11 +72,34 @@ def test_attributes(both: tuple[Scaled, Any]) -> None:
         each.activation = torch.sin
     check(plain, model)
     model.drop.p = 1.0
-    assert torch.allclose(model(torch.randn(8, 6)).full(), (plain.second.bias * 3).expand(8, 3), atol=1e-6)
+    bias = (plain.second.bias * 3).expand(8, 3)
+    assert torch.allclose(model(torch.randn(8, 6)).full(), bias + 0.5, atol=1e-6)
     assert plain.drop.p == 0.0, "the user's own module stays as it is"
     model.eval()
     model(torch.randn(8, 6))
     assert plain.training
+
+
+def test_attributes_that_change_in_place(both: tuple[Scaled, Any]) -> None:
+    for change in (
+        lambda each: each.factors.__setitem__(0, 5.0),
+        lambda each: setattr(each.config, "shift", 2.0),
+        lambda each: each.config.names.update(kind="product"),
+        lambda each: setattr(each, "factors", [0.25]),
+        lambda each: each.extra.add_(1),
+        lambda each: setattr(each, "extra", torch.full((3,), -1.0)),
+    ):
+        for each in both:
+            change(each)
+        check(*both)
+
+
+def test_only_changes_are_sent(both: tuple[Scaled, Any]) -> None:
+    _, model = both
+    built = parallel_of(model)._built
+    model.factors[0] = 1.0
+    model(torch.randn(8, 6))
+    assert parallel_of(model)._built is built
 
 
 def test_values_that_are_set(both: tuple[Scaled, Any]) -> None:

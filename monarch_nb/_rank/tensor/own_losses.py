@@ -31,7 +31,7 @@ _NAMES = ("input", "target", "weight", "reduction", "ignore_index", "label_smoot
 _LOW = frozenset({torch.float16, torch.bfloat16})
 _state = threading.local()
 _of_backward: Means | None = None
-"""The same for threads of torch's that go back through layers, and may compute them once more."""
+"""What computes means in threads of torch's that go back through layers, and may compute them once more."""
 _is_replaced = False
 
 
