@@ -194,7 +194,7 @@ def contents(value: Any, depth: int = 2) -> Any:
     if depth == 0 or kind in _SIMPLE or issubclass(kind, (Tensor, nn.Module, type)):
         return None
     if issubclass(kind, torch.Tensor):
-        return 0 if value.is_inference() else version_of(value)
+        return version_of(value)
     try:
         inside: Any = value
         if not issubclass(kind, _COLLECTIONS):

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from monarch_nb._parallel.numbers import split_dims
+from monarch_nb._parallel.numbers import as_in_training, split_dims
 from monarch_nb._parallel.rules import (
     is_by_rows,
     is_part,
@@ -550,7 +550,8 @@ def _quiet() -> Iterator[None]:
     before = logger.disabled
     logger.disabled = True
     try:
-        yield
+        with as_in_training():
+            yield
     finally:
         logger.disabled = before
 

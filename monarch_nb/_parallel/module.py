@@ -407,6 +407,13 @@ class Parallel:
     # --- calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_inference_mode_enabled():
+            return self._called(args, kwargs)
+        # there, torch doesn't take operations apart, and what is made can't be used in training
+        with torch.inference_mode(False), torch.no_grad():
+            return self._called(args, kwargs)
+
+    def _called(self, args: Any, kwargs: Any) -> Any:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         rows = _rows(leaves)
         parameters = self._see_changes()

@@ -5,7 +5,8 @@ rules can't follow, such as LSTMs and attention that merges batch and sequence.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +29,20 @@ class _NoChance(TorchDispatchMode):  # type: ignore[misc]
         if func is aten.bernoulli_.float:
             return args[0].fill_(1.0)
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def as_in_training() -> Iterator[None]:
+    """Have layers of attention do in a block what they do in training, for which there are rules; without
+    gradients, torch would evaluate them by operations of their own.
+    """
+    attention = torch.backends.mha
+    before = attention.get_fastpath_enabled()
+    attention.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        attention.set_fastpath_enabled(before)
 
 
 def split_dims(
@@ -90,7 +105,7 @@ def _cut(value: Any, spec: Any, number: int, num_parts: int) -> Any:
 def _called(layer: nn.Module, arguments: Any) -> list[torch.Tensor]:
     args, kwargs = arguments
     fresh = copy.deepcopy(layer)
-    with torch.no_grad(), _NoChance():
+    with torch.no_grad(), _NoChance(), as_in_training():
         result = fresh(*args, **kwargs)
     return [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
 

@@ -43,6 +43,7 @@ from monarch_nb._tensor import worker
 from monarch_nb._tensor.arguments import plain_arguments
 from monarch_nb._tensor.barrier import STARTED_ANEW, Barrier
 from monarch_nb._tensor.failure import lost_while, reason_of
+from monarch_nb._tensor.fused import FUSED
 from monarch_nb._tensor.metadata import (
     LENT,
     READ_ONLY,
@@ -408,6 +409,10 @@ class Engine:
 
     def _new(self, op: Operation, key: tuple[Any, ...]) -> Any:
         self._check_alive()
+        # torch does that itself, but not with tensors that are made in torch.inference_mode
+        found = FUSED.get(op.func, op.func.decompose)(*op.args, **op.kwargs)
+        if found is not NotImplemented:
+            return found
         metas = [each.mesh_meta for each in op.tensors]
         if len({each.grid for each in metas}) > 1 and can_regrid(metas):
             written = _written(op.func, op.args, op.kwargs, op.tensors)
@@ -643,6 +648,8 @@ class Engine:
         made = self.put(plain, grid, placements)
         if self.recorder is not None:
             self.recorder.sent(plain, made, is_adopted=True)
+        if plain.is_inference():  # it doesn't say when it changes
+            return made
         number = id(plain)
         forgets = weakref.ref(plain, lambda _: self._adopted.pop(number, None))
         self._adopted[number] = _Adopted(forgets, version_of(plain), made)

@@ -32,6 +32,8 @@ _DATA = torch.Tensor.data
 _aten = torch.ops.aten
 _detach = _aten.detach.default
 
+_is_inference_mode = torch.is_inference_mode_enabled
+
 
 class Tensor(torch.Tensor):  # type: ignore[misc]
     """A tensor whose values are on the ranks of a mesh. Made by `monarch_nb.distribute`, by operations, and
@@ -86,6 +88,8 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Pass an operation to its mesh's engine; torch calls this for each operation, below autograd."""
+        if _is_inference_mode():
+            return _as_outside(func, args, kwargs)
         first = args[0] if args else None
         if type(first) is not cls:
             if type(first) is list and len(args) < 3 and not kwargs:  # `cat` and the like
@@ -362,6 +366,14 @@ def _done_before(func: Any, tensors: list[Any], args: Sequence[Any]) -> tuple[En
     except TypeError:  # another list
         return None
     return None if plan is None else (engine, plan)
+
+
+def _as_outside(func: Any, args: Any, kwargs: Any) -> Any:
+    """Do an operation as outside of torch.inference_mode. There, torch demands that a view of a tensor made
+    before it can be used after it, too; and no tensor made so takes longer.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        return engine_in(args, kwargs).dispatch(func, args, kwargs)
 
 
 def engine_in(args: Any, kwargs: Any) -> Engine:

@@ -25,7 +25,6 @@ from torch.nn.utils.parametrize import is_parametrized
 _c10d = dist.distributed_c10d
 
 schema_of: Any = attrgetter("_schema")
-version_of: Any = attrgetter("_version")
 local_of: Any = attrgetter("_local_tensor")
 spec_of: Any = attrgetter("_spec")
 bare: Any = attrgetter("_op")
@@ -76,6 +75,13 @@ _hooks_of: Any = attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_h
 _inject_class: Any = attrgetter("_inject_new_class")(parametrize)
 _inject_parameter: Any = attrgetter("_inject_property")(parametrize)
 _OfOwnRows: Any = attrgetter("placement_types._MaskPartial")(torch.distributed.tensor)
+
+
+def version_of(tensor: Any) -> int:
+    """Return how often a tensor was changed in place. Those that are made in torch.inference_mode don't count
+    it: -1.
+    """
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def wrapper_maker(
