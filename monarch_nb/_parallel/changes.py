@@ -110,7 +110,7 @@ class Watched:
         found: dict[int, tuple[Any, Any, set[int]]] = {}
         for number, layer in enumerate(self.layers.values()):
             for name, value in vars(layer).items():
-                if not _is_own(name, value) or name[0] == "_":
+                if not is_own(name, value) or name[0] == "_":
                     continue
                 if id(value) not in found and (inside := contents(value)) is not None:
                     found[id(value)] = value, inside, set()
@@ -159,7 +159,7 @@ class Watched:
         pairs = [*zip(like.modules(), self.layers.values(), strict=True)]
         for number in self._changed:
             layer, mine = pairs[number]
-            yield layer, {name: value for name, value in vars(mine).items() if _is_own(name, value)}
+            yield layer, {name: value for name, value in vars(mine).items() if is_own(name, value)}
 
 
 def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -174,7 +174,7 @@ def _attributes(layer: nn.Module) -> list[Any]:
     return [
         (name, _compared(value))
         for name, value in vars(layer).items()
-        if name[0] != "_" and _is_own(name, value)
+        if name[0] != "_" and is_own(name, value)
     ]
 
 
@@ -230,5 +230,6 @@ def _compared(value: Any) -> Any:
     return _Same(value)
 
 
-def _is_own(name: str, value: Any) -> bool:
+def is_own(name: str, value: Any) -> bool:
+    """Say whether an attribute is the layer's own, and not what all layers have: tensors of a mesh aren't."""
     return name not in _OF_ALL_LAYERS and not issubclass(type(value), (Tensor, nn.Module))

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from monarch_nb._parallel.attributes import Left, attributes_kept
 from monarch_nb._parallel.numbers import as_in_training, split_dims
 from monarch_nb._parallel.rules import (
     is_by_rows,
@@ -35,6 +36,7 @@ from monarch_nb._parallel.rules import (
     row_dim,
     row_layout,
 )
+from monarch_nb._rank.tensor.inside import Template, is_constant, tensors_in, tensors_of
 from monarch_nb._rank.tensor.losses import SUM, is_mean_of_rows
 from monarch_nb._rank.tensor.own_losses import counts_rows, means_by
 from monarch_nb._rank.tensor.private import make_wrapper, no_torch_function, restride
@@ -104,6 +106,7 @@ class DryRun:
         num_flops: floating-point operations of one rank's forward.
         saved_bytes: bytes that one rank keeps for the backward.
         counts_rows: whether a loss is the mean over rows that count: ranks have to add these up.
+        assigned: names of buffers that are replaced by other tensors.
     """
 
     outputs: tuple[Out, ...]
@@ -114,6 +117,7 @@ class DryRun:
     num_flops: int = 0
     saved_bytes: int = 0
     counts_rows: bool = False
+    assigned: tuple[str, ...] = ()
 
 
 class CantFollow(Exception):
@@ -196,6 +200,9 @@ class Dry(torch.Tensor):  # type: ignore[misc]
         """
         raise CantFollow(f"{func} after the dry run")
 
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise CantFollow("a tensor lies where it isn't found")
+
 
 def is_dry(value: Any) -> bool:
     """Return whether a value is a tensor of a dry run."""
@@ -272,9 +279,12 @@ class DryRunner:
     def run_in(self, mode: _Mode, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call the module with tensors of a mode, which follows it."""
         state = mode.state(self.module)
+        buffers = {name: state[name] for name, _ in self.module.named_buffers()}
         given = pytree.tree_map(mode.given, (tuple(args), dict(kwargs)))
-        with mode.following():
-            return functional_call(self.module, state, *given, tie_weights=True)
+        with attributes_kept(self.paths) as left, mode.following():
+            result = functional_call(self.module, state, *given, tie_weights=True)
+        mode.left(left, [name for name, each in buffers.items() if state[name] is not each], state)
+        return result
 
     def _note(self, found: Found) -> None:
         if "" in (f.path for f in self._known) or found.path in (f.path for f in self._known):
@@ -296,31 +306,49 @@ class DryRunner:
         self, local: LocalRun, over_all: WholeRun, result: Any, used: frozenset[str], on_rank: Any
     ) -> DryRun:
         leaves, structure = pytree.tree_flatten(result)
-        parts = [x for x in pytree.tree_leaves(on_rank) if isinstance(x, torch.Tensor)]
-        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-        outputs = tuple(over_all.out(x, p) for x, p in zip(tensors, parts, strict=True))
-        kept = tuple(None if isinstance(x, torch.Tensor) else x for x in leaves)
-        holes = tuple(_Hole if isinstance(x, torch.Tensor) else k for x, k in zip(leaves, kept, strict=True))
+        pairs = zip(tensors_of(result), tensors_of(on_rank), strict=True)
+        outputs = tuple(over_all.out(x, p) for x, p in pairs)
+        holes = tuple(map(_hole, leaves))
         findings = tuple(replace(f, num_bytes=local.gathered.get(f.path, 0)) for f in self._known)
         return DryRun(
             outputs, holes, structure, findings, used, local.num_flops, local.saved_bytes,
-            over_all.counts_rows,
+            over_all.counts_rows, over_all.assigned,
         )  # fmt: skip
 
 
 _Hole: Any = object()
 
 
-def is_hole(value: Any) -> bool:
-    """Return whether a leaf of a result stands for a tensor."""
-    return value is _Hole
+def _hole(leaf: Any) -> Any:
+    """Return what stands for a leaf of a result.
+
+    Raises:
+        CantFollow: if it holds tensors that can't be replaced.
+    """
+    if isinstance(leaf, torch.Tensor):
+        return _Hole
+    if is_constant(leaf):
+        return leaf
+    made = Template(leaf)
+    try:
+        made.filled(tensors_in(leaf))
+    except Exception as error:
+        raise CantFollow(f"it returns a {type(leaf).__name__}, which can't be copied: {error}") from None
+    return made
+
+
+def filled(leaf: Any, parts: Iterator[Any]) -> Any:
+    """Return a leaf of a result with the next tensors in place of what stands for them."""
+    if leaf is _Hole:
+        return next(parts)
+    return leaf.filled(parts) if isinstance(leaf, Template) else leaf
 
 
 def _used(result: Any, parameters: Mapping[str, torch.Tensor]) -> frozenset[str]:
     """Return the names of the parameters in a result's autograd history."""
     names = {id(each): name for name, each in parameters.items()}
     seen: set[Any] = set()
-    results = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad]
+    results = [x for x in tensors_of(result) if x.requires_grad]
     found = {names[id(each)] for each in results if id(each) in names}
     todo = [each.grad_fn for each in results]
     while todo:
@@ -427,6 +455,9 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
         return ""
 
     # the differences
+
+    def left(self, attributes: Left, buffers: Sequence[str], state: Mapping[str, torch.Tensor]) -> None:
+        """Handle what the forward has set: attributes of layers, and buffers; the base class does nothing."""
 
     def enter(self, path: str, args: Any, kwargs: Any) -> None:
         """Handle the start of a layer's forward; the base class does nothing."""
@@ -580,6 +611,7 @@ class WholeRun(_Mode):
         self._trusted = 0
         """Number of enclosing layers that were tested with values."""
         self.inputs: dict[str, Any] = {}
+        self.assigned: tuple[str, ...] = ()
         self.counts_rows = False
 
     @contextmanager
@@ -594,6 +626,21 @@ class WholeRun(_Mode):
             return total
         self.counts_rows |= counts_rows(given)
         return Lay.apply(total, Partial("avg"))
+
+    def left(self, attributes: Left, buffers: Sequence[str], state: Mapping[str, torch.Tensor]) -> None:
+        """Check that this program can do without what was set.
+
+        Raises:
+            CantFollow: if tensors of the batch, or of parameters, are left in attributes, or in buffers what
+                differs between ranks.
+        """
+        for name, tensors in attributes.tensors.items():
+            if any(each.requires_grad or not _is_everywhere(each) for each in tensors):
+                raise CantFollow(f"it sets {name} to a tensor, which this program may read")
+        for name in buffers:
+            if not _is_everywhere(state[name]):
+                raise CantFollow(f"it sets the buffer {name} to a tensor of the batch")
+        self.assigned = tuple(buffers)
 
     def enter(self, path: str, args: Any, kwargs: Any) -> None:
         """Record the arguments of a layer."""
@@ -698,6 +745,8 @@ class WholeRun(_Mode):
 
     def _followed(self, func: Any, args: Any, kwargs: Any, step: Step | None) -> Any:
         args, kwargs = pytree.tree_map(self._adopted, (args, kwargs))
+        if func is torch.ops.aten.cat.default:  # torch leaves out what has no dimensions to be joined
+            args = ([x for x in args[0] if x.shape != (0,)] or args[0], *args[1:])
         first = next(x for x in pytree.tree_leaves((args, kwargs)) if is_dry(x)).mesh_meta
         parts, moved = self._parts(func, args, kwargs, first)
         if step is not None and self.checks():
@@ -763,6 +812,11 @@ class WholeRun(_Mode):
         if len(returns) == 1 and "[]" not in str(returns[0].type) and "List" not in str(returns[0].type):
             return made[0]
         return list(made) if len(returns) == 1 else tuple(made)
+
+
+def _is_everywhere(value: torch.Tensor) -> bool:
+    """Say whether all ranks have the same."""
+    return not is_dry(value) or all(each.is_replicate() for each in value.mesh_meta.placements)
 
 
 def _as_mean(meta: Meta | None) -> Meta | None:

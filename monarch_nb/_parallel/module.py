@@ -24,13 +24,14 @@ from monarch_nb._parallel.dry_run import (
     LocalMismatch,
     LooksAcross,
     Out,
-    is_hole,
+    filled,
 )
 from monarch_nb._parallel.explanation import Explanation, ties_of
 from monarch_nb._parallel.mismatch import across_error, mismatch_error
 from monarch_nb._parallel.rules import row_dim
 from monarch_nb._parallel.sharing import ASK_FOR_SAMPLE, NO_SAMPLE, Sharing, check_asked, lines_of
 from monarch_nb._parallel.tensor_proof import Unproven
+from monarch_nb._rank.tensor.inside import is_constant
 from monarch_nb._rank.tensor.private import keeps_graph, parametrized_sent
 from monarch_nb._rank.tensor.protocol import Hole, ParallelSpec, TensorPlan
 from monarch_nb._tensor.distribute import relaid
@@ -443,6 +444,10 @@ class Parallel:
         self, args: Any, kwargs: Any, leaves: Any, structure: Any, rows: int, trained: tuple[bool, ...]
     ) -> DryRun | None:
         """Return the dry run of a call; None if the call has to run operation by operation."""
+        kept = next((x for x in leaves if not isinstance(x, torch.Tensor) and not is_constant(x)), None)
+        if kept is not None:  # ranks would change copies of it
+            self._slow = f"{CANT_FOLLOW}: it gets a {type(kept).__name__}, which it may change"
+            return None
         key = (structure, self._flags(), trained, torch.is_grad_enabled(), *map(_key_of, leaves))
         if key in self._known:
             return self._known[key]
@@ -495,9 +500,10 @@ class Parallel:
         grads = torch.is_grad_enabled() and any(out.wants_gradient for out in dry.outputs)
         call = _Call(self, module, dry, leaves, structure, self._flags(), grads, taking)
         outputs = _Run.apply(call, *call.inputs, *call.parameters) if grads else call.forward()
+        for name in dry.assigned:
+            self._bind_buffer(module, name)
         parts = iter(outputs)
-        kept = [next(parts) if is_hole(each) else each for each in dry.leaves]
-        return pytree.tree_unflatten(kept, dry.structure)
+        return pytree.tree_unflatten([filled(each, parts) for each in dry.leaves], dry.structure)
 
     @property
     def grid(self) -> Grid:
@@ -578,10 +584,15 @@ class Parallel:
             )
         for number, each in enumerate(ours):
             _rebind(each, engine.own("own.module_parameter", (Hole(0), number), [module], each.mesh_meta))
-        for name, each in self.made.named_buffers():
-            _rebind(each, engine.own("own.module_buffer", (Hole(0), name), [module], each.mesh_meta))
+        for name, _ in self.made.named_buffers():
+            self._bind_buffer(module, name)
         self._watched.was_sent(ours)
         return module
+
+    def _bind_buffer(self, module: Tensor, name: str) -> None:
+        """Have a buffer in this program be that of the module on the ranks."""
+        mine: Any = self.made.get_buffer(name)
+        _rebind(mine, self._grid.engine.own("own.module_buffer", (Hole(0), name), [module], mine.mesh_meta))
 
     def revive(self) -> None:
         """Put the module on the healed mesh again, without its values."""

@@ -42,8 +42,8 @@ from monarch_nb._tensor import optimizers as optimizers  # how torch's treat par
 from monarch_nb._tensor import worker
 from monarch_nb._tensor.arguments import plain_arguments
 from monarch_nb._tensor.barrier import STARTED_ANEW, Barrier
+from monarch_nb._tensor.by_others import BY_OTHERS
 from monarch_nb._tensor.failure import lost_while, reason_of
-from monarch_nb._tensor.fused import FUSED
 from monarch_nb._tensor.metadata import (
     LENT,
     READ_ONLY,
@@ -71,6 +71,7 @@ from monarch_nb._tensor.recorder import Foreign, Recorder
 from monarch_nb._tensor.recovery import recover
 from monarch_nb._tensor.regrid import can_regrid, over_one_grid
 from monarch_nb._tensor.scaling import UNSCALE, unscale
+from monarch_nb._tensor.sendable import sendable
 from monarch_nb._tensor.slots import FULL, Handle, Slots
 from monarch_nb._tensor.stream import Stream, words_of
 from monarch_nb._tensor.tensor import Tensor, maker_of, short_key
@@ -82,7 +83,10 @@ if TYPE_CHECKING:
     from monarch_nb._tensor.replay import Recording
 
 _numbers = itertools.count(1)
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_CONSTANTS = frozenset(
+    {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
+"""Kinds of arguments that are part of a plan."""
 START_S = 120.0
 MAX_PLANS = 4096
 """Number of plans that are kept, here and on the ranks."""
@@ -307,12 +311,11 @@ class Engine:
             elif kind is float and travels:
                 scalars.append(each)
                 key.append(float)
-            elif kind is list or kind is tuple or kind in _PLAIN:
-                if self._gather(each, tensors, scalars, key, travels):
-                    return self._with_plain(func, args, kwargs or {})
-            else:
+            elif kind in _CONSTANTS:
                 key.append(each)
                 key.append(kind)
+            elif self._gather(each, tensors, scalars, key, travels):
+                return self._with_plain(func, args, kwargs or {})
         if kwargs:
             for name, each in kwargs.items():
                 key.append(name)
@@ -410,7 +413,7 @@ class Engine:
     def _new(self, op: Operation, key: tuple[Any, ...]) -> Any:
         self._check_alive()
         # torch does that itself, but not with tensors that are made in torch.inference_mode
-        found = FUSED.get(op.func, op.func.decompose)(*op.args, **op.kwargs)
+        found = BY_OTHERS.get(op.func, op.func.decompose)(*op.args, **op.kwargs)
         if found is not NotImplemented:
             return found
         metas = [each.mesh_meta for each in op.tensors]
@@ -666,14 +669,14 @@ class Engine:
             maps: whether ranks keep the memory of the message, instead of a copy of their part.
         """
         self._check_alive()
-        first = next(p for p in plain if p is not None) if isinstance(plain, list) else plain
+        is_list = isinstance(plain, list)
+        sent: Any = [p if p is None else sendable(p) for p in plain] if is_list else sendable(plain)
+        first = next(p for p in sent if p is not None) if is_list else sent
         meta = intern(first.shape, contiguous(first.shape), first.dtype, grid, placements)
-        is_large = maps or isinstance(plain, list) or first.numel() * first.element_size() > _LARGE
+        is_large = maps or is_list or first.numel() * first.element_size() > _LARGE
         with self.stream.lock:  # a small one is sent later, when it may have changed: so a copy is sent
             self.stream.add_parcel(
-                [p if p is None else p.detach() for p in plain]
-                if isinstance(plain, list)
-                else _parcel(plain, is_large)
+                [p if p is None else p.detach() for p in sent] if is_list else _parcel(sent, is_large)
             )
             if self.recorder is not None:
                 self.recorder.parcel(plain)

@@ -39,10 +39,6 @@ def distribute(tensor: torch.Tensor, mesh: Any, sharding_spec: Sequence[Any] | N
         raise WrongTensor(
             f"distribute takes a tensor, not {type(tensor).__name__}: torch.as_tensor(x) makes one"
         )
-    is_sparse = tensor.layout != torch.strided
-    if is_sparse or tensor.is_meta or tensor.is_quantized:
-        kind = "meta" if tensor.is_meta else "sparse" if is_sparse else "quantized"
-        raise WrongTensor(f"distribute takes dense tensors that have numbers, not a {kind} one")
     grid = grid_of(mesh)
     placements = placements_of(sharding_spec or [], tensor.shape, grid)
     if isinstance(tensor, Tensor):

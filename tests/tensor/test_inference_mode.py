@@ -1,5 +1,5 @@
-"""torch.inference_mode, in which models are evaluated: torch neither counts changes of tensors made in it, nor
-takes operations apart.
+"""torch.inference_mode, in which models are evaluated: there, torch doesn't count changes of tensors, and
+doesn't take operations apart.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from monarch_nb._frames.owner import Owner, owner_of_file
+from monarch_nb._rank.tensor.inside import tensors_of
 from monarch_nb._rank.tensor.meshes import OwnMesh, device_type
 from monarch_nb._rank.tensor.own_losses import OverAllRows, means_by
 from monarch_nb._rank.tensor.private import local_of, rebuild_buckets, spec_of, version_of, wrapped
@@ -251,7 +252,7 @@ class OnRank:
                 result = self._called(args, kwargs)
             except Exception as error:
                 raise self._located(error, "forward") from error
-        outputs = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+        outputs = tensors_of(result)
         if grads is not None:
             self._prepared = self._num_forwards
         return Ran(self._num_forwards, outputs, wanted)

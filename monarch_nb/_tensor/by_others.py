@@ -1,13 +1,13 @@
-"""Operations of torch.nn's attention that exist for inference alone, as operations that have a layout for
-their results.
+"""Operations that are done by others, for which there are rules how results are split.
 
-torch chooses them for a layer that is evaluated without gradients, and says of none how it is split.
+Layers of attention are evaluated by operations of their own, without gradients. An empty tensor among those
+that are joined has no dimensions that could be split.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -92,7 +92,7 @@ def encoder_layer(
 
     Args:
         source: (batch, length, width).
-        scale_1, shift_1: of the norm that belongs to the attention; `scale_2`, `shift_2` to the linear layers.
+        scale_1, shift_1: of the norm that belongs to the attention; `scale_2`, `shift_2` of the other one.
     """
 
     def attend(x: torch.Tensor) -> torch.Tensor:
@@ -120,7 +120,14 @@ def _never(*_: Any) -> bool:
     return False
 
 
-FUSED: dict[Any, Callable[..., Any]] = {
+def joined(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
+    """Return what `aten.cat` does with empty tensors among others; NotImplemented if there are none."""
+    left = [each for each in tensors if each.shape != (0,)]
+    return torch.cat(left, dim) if left and len(left) < len(tensors) else NotImplemented
+
+
+BY_OTHERS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.cat.default: joined,
     torch.ops.aten._native_multi_head_attention.default: attention,
     torch.ops.aten._transformer_encoder_layer_fwd.default: encoder_layer,
     # whether a batch of padded sequences may become a nested tensor, which none of a mesh can be
