@@ -149,6 +149,8 @@ class TerminalPublisher:
         return len(written)
 
     def _write(self, text: str) -> None:
+        if getattr(self._stream, "closed", False):  # what comes late may find it so
+            return
         self._stream.write(text)
         self._stream.flush()
 

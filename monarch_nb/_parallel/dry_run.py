@@ -119,6 +119,13 @@ class DryRun:
     counts_rows: bool = False
     assigned: tuple[str, ...] = ()
 
+    @property
+    def has_objects(self) -> bool:
+        """Whether the result has objects with tensors, which layers get and change in other ways than by
+        their own results.
+        """
+        return any(isinstance(each, Template) for each in self.leaves)
+
 
 class CantFollow(Exception):
     """The error of a forward that can't be followed without values; its text says what prevents that."""
@@ -248,7 +255,7 @@ class DryRunner:
                 local = LocalRun(self, whole, rows)
                 result = self.run_in(local, args, kwargs)
                 used = _used(result, local.parameters)
-                over_all = WholeRun(self, whole, rows, local.steps)
+                over_all = WholeRun(self, whole, rows, local.steps, local.strides)
                 return self._known_by(local, over_all, self.run_in(over_all, args, kwargs), used, result)
             except LocalMismatch as error:
                 # raises the same error as one process would
@@ -407,6 +414,12 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
             if path not in self._whole:
                 return None
             self._depth += 1
+            for each in pytree.tree_leaves((args, kwargs)):
+                if not isinstance(each, torch.Tensor) and not is_constant(each):
+                    raise CantFollow(
+                        f"{path or 'it'} mixes rows of the batch, and gets a {type(each).__name__}, which it "
+                        "may change"
+                    )
             return args if self._depth > 1 else self._unseen(self.gather, (args, kwargs))
 
         def enter_all(layer: Any, args: Any, kwargs: Any) -> Any:
@@ -491,6 +504,8 @@ class LocalRun(_Mode):
         self.num_flops = 0
         self.saved_bytes = 0
         self.gathered: dict[str, int] = {}
+        self.strides: dict[str, list[list[tuple[int, ...]]]] = {}
+        """Of results of layers that rules can't follow, call by call."""
         self._seen: set[int] = set()
         self._kept: list[Any] = []
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -516,6 +531,13 @@ class LocalRun(_Mode):
             if not self.name_of(value):
                 self.saved_bytes += storage.nbytes()
         return value
+
+    def leave(self, path: str, output: Any) -> Any:
+        """Record how the results of a layer lie in memory."""
+        if path in self._runner.fine:
+            results = [x for x in pytree.tree_leaves(output) if isinstance(x, torch.Tensor)]
+            self.strides.setdefault(path, []).append([x.stride() for x in results])
+        return output
 
     def value(self, plain: torch.Tensor) -> torch.Tensor:
         with self._fake:
@@ -603,10 +625,16 @@ class WholeRun(_Mode):
     """The dispatch mode that follows the forward as one tensor over all ranks."""
 
     def __init__(
-        self, runner: DryRunner, whole: Sequence[str], rows: int, steps: Sequence[Step] | None
+        self,
+        runner: DryRunner,
+        whole: Sequence[str],
+        rows: int,
+        steps: Sequence[Step] | None,
+        strides: Mapping[str, Sequence[Sequence[tuple[int, ...]]]] | None = None,
     ) -> None:
         super().__init__(runner, whole, rows)
         self._steps = steps
+        self._strides = {path: iter(calls) for path, calls in (strides or {}).items()}
         self._at = 0
         self._trusted = 0
         """Number of enclosing layers that were tested with values."""
@@ -654,15 +682,16 @@ class WholeRun(_Mode):
             return output
         self._trusted -= 1
         leaves, structure = pytree.tree_flatten(output)
-        rest = iter(dims)
+        strides = next(self._strides.get(path, iter(())), [()] * len(dims))
+        rest = zip(dims, strides, strict=True)
         return pytree.tree_unflatten([self._as_tried(x, rest) for x in leaves], structure)
 
-    def _as_tried(self, value: Any, dims: Iterator[int | None]) -> Any:
+    def _as_tried(self, value: Any, rest: Iterator[tuple[int | None, tuple[int, ...]]]) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        dim = next(dims)
+        dim, stride = next(rest)
         layout = Replicate() if dim is None else row_layout(dim)
-        return Lay.apply(value, layout) if is_dry(value) else value
+        return Lay.apply(value, layout, _in_order(value.shape, stride)) if is_dry(value) else value
 
     def _dry(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, layout: Any) -> Dry:
         return Dry(intern(size, stride, dtype, self._runner.grid, (layout,)))
@@ -836,12 +865,28 @@ def _spec(value: Any) -> Any:
     return tuple(value.shape), value.dtype, layout.dim if layout.is_shard() else None
 
 
+def _in_order(size: Sequence[int], like: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the strides of a tensor without gaps whose dimensions lie in memory in the order of others.
+
+    >>> _in_order((2, 3, 5), (4, 8, 1))
+    (5, 10, 1)
+    """
+    made, step = [0] * len(size), 1
+    if len(like) != len(size):
+        return None
+    for dim in sorted(range(len(size)), key=lambda n: (like[n], -n)):
+        made[dim] = step
+        step *= size[dim]
+    return tuple(made)
+
+
 class Lay(torch.autograd.Function):  # type: ignore[misc]
-    """The autograd function that changes the layout of a tensor."""
+    """The autograd function that changes the layout of a tensor, and its strides, if there are any."""
 
     @staticmethod
-    def forward(ctx: Any, value: Dry, layout: Any) -> Any:
-        return Dry(value.mesh_meta.with_layout((layout,)))
+    def forward(ctx: Any, value: Dry, layout: Any, stride: tuple[int, ...] | None = None) -> Any:
+        meta = value.mesh_meta
+        return Dry(intern(meta.size, stride or meta.stride, meta.dtype, meta.grid, (layout,)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

@@ -202,6 +202,7 @@ class Parallel:
         self._runners: dict[int, DryRunner] = {}
         self._module = module
         self._groups = _groups(module)
+        self._dtype = _most_common_dtype(module)
         self._ties = ties_of([(n, id(p)) for n, p in module.named_parameters(remove_duplicate=False)])
         self._known: dict[Any, DryRun | None] = {}
         self._taking: dict[int, list[int]] = {}
@@ -359,7 +360,7 @@ class Parallel:
 
     def _layout(self, parameter: nn.Parameter) -> Placements:
         """Return the layout of a parameter on the ranks."""
-        is_whole = self._taken.strategy == "ddp" or parameter.dim() == 0
+        is_whole = self._taken.strategy == "ddp" or self._is_apart(parameter)
         data = Replicate() if is_whole else Shard(0)
         if self._sharing is not None:
             dim = self._dims.get(id(parameter))
@@ -391,7 +392,11 @@ class Parallel:
     def _apart(self) -> tuple[str, ...]:
         if self._taken.strategy == "ddp":
             return ()
-        return tuple(name for name, each in self._skeleton.named_parameters() if each.dim() == 0)
+        return tuple(name for name, each in self._skeleton.named_parameters() if self._is_apart(each))
+
+    def _is_apart(self, parameter: nn.Parameter) -> bool:
+        """Say whether fully_shard can't split a parameter: it takes one dtype for those of a layer."""
+        return bool(parameter.dim() == 0 or parameter.dtype != self._dtype)
 
     # --- the dry run
 
@@ -536,7 +541,8 @@ class Parallel:
             return built[0]
         trained = [name for name, each in zip(self._names, parameters, strict=True) if each.requires_grad]
         spec = self._spec(dry, frozenset(trained))
-        if built is None or not is_there or not _is_covered(spec, built[1]):
+        is_right = built is not None and is_there and _is_covered(spec, built[1])
+        if built is None or not is_right or (dry.has_objects and spec.whole != built[1].whole):
             built = self._built = self._build(spec), spec
             self._taking.clear()
         taking = dry.used.intersection(trained)
@@ -546,7 +552,8 @@ class Parallel:
     def _spec(self, dry: DryRun, trained: frozenset[str]) -> ParallelSpec:
         before = self._built[1] if self._built else None
         whole = tuple(dict.fromkeys([
-            *self._asked.replicate, *(f.path for f in dry.findings), *(before.whole if before else ()),
+            *self._asked.replicate, *(f.path for f in dry.findings),
+            *(before.whole if before and not dry.has_objects else ()),
         ]))  # fmt: skip
         whole = tuple(p for p in whole if not any(p != q and (not q or p.startswith(f"{q}.")) for q in whole))
         unused = torch.is_grad_enabled() and any(n not in dry.used for n in trained)
@@ -813,6 +820,14 @@ def _groups(module: nn.Module) -> tuple[str, ...]:
         if alike and all(list(c.parameters()) for _, c in children):
             found += [p for p, child in children if not any(id(x) in shared for x in child.parameters())]
     return tuple(found)
+
+
+def _most_common_dtype(module: nn.Module) -> torch.dtype | None:
+    """Return the dtype that most numbers of a module have."""
+    sizes: dict[torch.dtype, int] = {}
+    for each in module.parameters():
+        sizes[each.dtype] = sizes.get(each.dtype, 0) + each.numel()
+    return max(sizes, key=lambda dtype: sizes[dtype], default=None)
 
 
 def _shared(module: nn.Module) -> set[int]:

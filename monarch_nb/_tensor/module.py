@@ -238,8 +238,8 @@ def adopt(value: torch.Tensor, grid: Grid, placements: Placements) -> Tensor:
     """Return a plain tensor put on the mesh in a layout; the same object as long as the plain tensor is
     unchanged.
     """
-    found: Tensor = grid.engine.adopt(value, grid, placements)
-    return found
+    found: Tensor = grid.engine.adopt(value, grid, placements)  # in another layout, if it was sent in that
+    return found if found.placements == placements else laid_out(found, placements)
 
 
 class _Adopt(torch.autograd.Function):  # type: ignore[misc]

@@ -47,6 +47,17 @@ def test_ten_steps_are_those_of_one_process(mesh: Mesh, name: str, strategy: str
     assert monarch_nb.explain(model).slow == ""
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_an_input_that_was_used_before(mesh: Mesh, strategy: str) -> None:
+    """Ranks have it whole then, and the module's layers want their rows of it."""
+    plain, x, scale = nn.Linear(6, 3), torch.randn(8, 6), torch.ones(6)
+    model = monarch_nb.parallelize(plain, mesh, strategy)
+    for each, by in ((model, monarch_nb.distribute(scale, mesh)), (plain, scale)):
+        target = (by * x).sum(1, keepdim=True)
+        (each(x) - target).square().mean().backward()
+    assert torch.allclose(model.weight.grad.full(), plain.weight.grad)
+
+
 def test_a_layer_that_looks_across_the_batch_is_an_error_by_hand(mesh: Mesh) -> None:
     model = monarch_nb.parallelize(sparse(), mesh, "fsdp")
     with pytest.raises(ShapeError) as caught:

@@ -208,3 +208,30 @@ def test_buffers_that_are_replaced(mesh: Mesh, of_batch: bool, strategy: str) ->
         assert alike(model.linear.weight, plain.linear.weight)
     assert on_ranks(model)
     assert ("looks across the batch" in str(monarch_nb.explain(model))) is of_batch
+
+
+class Frequencies(nn.Module):
+    """Parameters of two dtypes, and attention with a mask of which a row may leave nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(4, dtype=torch.cfloat))
+        self.attention, self.last = nn.MultiheadAttention(6, 2, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor, is_padding: torch.Tensor) -> Any:
+        x = torch.fft.irfft(torch.fft.rfft(x) * self.scale, n=6)
+        found, shares = self.attention(x, x, x, key_padding_mask=is_padding)
+        return self.last(found), shares
+
+
+def test_dtypes_and_masks(put: Callable[[nn.Module], Any]) -> None:
+    torch.manual_seed(0)
+    plain = Frequencies()
+    model = put(plain)
+    x, is_padding = torch.randn(8, 5, 6), torch.zeros(8, 5, dtype=torch.bool)
+    is_padding[3:, 3:] = True
+    for each in (model, plain):
+        found, shares = each(x, is_padding)
+        (found.square().mean() + shares.square().sum()).backward()
+    check_gradients(model, plain)
+    assert "looks across" not in str(monarch_nb.explain(model))

@@ -129,6 +129,26 @@ def test_models_of_transformers_train_over_a_mesh(mesh: Mesh, make: Any, strateg
     assert not found.slow and found.dry is not None and not found.dry.findings
 
 
+@pytest.mark.parametrize("way", ["auto", "fsdp", "module_to_mesh"])
+@pytest.mark.parametrize("make", [gpt, t5], ids=lambda each: each.__name__)
+def test_models_of_transformers_generate(mesh: Mesh, make: Any, way: str) -> None:
+    """A cache of keys and values goes from one forward to the next."""
+    transformers = pytest.importorskip("transformers", reason="transformers isn't installed")
+    torch.manual_seed(0)
+    plain = make(transformers).eval()
+    to_mesh = way == "module_to_mesh"
+    model = monarch_nb.module_to_mesh(plain, mesh) if to_mesh else monarch_nb.parallelize(plain, mesh, way)
+    tokens = torch.randint(3, 32, (4, 3))
+    for given in ({"num_beams": 1}, {"num_beams": 2}, {"use_cache": False}):
+        given = {"max_new_tokens": 3, "do_sample": False, "attention_mask": torch.ones_like(tokens), **given}
+        assert torch.equal(model.generate(tokens, **given).full(), plain.generate(tokens, **given))
+    ours, theirs = (each(input_ids=tokens, labels=tokens) for each in (model, plain))
+    assert ours.loss.item() == pytest.approx(theirs.loss.item(), abs=1e-5)
+    if make is gpt:
+        kept = [each.past_key_values.layers[0].keys for each in (ours, theirs)]
+        assert torch.allclose(kept[0].full(), kept[1], atol=1e-5)
+
+
 @pytest.mark.parametrize("launcher", ["notebook_launcher", "debug_launcher"])
 def test_launchers_of_processes_say_what_to_type(mesh: Mesh, launcher: str) -> None:
     with pytest.raises(CellError, match=r"ranks 0-1: .*in a cell of the mesh, type train\(1, 'a'\)"):
