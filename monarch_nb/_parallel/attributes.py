@@ -19,7 +19,7 @@ _DEPTH, _MANY = 4, 1000
 
 @dataclass(slots=True)
 class Left:
-    """What a forward has left in a module's attributes.
+    """The attributes of a module after a forward.
 
     Attributes:
         tensors: of attributes that were set or changed, by path.

@@ -208,7 +208,7 @@ def contents(value: Any, depth: int = 2) -> Any:
 
 
 class _Same:
-    """What is the same only as itself. It's kept, so that no other object gets its address."""
+    """A mark of an object that is equal only to itself. It keeps that: no other one gets its address."""
 
     __slots__ = ("_value",)
 

@@ -662,8 +662,10 @@ class WholeRun(_Mode):
             CantFollow: if tensors of the batch, or of parameters, are left in attributes, or in buffers what
                 differs between ranks.
         """
+        own = [*map(id, state.values())]  # recurrent layers keep a list of their parameters
         for name, tensors in attributes.tensors.items():
-            if any(each.requires_grad or not _is_everywhere(each) for each in tensors):
+            new = [each for each in tensors if id(each) not in own]
+            if any(each.requires_grad or not _is_everywhere(each) for each in new):
                 raise CantFollow(f"it sets {name} to a tensor, which this program may read")
         for name in buffers:
             if not _is_everywhere(state[name]):

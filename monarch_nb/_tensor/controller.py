@@ -25,6 +25,7 @@ from monarch_nb._rank.tensor.private import (
     module_of_op,
     restride,
     schema_of,
+    taken_apart,
     version_of,
 )
 from monarch_nb._rank.tensor.protocol import (
@@ -412,8 +413,8 @@ class Engine:
 
     def _new(self, op: Operation, key: tuple[Any, ...]) -> Any:
         self._check_alive()
-        # torch does that itself, but not with tensors that are made in torch.inference_mode
-        found = BY_OTHERS.get(op.func, op.func.decompose)(*op.args, **op.kwargs)
+        other = BY_OTHERS.get(op.func)
+        found = other(*op.args, **op.kwargs) if other else taken_apart(op.func, op.args, op.kwargs)
         if found is not NotImplemented:
             return found
         metas = [each.mesh_meta for each in op.tensors]

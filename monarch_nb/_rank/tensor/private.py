@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from operator import attrgetter, methodcaller
@@ -74,7 +74,20 @@ _specs: dict[Any, Any] = {}
 _hooks_of: Any = attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _inject_class: Any = attrgetter("_inject_new_class")(parametrize)
 _inject_parameter: Any = attrgetter("_inject_property")(parametrize)
+_has_kernel: Any = attrgetter("_C._dispatch_has_kernel_for_dispatch_key")(torch)
+_by_key: Any = attrgetter("_op_dk")
+_COMPOSITE: Any = torch._C.DispatchKey.CompositeImplicitAutograd
 _OfOwnRows: Any = attrgetter("placement_types._MaskPartial")(torch.distributed.tensor)
+
+
+def taken_apart(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return what an operation gives that only calls others; NotImplemented for another one.
+
+    Torch takes these apart itself, but not with tensors that were made in torch.inference_mode.
+    """
+    if not _has_kernel(op.name(), _COMPOSITE):
+        return NotImplemented
+    return _by_key(op)(_COMPOSITE, *args, **kwargs)
 
 
 def version_of(tensor: Any) -> int:
