@@ -6,7 +6,7 @@ Values of parameters and buffers are the ranks' own. What else a program changes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,11 +33,21 @@ class Watched:
     def __init__(self, made: nn.Module) -> None:
         self._made = made
         self.layers = dict(made.named_modules())
+        self._within = [(*layer._modules.values(), len(layer._parameters)) for layer in self.layers.values()]
+        self._first, self._tied = _places(self.layers.values())
         self._num_hooks = [*map(num_hooks, self.layers.values())]
         self._attributes = [*map(_attributes, self.layers.values())]
         self._seen = [dict(vars(layer)) for layer in self.layers.values()]
         self._metas: list[tuple[str, Any]] = []
         self._handles: list[Any] = []
+        self.buffers = [
+            (layer, name)
+            for layer in self.layers.values()
+            for name, each in layer._buffers.items()
+            if each is not None
+        ]
+        """The module's buffers: each by its layer and its name there."""
+        self._of_buffers: list[Any] = []
         self._changed: set[int] = set()
         """Layers whose attributes aren't those that they were made with, by number."""
         self._held = self._held_now()
@@ -55,17 +65,28 @@ class Watched:
         pairs = zip(self.layers.items(), self._num_hooks, strict=True)
         return next((path for (path, layer), num in pairs if path and num_hooks(layer) > num), "")
 
-    def check(self, parameters: Sequence[Any]) -> None:
-        """Check that layers and parameters are those that the ranks have.
+    def parameters(self) -> list[Any]:
+        """Return the module's parameters. A look at what is known takes a tenth of a walk through layers.
 
         Raises:
-            MeshUsageError: if some were replaced, or have another dtype; it says what to type.
+            MeshUsageError: if layers are other ones than the ranks have; it says what to type.
         """
-        if len(parameters) != len(self._metas) or [*self._made.modules()] != [*self.layers.values()]:
+        now = [(*layer._modules.values(), len(layer._parameters)) for layer in self.layers.values()]
+        found = [layer._parameters.get(name) for layer, name in self._first]
+        are_tied = all(layer._parameters.get(name) is found[number] for layer, name, number in self._tied)
+        if now != self._within or not are_tied or any(each is None for each in found):
             raise MeshUsageError(
                 "layers of this module were added, replaced or taken out since parallelize, and the ranks "
                 "don't have them: change the plain module, and monarch_nb.parallelize(module, mesh) again"
             )
+        return found
+
+    def check(self, parameters: Sequence[Any]) -> None:
+        """Check that parameters are those that the ranks have.
+
+        Raises:
+            MeshUsageError: if some were replaced, or have another dtype; it says what to type.
+        """
         for (name, meta), each in zip(self._metas, parameters, strict=True):
             now = getattr(each, "mesh_meta", None)
             if now is meta:
@@ -101,7 +122,10 @@ class Watched:
                 self._changed |= numbers
         if is_other:
             self._held = self._held_now()
-        return is_other or bool(self._handles and [each.mesh_handle for each in parameters] != self._handles)
+        if not self._handles:
+            return is_other
+        are_same = [each.mesh_handle for each in parameters] == self._handles
+        return is_other or not are_same or self._buffer_handles() != self._of_buffers
 
     def _held_now(self) -> list[tuple[Any, Any, set[int]]]:
         """Return what attributes hold that can change in place, as lists and configurations do: each with
@@ -127,6 +151,14 @@ class Watched:
     def was_sent(self, parameters: Sequence[Any]) -> None:
         """Note that the ranks have the module as it is."""
         self._handles = [each.mesh_handle for each in parameters]
+        self.has_buffers()
+
+    def has_buffers(self) -> None:
+        """Note that the module's buffers are those of the ranks."""
+        self._of_buffers = self._buffer_handles()
+
+    def _buffer_handles(self) -> list[Any]:
+        return [getattr(layer._buffers[name], "mesh_handle", None) for layer, name in self.buffers]
 
     def change(self, like: nn.Module) -> None:
         """Give the layers of a copy the attributes that were changed."""
@@ -160,6 +192,25 @@ class Watched:
         for number in self._changed:
             layer, mine = pairs[number]
             yield layer, {name: value for name, value in vars(mine).items() if is_own(name, value)}
+
+
+def _places(
+    layers: Iterable[nn.Module],
+) -> tuple[list[tuple[nn.Module, str]], list[tuple[nn.Module, str, int]]]:
+    """Return where parameters are, in the order of `named_parameters`; and where else, by number."""
+    numbers: dict[int, int] = {}
+    first: list[tuple[nn.Module, str]] = []
+    tied: list[tuple[nn.Module, str, int]] = []
+    for layer in layers:
+        for name, each in layer._parameters.items():
+            if each is None:
+                continue
+            if id(each) in numbers:
+                tied.append((layer, name, numbers[id(each)]))
+                continue
+            numbers[id(each)] = len(first)
+            first.append((layer, name))
+    return first, tied
 
 
 def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -436,7 +436,7 @@ class Parallel:
 
     def _see_changes(self) -> list[nn.Parameter]:
         """Have the module be sent to the ranks once more, if it was changed here; return its parameters."""
-        parameters = [*self.made.parameters()]
+        parameters = self._watched.parameters()
         self._watched.check(parameters)
         if self._watched.was_changed(parameters):
             self._watched.change(self._skeleton)
@@ -507,6 +507,8 @@ class Parallel:
         outputs = _Run.apply(call, *call.inputs, *call.parameters) if grads else call.forward()
         for name in dry.assigned:
             self._bind_buffer(module, name)
+        if dry.assigned:
+            self._watched.has_buffers()
         parts = iter(outputs)
         return pytree.tree_unflatten([filled(each, parts) for each in dry.leaves], dry.structure)
 
@@ -579,10 +581,9 @@ class Parallel:
         engine = self._grid.engine
         ours = list(self.made.parameters())
         skeleton = copy.deepcopy(self._skeleton)
-        for theirs, each in zip(skeleton.parameters(), ours, strict=True):
-            theirs.requires_grad_(each.requires_grad)
-        for theirs, each in zip(skeleton.buffers(), self.made.buffers(), strict=True):
-            theirs.copy_(each.full())
+        for parameter, each in zip(skeleton.parameters(), ours, strict=True):
+            parameter.requires_grad_(each.requires_grad)
+        self._copy_buffers(skeleton)
         sent = replace(spec, module=skeleton)
         holes = [Hole(n) for n in range(len(ours))]
         with parametrized_sent(skeleton):
@@ -595,6 +596,18 @@ class Parallel:
             self._bind_buffer(module, name)
         self._watched.was_sent(ours)
         return module
+
+    def _copy_buffers(self, skeleton: nn.Module) -> None:
+        """Give a copy of the module the values of its buffers, which a program may have replaced."""
+        like = dict(zip(self._watched.layers.values(), skeleton.modules(), strict=True))
+        values: dict[int, torch.Tensor] = {}
+        for layer, name in self._watched.buffers:
+            mine = layer._buffers[name]
+            if id(mine) not in values:
+                values[id(mine)] = mine.full() if isinstance(mine, Tensor) else mine.clone()
+            like[layer]._buffers[name] = values[id(mine)]
+            if not isinstance(mine, Tensor) or mine.placements != self._grid.replicated:
+                layer._buffers[name] = brought(values[id(mine)], self._grid, self._grid.replicated)
 
     def _bind_buffer(self, module: Tensor, name: str) -> None:
         """Have a buffer in this program be that of the module on the ranks."""

@@ -210,6 +210,23 @@ def test_buffers_that_are_replaced(mesh: Mesh, of_batch: bool, strategy: str) ->
     assert ("looks across the batch" in str(monarch_nb.explain(model))) is of_batch
 
 
+def test_buffers_that_a_program_replaces(mesh: Mesh) -> None:
+    """A batch that can't be split runs here, and so does an assignment of the user's."""
+    torch.manual_seed(0)
+    plain = Average(of_batch=False)
+    model = monarch_nb.parallelize(plain, mesh)
+    for size in (8, 7, 8, 6, 8):
+        x = torch.randn(size, 6)
+        assert alike(model(x), plain(x))
+        assert alike(model.mean, plain.mean)
+    for each in (model, plain):
+        each.mean = torch.ones(3)
+    x = torch.randn(8, 6)
+    assert alike(model(x), plain(x))
+    assert alike(model.mean, plain.mean)
+    assert on_ranks(model)
+
+
 class Frequencies(nn.Module):
     """Parameters of two dtypes, and attention with a mask of which a row may leave nothing."""
 
