@@ -12,27 +12,20 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.utils import _pytree as pytree
 
+from monarch_nb._parallel.call import Call, Run
 from monarch_nb._parallel.changes import Watched
 from monarch_nb._parallel.choice import Candidate, candidates, choose, facts_of, shared_candidates
-from monarch_nb._parallel.dry_run import (
-    CantFollow,
-    DryRun,
-    DryRunner,
-    LocalMismatch,
-    LooksAcross,
-    Out,
-    filled,
-)
+from monarch_nb._parallel.dry_run import CantFollow, DryRun, DryRunner, LocalMismatch, LooksAcross, filled
 from monarch_nb._parallel.explanation import Explanation, ties_of
 from monarch_nb._parallel.mismatch import across_error, mismatch_error
 from monarch_nb._parallel.rules import row_dim
 from monarch_nb._parallel.sharing import ASK_FOR_SAMPLE, NO_SAMPLE, Sharing, check_asked, lines_of
 from monarch_nb._parallel.tensor_proof import Unproven
 from monarch_nb._rank.tensor.inside import is_constant
-from monarch_nb._rank.tensor.private import keeps_graph, parametrized_sent
+from monarch_nb._rank.tensor.private import parametrized_sent
 from monarch_nb._rank.tensor.protocol import Hole, ParallelSpec, TensorPlan
 from monarch_nb._tensor.distribute import relaid
 from monarch_nb._tensor.engines import grid_of
@@ -503,8 +496,8 @@ class Parallel:
         module = self._on_ranks(dry, parameters)
         taking = [(n, parameters[n]) for n in self._taking[id(dry)]]
         grads = torch.is_grad_enabled() and any(out.wants_gradient for out in dry.outputs)
-        call = _Call(self, module, dry, leaves, structure, self._flags(), grads, taking)
-        outputs = _Run.apply(call, *call.inputs, *call.parameters) if grads else call.forward()
+        call = Call(self, module, dry, leaves, structure, self._flags(), grads, taking)
+        outputs = Run.apply(call, *call.inputs, *call.parameters) if grads else call.forward()
         for name in dry.assigned:
             self._bind_buffer(module, name)
         if dry.assigned:
@@ -640,121 +633,6 @@ class Parallel:
 
     def __reduce__(self) -> Any:
         raise MeshUsageError("a module of the mesh isn't saved as a whole: save model.state_dict()")
-
-
-class _Call:
-    """The autograd function of one forward and its backward."""
-
-    def __init__(
-        self,
-        parallel: Parallel,
-        module: Tensor,
-        dry: DryRun,
-        leaves: list[Any],
-        structure: Any,
-        flags: tuple[bool, ...],
-        grads: bool,
-        taking: Sequence[tuple[int, nn.Parameter]],
-    ) -> None:
-        self._parallel, self._module, self._dry, self._leaves = parallel, module, dry, leaves
-        self._structure, self._flags, self._grads = pytree.treespec_dumps(structure), flags, grads
-        self._engine, self._grid = parallel.grid.engine, parallel.grid
-        self._ran: Tensor | None = None
-        tensors = [n for n, x in enumerate(leaves) if isinstance(x, Tensor)]
-        self._wanted = tuple(n for n in tensors if leaves[n].requires_grad) if grads else ()
-        self.inputs = [leaves[n] for n in self._wanted]
-        self._numbers = tuple(n for n, _ in taking)
-        self.parameters = [each for _, each in taking]
-
-    def forward(self) -> tuple[Tensor, ...]:
-        """Run the forward on the ranks."""
-        tensors: list[Any] = [self._module]
-
-        def hole(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            tensors.append(value.detach())
-            return Hole(len(tensors) - 1)
-
-        leaves = tuple(map(hole, self._leaves))
-        args = (Hole(0), leaves, self._structure, self._flags, self._wanted if self._grads else None)
-        self._ran = self._engine.own("own.module_forward", args, tensors, self._parallel.unknown)
-        self._leaves = []
-        return tuple(self._output(n, out) for n, out in enumerate(self._dry.outputs))
-
-    def without_gradient(self, outputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return the outputs without an autograd history."""
-        return [x for x, out in zip(outputs, self._dry.outputs, strict=True) if not out.wants_gradient]
-
-    def _output(self, number: int, out: Out) -> Tensor:
-        layout = self.layout(out)
-        meta = intern(out.shape.size, out.shape.stride, out.shape.dtype, self._grid, layout)
-        args = (Hole(0), Hole(1), number, layout)
-        found: Tensor = self._engine.own("own.module_output", args, [self._module, self._ran], meta)
-        return found
-
-    def layout(self, out: Out) -> Placements:
-        """Return the layout of an output on all axes."""
-        return self._parallel.over(out.layout)
-
-    def backward(self, gradients: Sequence[Any], keeps: bool) -> list[Any]:
-        """Run the backward on the ranks."""
-        if self._ran is None:
-            raise RuntimeError(
-                "the backward of this forward has run already: loss.backward(retain_graph=True) keeps its "
-                "history"
-            )
-        numbers = tuple(n for n, each in enumerate(gradients) if each is not None)
-        given = [self._laid(gradients[n]) for n in numbers]
-        holes = tuple(Hole(2 + n) for n in range(len(given)))
-        layouts = tuple(self.layout(self._dry.outputs[n]) for n in numbers)
-        args = (Hole(0), Hole(1), holes, numbers, layouts, self._numbers, keeps)
-        made = self._engine.own(
-            "own.module_backward", args, [self._module, self._ran, *given], self._parallel.unknown
-        )
-        self._ran = self._ran if keeps else None
-        metas = [*map(self._input_gradient, self.inputs), *(_gradient(p.mesh_meta) for p in self.parameters)]
-        return [self._engine.own("own.element", (Hole(0), n), [made], meta) for n, meta in enumerate(metas)]
-
-    def _input_gradient(self, value: Tensor) -> Any:
-        meta = value.mesh_meta
-        layout = tuple(each if each.is_shard() else Partial() for each in meta.placements or ())
-        if self._parallel.shares:  # ranks that share layers have the same gradient
-            layout = (Replicate(), *layout[1:])
-        return intern(meta.size, contiguous(meta.size), meta.dtype, meta.grid, layout)
-
-    def _laid(self, gradient: Any) -> Tensor:
-        found: Tensor = (
-            gradient if isinstance(gradient, Tensor) else brought(gradient, self._grid, self._grid.replicated)
-        )
-        return found.detach()  # type: ignore[no-any-return]
-
-
-class _Run(torch.autograd.Function):  # type: ignore[misc]
-    """The autograd function that puts a forward on the ranks into the program's autograd history."""
-
-    @staticmethod
-    def forward(ctx: Any, call: _Call, *_: Any) -> Any:
-        """Run the forward of the call."""
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        outputs = call.forward()
-        ctx.mark_non_differentiable(*call.without_gradient(outputs))
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        """Run the backward of the call."""
-        if torch.is_grad_enabled():
-            raise MeshUsageError(
-                "create_graph=True through a module of parallelize: its backward runs on the ranks, "
-                "and has no gradient of its own. monarch_nb.module_to_mesh(module, mesh) makes one that has"
-            )
-        return None, *ctx.call.backward(gradients, keeps_graph())
-
-
-def _gradient(meta: Any) -> Any:
-    return intern(meta.size, contiguous(meta.size), meta.dtype, meta.grid, meta.placements)
 
 
 def _rebind(old: Any, new: Tensor) -> None:
