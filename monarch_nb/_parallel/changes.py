@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monarch_nb._rank.tensor.private import num_hooks, version_of
+from monarch_nb._rank.tensor.private import num_hooks, own_buffers, own_layers, own_parameters, version_of
 from monarch_nb._tensor.tensor import Tensor
 from monarch_nb.exceptions import MeshUsageError
 
@@ -33,7 +33,7 @@ class Watched:
     def __init__(self, made: nn.Module) -> None:
         self._made = made
         self.layers = dict(made.named_modules())
-        self._within = [(*layer._modules.values(), len(layer._parameters)) for layer in self.layers.values()]
+        self._within = self._layers_within()
         self._first, self._tied = _places(self.layers.values())
         self._num_hooks = [*map(num_hooks, self.layers.values())]
         self._attributes = [*map(_attributes, self.layers.values())]
@@ -43,7 +43,7 @@ class Watched:
         self.buffers = [
             (layer, name)
             for layer in self.layers.values()
-            for name, each in layer._buffers.items()
+            for name, each in own_buffers(layer).items()
             if each is not None
         ]
         """The module's buffers: each by its layer and its name there."""
@@ -71,15 +71,19 @@ class Watched:
         Raises:
             MeshUsageError: if layers are other ones than the ranks have; it says what to type.
         """
-        now = [(*layer._modules.values(), len(layer._parameters)) for layer in self.layers.values()]
-        found = [layer._parameters.get(name) for layer, name in self._first]
-        are_tied = all(layer._parameters.get(name) is found[number] for layer, name, number in self._tied)
-        if now != self._within or not are_tied or any(each is None for each in found):
+        found = [own_parameters(layer).get(name) for layer, name in self._first]
+        are_tied = all(own_parameters(layer).get(name) is found[number] for layer, name, number in self._tied)
+        if self._layers_within() != self._within or not are_tied or any(each is None for each in found):
             raise MeshUsageError(
                 "layers of this module were added, replaced or taken out since parallelize, and the ranks "
                 "don't have them: change the plain module, and monarch_nb.parallelize(module, mesh) again"
             )
         return found
+
+    def _layers_within(self) -> list[tuple[Any, ...]]:
+        """Return the layers that each layer has, and its number of parameters."""
+        layers = self.layers.values()
+        return [(*own_layers(each).values(), len(own_parameters(each))) for each in layers]
 
     def check(self, parameters: Sequence[Any]) -> None:
         """Check that parameters are those that the ranks have.
@@ -158,7 +162,7 @@ class Watched:
         self._of_buffers = self._buffer_handles()
 
     def _buffer_handles(self) -> list[Any]:
-        return [getattr(layer._buffers[name], "mesh_handle", None) for layer, name in self.buffers]
+        return [getattr(own_buffers(layer)[name], "mesh_handle", None) for layer, name in self.buffers]
 
     def change(self, like: nn.Module) -> None:
         """Give the layers of a copy the attributes that were changed."""
@@ -202,7 +206,7 @@ def _places(
     first: list[tuple[nn.Module, str]] = []
     tied: list[tuple[nn.Module, str, int]] = []
     for layer in layers:
-        for name, each in layer._parameters.items():
+        for name, each in own_parameters(layer).items():
             if each is None:
                 continue
             if id(each) in numbers:

@@ -25,7 +25,7 @@ from monarch_nb._parallel.rules import row_dim
 from monarch_nb._parallel.sharing import ASK_FOR_SAMPLE, NO_SAMPLE, Sharing, check_asked, lines_of
 from monarch_nb._parallel.tensor_proof import Unproven
 from monarch_nb._rank.tensor.inside import is_constant
-from monarch_nb._rank.tensor.private import parametrized_sent
+from monarch_nb._rank.tensor.private import own_buffers, parametrized_sent
 from monarch_nb._rank.tensor.protocol import Hole, ParallelSpec, TensorPlan
 from monarch_nb._tensor.distribute import relaid
 from monarch_nb._tensor.engines import grid_of
@@ -595,12 +595,12 @@ class Parallel:
         like = dict(zip(self._watched.layers.values(), skeleton.modules(), strict=True))
         values: dict[int, torch.Tensor] = {}
         for layer, name in self._watched.buffers:
-            mine = layer._buffers[name]
+            mine = own_buffers(layer)[name]
             if id(mine) not in values:
                 values[id(mine)] = mine.full() if isinstance(mine, Tensor) else mine.clone()
-            like[layer]._buffers[name] = values[id(mine)]
+            own_buffers(like[layer])[name] = values[id(mine)]
             if not isinstance(mine, Tensor) or mine.placements != self._grid.replicated:
-                layer._buffers[name] = brought(values[id(mine)], self._grid, self._grid.replicated)
+                own_buffers(layer)[name] = brought(values[id(mine)], self._grid, self._grid.replicated)
 
     def _bind_buffer(self, module: Tensor, name: str) -> None:
         """Have a buffer in this program be that of the module on the ranks."""
