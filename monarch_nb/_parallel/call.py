@@ -39,7 +39,7 @@ class Caller(Protocol):
 
 
 class Call:
-    """The autograd function of one forward and its backward."""
+    """One forward of a module on the ranks, and its backward."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ from monarch_nb._parallel.rules import (
     row_dim,
     row_layout,
 )
-from monarch_nb._rank.tensor.inside import Template, is_constant, tensors_in, tensors_of
+from monarch_nb._rank.tensor.inside import Template, is_constant, tensors_of
 from monarch_nb._rank.tensor.losses import SUM, is_mean_of_rows
 from monarch_nb._rank.tensor.own_losses import counts_rows, means_by
 from monarch_nb._rank.tensor.private import make_wrapper, no_torch_function, restride
@@ -338,7 +338,7 @@ def _hole(leaf: Any) -> Any:
         return leaf
     made = Template(leaf)
     try:
-        made.filled(tensors_in(leaf))
+        made.filled(made.marks)
     except Exception as error:
         raise CantFollow(f"it returns a {type(leaf).__name__}, which can't be copied: {error}") from None
     return made

@@ -92,12 +92,15 @@ class Template:
 
     Args:
         value: the object.
+
+    Attributes:
+        marks: the tensors that it holds.
     """
 
     def __init__(self, value: Any) -> None:
-        self._value, self._marks = value, tensors_in(value)
+        self._value, self.marks = value, tensors_in(value)
 
     def filled(self, tensors: Iterable[Any]) -> Any:
         """Return a copy of the object with these tensors: the next ones of an iterator."""
-        memo = {id(mark): tensor for mark, tensor in zip(self._marks, tensors, strict=False)}
+        memo = {id(mark): tensor for mark, tensor in zip(self.marks, tensors, strict=False)}
         return copy.deepcopy(self._value, memo)
