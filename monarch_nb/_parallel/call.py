@@ -105,6 +105,7 @@ class Call:
         holes = tuple(Hole(2 + n) for n in range(len(given)))
         layouts = tuple(self.layout(self._dry.outputs[n]) for n in numbers)
         args = (Hole(0), Hole(1), holes, numbers, layouts, self._numbers, keeps)
+        self._engine.slots.tell_soon()  # gradients that nobody has any more are where new ones go
         made = self._engine.own(
             "own.module_backward", args, [self._module, self._ran, *given], self._parallel.unknown
         )

@@ -59,6 +59,10 @@ class Slots:
         self.free.extend(found)
         return found
 
+    def tell_soon(self) -> None:
+        """Have the ranks be told of free slots with the next command, however few these are."""
+        self.weight = FULL
+
     def unused(self) -> set[int]:
         """Return the slots that no tensor has now."""
         return {*self.free, *self.dropped}

@@ -1,97 +1,57 @@
 """A training step of `parallelize` beside FSDP2, DDP and TP by hand, on the same ranks and groups, and the
 first step: CPU seconds of a rank and wall seconds, interleaved.
 
-Run: `python -m tests.benchmarks.bench_parallelize [rounds [strategy ...]]`. A round measures by hand twice
-and ours once, in an order drawn anew. Ratios are medians of the ratios of rounds, with the interval that has
-95 of 100 such medians. A ratio says nothing where by hand differs from itself as much.
+Run: `python -m tests.benchmarks.bench_parallelize [rounds [strategy ...]]`. A round makes three models, by
+hand twice and ours, which then take turns of a step, in an order drawn anew each time: the machine gets
+slower and faster within seconds. They are made anew in each round, because where their memory lies makes a
+difference that a model measured against itself doesn't show. The ranks note their times themselves, and have
+work for several steps: nothing waits for a result between turns. Ratios are medians of the ratios of turns,
+with the interval that has 95 of 100 such medians. A ratio says nothing where by hand differs from by hand as
+much.
 BENCH_WIDTH=512 makes a model whose step takes several times as long: what is added to a step doesn't grow
-with it, and is told most exactly of a small one (BENCH_WIDTH=32). BENCH_STEPS: of one measurement.
+with it, and is told most exactly of a small one (BENCH_WIDTH=32). BENCH_STEPS: of one turn.
 BENCH_APART=1: ranks share the last processor, and what drives them has the others, as on a machine with more
 processors than ranks: where ranks fill all there are, a step's wall seconds include those of this process.
+BENCH_SAMPLES: a file for the measurements of each round (JSON).
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 import random
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
 import monarch_nb
-from monarch_nb._rank.tensor.modules import OnRank
 from monarch_nb.distributed import Mesh
 from tests.benchmarks.medians import median_text, ratio
+from tests.benchmarks.trained_by_hand import (
+    SIZE,
+    WIDTH,
+    Seconds,
+    between,
+    forget,
+    note,
+    prepare,
+    read_notes,
+    train,
+)
 from tests.tensor.models import GPT
 
-STEPS = int(os.environ.get("BENCH_STEPS", "4"))
-"""Of one measurement: what asking the ranks for their CPU time costs counts as ours."""
-ROUNDS = 25
-WIDTH = int(os.environ.get("BENCH_WIDTH", "128"))
-SIZE = {"vocabulary": 1000, "width": WIDTH, "depth": 3, "length": 64, "heads": 4}
-_by_hand: dict[str, tuple[Any, Any]] = {}
-
-
-def _hand(strategy: str, mesh: Any) -> tuple[Any, Any]:
-    made: Any = GPT(**SIZE)
-    if strategy == "fsdp":
-        for block in made.blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(made, mesh=mesh)
-    elif strategy == "tp":
-        plan = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
-        parallelize_module(made, mesh["model"], plan, src_data_rank=None)
-    else:
-        made = DistributedDataParallel(  # this model's buffers never change; ours doesn't send them either
-            made, process_group=mesh.get_group(0), init_sync=False, forward_sync_buffers=False
-        )
-    return made, torch.optim.AdamW(made.parameters(), lr=1e-3)
-
-
-def by_hand(strategy: str, tokens: Any, targets: Any, steps: int) -> tuple[float, float]:
-    """On a rank: train; return CPU and wall seconds."""
-    shares = strategy == "tp"
-    mesh = next(
-        x for x in gc.get_objects() if type(x) is OnRank and (x._spec.tensor is not None) == shares
-    )._mesh
-    began, cpu = time.perf_counter(), time.process_time()
-    if strategy not in _by_hand:
-        _by_hand[strategy] = _hand(strategy, mesh)
-    model, optimizer = _by_hand[strategy]
-    place, size = (0, 1) if shares else (mesh.get_local_rank(0), mesh.size())
-    rows, wanted = (x.to_local().chunk(size)[place] for x in (tokens, targets))
-    for _ in range(steps):
-        optimizer.zero_grad()
-        functional.cross_entropy(model(rows), wanted).backward()
-        optimizer.step()
-    return time.process_time() - cpu, time.perf_counter() - began
-
-
-def ours(
-    mesh: Mesh, model: Any, optimizer: Any, tokens: Any, targets: Any, steps: int
-) -> tuple[float, float]:
-    """The user's loop; CPU seconds of a rank, and wall seconds."""
-    before, began = cpu_of(mesh), time.perf_counter()
-    for _ in range(steps):
-        optimizer.zero_grad()
-        functional.cross_entropy(model(tokens), targets).backward()
-        optimizer.step()
-    after = cpu_of(mesh)
-    return after - before, time.perf_counter() - began
-
-
-def cpu_of(mesh: Mesh) -> float:
-    """Return the CPU seconds of all ranks, after what was done to tensors."""
-    found = mesh.execute(time.process_time)
-    return float(sum(found)) / len(found)
+STEPS = int(os.environ.get("BENCH_STEPS", "1"))
+TURNS = 10
+WARM = 2
+"""Steps that aren't measured."""
+KINDS = ("one", "two", "ours")
+ROUNDS = 10
 
 
 def move_to(processors: set[int]) -> int:
@@ -110,48 +70,105 @@ def move_apart(mesh: Mesh) -> None:
         os.sched_setaffinity(int(thread), others)
 
 
+class Models:
+    """Three models to be trained in turn: "ours", and by hand "one" and "two"."""
+
+    def __init__(self, mesh: Mesh, strategy: str) -> None:
+        self.mesh, self.strategy = mesh, strategy
+        self.tokens, self.targets = torch.randint(1000, (8, 64)), torch.randint(1000, (512,))
+        self.here = 0.0
+        self._ours: Any = None
+
+    def make(self) -> None:
+        """Make ours anew, and forget those by hand."""
+        self._ours = None
+        gc.collect()
+        self.mesh.execute(forget)
+        model = monarch_nb.parallelize(GPT(**SIZE), self.mesh, self.strategy, sample=self.tokens)
+        self._ours = model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def prepare(self) -> None:
+        """Tell the ranks what those by hand are trained with, and with which process groups."""
+        self.mesh.execute(prepare, self.strategy, self.tokens, self.targets)
+
+    def train(self, which: str, steps: int) -> None:
+        """Have the ranks take steps; don't wait for them."""
+        began = time.process_time()
+        self._note(which)
+        if which == "ours":
+            model, optimizer = self._ours
+            for _ in range(steps):
+                optimizer.zero_grad()
+                functional.cross_entropy(model(self.tokens), self.targets).backward()
+                optimizer.step()
+            self.here += time.process_time() - began
+        else:
+            with self.mesh.activate():
+                train(which, steps)
+
+    def _note(self, which: str) -> None:
+        with self.mesh.activate():
+            note(which)
+
+    def noted(self) -> list[tuple[str, Seconds]]:
+        """Wait for the ranks; return what each call of `train` took, in order."""
+        self._note("")
+        return between(self.mesh.execute(read_notes))
+
+
+def in_some_order() -> list[str]:
+    """Return the names of what is measured, in an order drawn anew."""
+    return random.sample(KINDS, len(KINDS))
+
+
 def measure(mesh: Mesh, strategy: str, rounds: int) -> None:
     """Print a strategy's figures."""
-    tokens, targets = torch.randint(1000, (8, 64)), torch.randint(1000, (512,))
+    models = Models(mesh, strategy)
     began = time.perf_counter()
-    model = monarch_nb.parallelize(GPT(**SIZE), mesh, strategy, sample=tokens)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    models.make()
     made = time.perf_counter() - began
-    first = ours(mesh, model, optimizer, tokens, targets, 1)
-    of_hand = mesh.execute(by_hand, strategy, tokens, targets, 1)[0]
+    models.train("ours", 1)
+    first = models.noted()[0][1]
+    models.prepare()
+    models.train("one", 1)
+    of_hand = models.noted()[0][1]
     print(f"{strategy}: parallelize {made:.2f} s")
     print(f"  first step: {first[1]:.2f} s wall, {first[0]:.2f} s of a rank's CPU")
     print(f"  by hand, made included: {of_hand[1]:.2f} s wall, {of_hand[0]:.2f} s CPU")
-    ours(mesh, model, optimizer, tokens, targets, 1)
-    mesh.execute(by_hand, strategy, tokens, targets, 1)
-    here = 0.0
-
-    def measured(which: str) -> tuple[float, float]:
-        nonlocal here
-        if which != "ours":
-            return mesh.execute(by_hand, strategy, tokens, targets, STEPS)[0]
-        before = time.process_time()
-        mine = ours(mesh, model, optimizer, tokens, targets, STEPS)
-        here += time.process_time() - before
-        return mine
-
-    rows = []
+    models.here = 0.0
+    rows: list[dict[str, Seconds]] = []
     for _ in range(rounds):
-        found = {which: measured(which) for which in random.sample(("one", "two", "ours"), 3)}
-        rows.append(found)
-    print(f"  this process: {here / rounds / STEPS * 1e3:.1f} ms of CPU a step")
+        rows += take_turns(models)
+        if where := os.environ.get("BENCH_SAMPLES"):
+            Path(where).write_text(json.dumps({"rows": rows, "steps": STEPS, "width": WIDTH}))
+    print(f"  this process: {models.here / rounds / (TURNS * STEPS + WARM) * 1e3:.1f} ms of CPU a step")
     for n, what in enumerate(("rank CPU", "wall")):
-        times = {which: [row[which][n] for row in rows] for which in ("one", "two", "ours")}
-        one, two, mine = (statistics.median(each) / STEPS * 1e3 for each in times.values())
-        print(f"  {what}: by hand {one:.1f} ms a step, again {two:.1f}, ours {mine:.1f}")
-        hand = [(a * b) ** 0.5 for a, b in zip(times["one"], times["two"], strict=True)]
-        print(
-            f"    ours / hand {ratio(times['ours'], hand)}, hand / hand {ratio(times['two'], times['one'])}"
-        )
-        print(
-            f"    ours - hand {added(times['ours'], hand)} ms a step, "
-            f"hand - hand {added(times['two'], times['one'])}"
-        )
+        show(what, {which: [row[which][n] for row in rows] for which in KINDS})
+
+
+def take_turns(models: Models) -> list[dict[str, Seconds]]:
+    """Make the models anew and have them take turns; return what each took at each turn."""
+    models.make()
+    for which in in_some_order():
+        models.train(which, WARM)
+    for _ in range(TURNS):
+        for which in in_some_order():
+            models.train(which, STEPS)
+    found = models.noted()[len(KINDS) :]
+    turns = range(0, len(found), len(KINDS))
+    return [dict(found[turn : turn + len(KINDS)]) for turn in turns]
+
+
+def show(what: str, times: dict[str, list[float]]) -> None:
+    """Print medians and ratios of one kind of seconds."""
+    one, two, mine = (statistics.median(times[which]) / STEPS * 1e3 for which in KINDS)
+    print(f"  {what}: by hand {one:.1f} ms a step, again {two:.1f}, ours {mine:.1f}")
+    hand = [(a * b) ** 0.5 for a, b in zip(times["one"], times["two"], strict=True)]
+    print(f"    ours / hand {ratio(times['ours'], hand)}, hand / hand {ratio(times['two'], times['one'])}")
+    print(
+        f"    ours - hand {added(times['ours'], hand)} ms a step, "
+        f"hand - hand {added(times['two'], times['one'])}"
+    )
 
 
 def added(ours: list[float], theirs: list[float]) -> str:

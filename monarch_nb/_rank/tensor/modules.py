@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from monarch_nb._frames.owner import Owner, owner_of_file
+from monarch_nb._rank.tensor.buckets import Buckets
 from monarch_nb._rank.tensor.inside import tensors_of
 from monarch_nb._rank.tensor.meshes import OwnMesh, device_type
 from monarch_nb._rank.tensor.own_losses import OverAllRows, means_by
@@ -70,6 +71,7 @@ class OnRank:
         """The forward whose backward the reducer of DDP expects."""
         self._reached = ""
         self._reducer: Any = None
+        self._buckets = Buckets()
         self._paths = {id(layer): path for path, layer in self.module.named_modules()}
         self._layers = list(self.module.modules())
         self._names = [name for name, _ in self.module.named_parameters()]
@@ -160,16 +162,19 @@ class OnRank:
         if self._spec.tensor is not None:
             self._local = LocalParameters(self.module)
         self._leaves = list(self.module.parameters())
+        self._buckets = Buckets(keep=not self._spec.has_unused)
         from torch.nn.parallel import DistributedDataParallel
 
         with warnings.catch_warnings():  # of the name of an option
             warnings.simplefilter("ignore", FutureWarning)
             found = DistributedDataParallel(
             self.module, process_group=self._data.get_group(0), init_sync=False, broadcast_buffers=False,
-            find_unused_parameters=self._spec.has_unused,
+            find_unused_parameters=self._spec.has_unused, gradient_as_bucket_view=self._buckets.keep,
         )  # fmt: skip
         # without annotations, which torch compares with types, not with their text
-        found.register_comm_hook(self._data.get_group(0), lambda group, bucket: _summed(group, bucket))
+        found.register_comm_hook(
+            self._data.get_group(0), lambda group, bucket: self._buckets.sum(group, bucket)
+        )
         self._reducer = found.reducer
         made: Callable[..., Any] = found
         return made
@@ -321,9 +326,11 @@ class OnRank:
         scale = float(self._data.size()) if self._divides() else 1.0
         local = [self._share(g, p, scale) for g, p in zip(gradients, layouts, strict=True)]
         parameters: list[nn.Parameter] = []
+        self._buckets.begin_backward()
         try:
             with self._losses():  # layers may be computed once more
                 torch.autograd.backward([ran.outputs[n] for n in numbers], local, retain_graph=keeps)
+            self._buckets.end_backward()
             # fully_shard replaces parameters: only now they are the ones that have gradients
             parameters = self._current()
             found = [self._gradient(parameters[n], n) for n in wanted]
@@ -332,6 +339,7 @@ class OnRank:
         finally:
             for each in parameters or self._current():
                 each.grad = None
+            self._buckets.put_back()
         return [*(self._of_input(*each) for each in ran.inputs), *found]
 
     def _divides(self) -> bool:
@@ -354,7 +362,7 @@ class OnRank:
         if type(gradient) is torch.Tensor and known is not None and self._spec.strategy == "ddp":
             stride, spec = known
             if gradient.stride() == stride and gradient.dtype == spec.tensor_meta.dtype:
-                return wrapped(gradient, spec)
+                return wrapped(self._buckets.given_away(gradient), spec)
         return self._as_parameter(self._taken(parameter, number), number)
 
     def _taken(self, parameter: nn.Parameter, number: int) -> torch.Tensor:
@@ -371,7 +379,7 @@ class OnRank:
                 dist.all_reduce(gradient, group=self._data.get_group(axis))
         if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
             gradient = gradient.redistribute(placements=parameter.placements)  # each rank's share of it
-        return gradient
+        return self._buckets.given_away(gradient)
 
     def _of_input(self, value: torch.Tensor, placements: Sequence[Any]) -> DTensor:
         gradient = torch.zeros_like(value) if value.grad is None else value.grad
@@ -480,14 +488,6 @@ def _copy_of_parameter(value: Any) -> Any:
 @functools.cache
 def _structure(text: str) -> Any:
     return pytree.treespec_loads(text)
-
-
-def _summed(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Sum a bucket of gradients over ranks. Left alone, DDP takes their mean, and each rank would have to
-    multiply its part of the output's gradient before: a copy of what is often the largest tensor.
-    """
-    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
-    return work.get_future().then(lambda done: done.value()[0])
 
 
 def _has_rows(value: Any) -> bool:

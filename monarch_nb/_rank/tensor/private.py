@@ -46,6 +46,7 @@ attention_on_cpu_backward: Any = attrgetter("_scaled_dot_product_flash_attention
     torch.ops.aten
 )
 pool_backward: Any = attrgetter("_adaptive_avg_pool2d_backward.default")(torch.ops.aten)
+_count_uses: Any = attrgetter("_C._storage_Use_Count")(torch)
 _Operation: Any = attrgetter("_ops.OpOverload")(torch)
 item_op: Any = attrgetter("_local_scalar_dense.default")(torch.ops.aten)
 register_group: Any = attrgetter("_register_process_group")(_c10d)
@@ -295,6 +296,12 @@ def without_masks(spec: Any) -> Any:
         return spec
     placements = [Replicate() if isinstance(each, _OfOwnRows) else each for each in spec.placements]
     return DTensorSpec(spec.mesh, tuple(placements), spec.tensor_meta)
+
+
+def num_references(tensor: torch.Tensor) -> int:
+    """Return how many tensors have a tensor's memory, and as many more as this needs to count them."""
+    memory = attrgetter("_cdata")(tensor.untyped_storage())
+    return int(_count_uses(memory))
 
 
 def rebuild_buckets(reducer: Any) -> None:
