@@ -15,6 +15,7 @@ from torch import nn
 
 import monarch_nb
 from monarch_nb._rank.tensor.modules import OnRank
+from monarch_nb._rank.tensor.private import num_references
 from monarch_nb.distributed import Mesh
 from monarch_nb.exceptions import RemoteException
 
@@ -204,3 +205,22 @@ def test_a_backward_that_fails_leaves_those_of_the_one_before(own_mesh: Mesh) ->
     with pytest.raises(RemoteException, match="too large"):
         next(ours.parameters()).grad.full()  # type: ignore[union-attr]
     assert is_same(kept, wanted)
+
+
+def references(seed: int) -> int:
+    """On a rank: how many tensors of the program lie in the buckets."""
+    gc.collect()
+    made = next(each for each in gc.get_objects() if type(each) is OnRank and each._spec.seed == seed)
+    counts = [num_references(each) for each in made._buckets._known]
+    return sum(counts) - sum(made._buckets._alone)
+
+
+def test_gradients_have_no_memory_of_their_own(mesh: Mesh) -> None:
+    ours, _ = both(mesh, perceptron(), 2011)
+    found = []
+    for _ in range(4):
+        ours.zero_grad()
+        ours(torch.randn(8, 6)).sum().backward()
+        found.append(mesh.execute(references, 2011))
+    num = len(list(ours.parameters()))
+    assert found[2:] == [num, num], "the first two give copies"
