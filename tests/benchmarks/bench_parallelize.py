@@ -3,8 +3,8 @@ first step: CPU seconds of a rank and wall seconds, interleaved.
 
 Run: `python -m tests.benchmarks.bench_parallelize [rounds [strategy ...]]`. A round makes three models, by
 hand twice and ours, which then take turns of a step, in an order drawn anew each time: the machine gets
-slower and faster within seconds. They are made anew in each round, because where their memory lies makes a
-difference that a model measured against itself doesn't show. The ranks note their times themselves, and have
+slower and faster within seconds. They are made anew in each round, so that where their memory happens to lie
+doesn't decide. The ranks note their times themselves, and have
 work for several steps: nothing waits for a result between turns. Ratios are medians of the ratios of turns,
 with the interval that has 95 of 100 such medians. A ratio says nothing where by hand differs from by hand as
 much.
