@@ -4,10 +4,9 @@ first step: CPU seconds of a rank and wall seconds, interleaved.
 Run: `python -m tests.benchmarks.bench_parallelize [rounds [strategy ...]]`. A round makes three models, by
 hand twice and ours, which then take turns of a step, in an order drawn anew each time: the machine gets
 slower and faster within seconds. They are made anew in each round, so that where their memory happens to lie
-doesn't decide. The ranks note their times themselves, and have
-work for several steps: nothing waits for a result between turns. Ratios are medians of the ratios of turns,
-with the interval that has 95 of 100 such medians. A ratio says nothing where by hand differs from by hand as
-much.
+doesn't decide. The ranks note their times themselves, and have work for several steps: nothing waits for a
+result between turns. Ratios are medians of the ratios of turns, with the interval that has 95 of 100 such
+medians. A ratio says nothing where by hand differs from by hand as much.
 BENCH_WIDTH=512 makes a model whose step takes several times as long: what is added to a step doesn't grow
 with it, and is told most exactly of a small one (BENCH_WIDTH=32). BENCH_STEPS: of one turn.
 BENCH_APART=1: ranks share the last processor, and what drives them has the others, as on a machine with more
@@ -141,7 +140,7 @@ def measure(mesh: Mesh, strategy: str, rounds: int) -> None:
         rows += take_turns(models)
         if where := os.environ.get("BENCH_SAMPLES"):
             Path(where).write_text(json.dumps({"rows": rows, "steps": STEPS, "width": WIDTH}))
-    print(f"  this process: {models.here / rounds / (TURNS * STEPS + WARM) * 1e3:.1f} ms of CPU a step")
+    print(f"  this process: {models.here / rounds / TURNS / STEPS * 1e3:.1f} ms of CPU a step")
     for n, what in enumerate(("rank CPU", "wall")):
         show(what, {which: [row[which][n] for row in rows] for which in KINDS})
 
@@ -149,8 +148,10 @@ def measure(mesh: Mesh, strategy: str, rounds: int) -> None:
 def take_turns(models: Models) -> list[dict[str, Seconds]]:
     """Make the models anew and have them take turns; return what each took at each turn."""
     models.make()
+    before = models.here
     for which in in_some_order():
         models.train(which, WARM)
+    models.here = before
     for _ in range(TURNS):
         for which in in_some_order():
             models.train(which, STEPS)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import monarch_nb
+from monarch_nb._rank.tensor.buckets import Buckets
 from monarch_nb._rank.tensor.modules import OnRank
 from monarch_nb._rank.tensor.private import num_references
 from monarch_nb.distributed import Mesh
@@ -85,11 +86,23 @@ def is_same(ours: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
     )
 
 
+def buckets(seed: int) -> Buckets:
+    """Return a module's buckets, on a rank."""
+    gc.collect()
+    made = next(each for each in gc.get_objects() if type(each) is OnRank and each._spec.seed == seed)
+    return made._buckets
+
+
 def state(seed: int) -> tuple[bool, int]:
     """On a rank: whether the last backward copied gradients, and how many backwards found some in use."""
-    gc.collect()
-    found = next(each for each in gc.get_objects() if type(each) is OnRank and each._spec.seed == seed)
-    return found._buckets._copies, found._buckets._num_held
+    found = buckets(seed)
+    return found._copies, found._num_held
+
+
+def references(seed: int) -> int:
+    """On a rank: how many tensors of the program lie in the buckets."""
+    found = buckets(seed)
+    return sum(map(num_references, found._known)) - sum(found._alone)
 
 
 def train(model: nn.Module, inputs: list[torch.Tensor], keep: Keep) -> list[list[torch.Tensor]]:
@@ -205,14 +218,6 @@ def test_a_backward_that_fails_leaves_those_of_the_one_before(own_mesh: Mesh) ->
     with pytest.raises(RemoteException, match="too large"):
         next(ours.parameters()).grad.full()  # type: ignore[union-attr]
     assert is_same(kept, wanted)
-
-
-def references(seed: int) -> int:
-    """On a rank: how many tensors of the program lie in the buckets."""
-    gc.collect()
-    made = next(each for each in gc.get_objects() if type(each) is OnRank and each._spec.seed == seed)
-    counts = [num_references(each) for each in made._buckets._known]
-    return sum(counts) - sum(made._buckets._alone)
 
 
 def test_gradients_have_no_memory_of_their_own(mesh: Mesh) -> None:
