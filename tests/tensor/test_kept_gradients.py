@@ -229,3 +229,25 @@ def test_gradients_have_no_memory_of_their_own(mesh: Mesh) -> None:
         found.append(mesh.execute(references, 2011))
     num = len(list(ours.parameters()))
     assert found[2:] == [num, num], "the first two give copies"
+
+
+def num_modules(seed: int) -> int:
+    """On a rank: how many modules there are with this seed."""
+    gc.collect()
+    return sum(type(each) is OnRank and each._spec.seed == seed for each in gc.get_objects())
+
+
+def free_now(mesh: Mesh) -> None:
+    """Have the ranks free what isn't used: a large value is freed at once, with all before it."""
+    monarch_nb.distribute(torch.zeros(1 << 20), mesh, [None])
+    monarch_nb.distribute(torch.zeros(4), mesh, [None]).add(1)
+
+
+def test_a_module_that_nobody_has_any_more_is_freed(mesh: Mesh) -> None:
+    ours, _ = both(mesh, perceptron(), 2012)
+    ours(torch.randn(8, 6)).sum().backward()
+    assert mesh.execute(num_modules, 2012) == 1
+    del ours
+    gc.collect()
+    free_now(mesh)
+    assert mesh.execute(num_modules, 2012) == 0

@@ -171,10 +171,9 @@ class OnRank:
             self.module, process_group=self._data.get_group(0), init_sync=False, broadcast_buffers=False,
             find_unused_parameters=self._spec.has_unused, gradient_as_bucket_view=self._buckets.keep,
         )  # fmt: skip
+        buckets = self._buckets  # the reducer keeps the hook: what that knows of this would never be freed
         # without annotations, which torch compares with types, not with their text
-        found.register_comm_hook(
-            self._data.get_group(0), lambda group, bucket: self._buckets.sum(group, bucket)
-        )
+        found.register_comm_hook(self._data.get_group(0), lambda group, bucket: buckets.sum(group, bucket))
         self._reducer = found.reducer
         made: Callable[..., Any] = found
         return made
