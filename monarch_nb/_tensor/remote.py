@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import pkgutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -109,6 +110,7 @@ class Remote:
 
     def __init__(self, function: Any, propagate: Any = None) -> None:
         self._function = ByPath(function) if isinstance(function, str) else function
+        self._in_its_place: ByPath | None = None
         self._propagate = propagate
         self._known: dict[Any, Any] = {}
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -116,7 +118,7 @@ class Remote:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function on the ranks; return its results as tensors of the mesh."""
         grid = _grid_for(args, kwargs)
-        made = _called(grid, self._function, args, kwargs)
+        made = _called(grid, self.function, args, kwargs)
         return _parts(self._described(made, grid, args, kwargs), made, grid)
 
     rref = __call__
@@ -127,8 +129,21 @@ class Remote:
 
     @property
     def function(self) -> Any:
-        """The function that the ranks call."""
-        return self._function
+        """The function that the ranks call. A module's function that this has taken the place of, as a
+        decorator does, is looked up there: pickled by value it would have a module's variables of its own.
+        """
+        if self._in_its_place is None:
+            self._in_its_place = self._path()
+        return self._in_its_place or self._function
+
+    def _path(self) -> ByPath | None:
+        module, name = (getattr(self._function, each, None) for each in ("__module__", "__qualname__"))
+        if not isinstance(module, str) or not isinstance(name, str) or module not in sys.modules:
+            return None
+        found: Any = sys.modules[module]
+        for each in name.split("."):
+            found = getattr(found, each, None)
+        return ByPath(f"{module}:{name}") if found is self and module != "__main__" else None
 
     def _described(self, made: Tensor, grid: Grid, args: Any, kwargs: Any) -> Any:
         """Return a description of the result."""
@@ -216,7 +231,7 @@ class ByPath:
     """A function that ranks look up by its module and name.
 
     Args:
-        path: path as in `package.module.name`.
+        path: path as in `package.module.name`. A `Remote` there stands for its function.
     """
 
     def __init__(self, path: str) -> None:
@@ -224,7 +239,8 @@ class ByPath:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Import the function, and call it."""
-        return pkgutil.resolve_name(self._path)(*args, **kwargs)
+        found = pkgutil.resolve_name(self._path)
+        return (found._function if isinstance(found, Remote) else found)(*args, **kwargs)
 
     def __repr__(self) -> str:
         return self._path

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import remote_functions
 import torch
 
 import monarch_nb
@@ -170,6 +171,12 @@ def test_remote_functions(procs: ProcMesh, x: Any) -> None:
     assert by_rank(drawn) == [[0, 1]] * 4
     with pytest.raises(DeviceMeshError, match="ZeroDivisionError"):
         monarch_nb.remote(lambda v: v / (1 // 0))(x)
+
+
+def test_a_decorated_function_has_the_variables_of_its_module(procs: ProcMesh, x: Any) -> None:
+    procs.execute(remote_functions.tell, 3).get(T)
+    assert by_rank(remote_functions.times_told(x)) == [0, 3, 30, 33]
+    assert remote_functions.told == 0
 
 
 def test_what_is_known_of_a_function_isnt_asked_again(x: Any) -> None:
