@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import Partial, Replicate
 from torch.utils import _pytree as pytree
 
-from monarch_nb._parallel.dry_run import DryRun, Out
+from monarch_nb._parallel.dry.outcome import DryRun, Out
 from monarch_nb._rank.tensor.private import keeps_graph
 from monarch_nb._rank.tensor.protocol import Hole
 from monarch_nb._tensor.metadata import Grid, Placements, contiguous, intern

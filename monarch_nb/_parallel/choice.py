@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from torch import nn
 
-from monarch_nb._parallel.dry_run import DryRun
+from monarch_nb._parallel.dry.outcome import DryRun
 from monarch_nb._units import size_text
 
 Strategy = Literal["ddp", "fsdp", "hsdp"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monarch_nb._parallel.choice import Candidate, Facts, why_not
-from monarch_nb._parallel.dry_run import DryRun
+from monarch_nb._parallel.dry.outcome import DryRun
 from monarch_nb._parallel.sharing import Sharing
 from monarch_nb._units import size_text
 

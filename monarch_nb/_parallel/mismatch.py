@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monarch_nb._parallel.dry_run import Finding, LocalMismatch, Shape
+from monarch_nb._parallel.dry.outcome import Finding, LocalMismatch, Shape
 from monarch_nb.exceptions import MeshError, ShapeError, ShardingError
 
 

@@ -18,7 +18,8 @@ from torch.utils import _pytree as pytree
 from monarch_nb._parallel.call import Call, Run
 from monarch_nb._parallel.changes import Watched
 from monarch_nb._parallel.choice import Candidate, candidates, choose, facts_of, shared_candidates
-from monarch_nb._parallel.dry_run import CantFollow, DryRun, DryRunner, LocalMismatch, LooksAcross, filled
+from monarch_nb._parallel.dry.outcome import CantFollow, DryRun, LocalMismatch, LooksAcross, filled
+from monarch_nb._parallel.dry.runner import DryRunner
 from monarch_nb._parallel.explanation import Explanation, ties_of
 from monarch_nb._parallel.mismatch import across_error, mismatch_error
 from monarch_nb._parallel.rules import row_dim

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from monarch_nb._parallel.choice import Facts
-from monarch_nb._parallel.dry_run import CantFollow, DryRun
+from monarch_nb._parallel.dry.outcome import CantFollow, DryRun
 from monarch_nb._parallel.tensor_plans import find_plan, models_plan, prove_plan
 from monarch_nb._parallel.tensor_proof import Proof, Prover, Unproven
 from monarch_nb._rank.tensor.tensor_parallel import dims_of

@@ -14,7 +14,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from monarch_nb._parallel.dry_run import DryRunner, LocalRun
+from monarch_nb._parallel.dry.following import Shared
+from monarch_nb._parallel.dry.local import LocalRun
+from monarch_nb._parallel.dry.runner import DryRunner
 from monarch_nb._parallel.tensor_proof import Proof, Prover, Unproven
 from monarch_nb._rank.tensor.protocol import Divided
 from monarch_nb._rank.tensor.tensor_parallel import STYLES
@@ -148,8 +150,8 @@ def _about_heads(error: Unproven, prover: Prover, at: str | None) -> Unproven:
 class _Calls(LocalRun):
     """The forward as one rank sees it, and what is called in it, in which order."""
 
-    def __init__(self, runner: DryRunner, whole: Sequence[str], rows: int) -> None:
-        super().__init__(runner, whole, rows)
+    def __init__(self, shared: Shared, whole: Sequence[str], rows: int) -> None:
+        super().__init__(shared, whole, rows)
         self.order: dict[str, tuple[Any, Any]] = {}
 
     def enter(self, path: str, args: Any, kwargs: Any) -> None:

@@ -18,18 +18,12 @@ from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.utils import _pytree as pytree
 
-from monarch_nb._parallel.dry_run import (
-    CantFollow,
-    Dry,
-    DryRunner,
-    Found,
-    Lay,
-    LocalMismatch,
-    LocalRun,
-    Step,
-    WholeRun,
-    is_dry,
-)
+from monarch_nb._parallel.dry.following import Shared, Step
+from monarch_nb._parallel.dry.local import LocalRun
+from monarch_nb._parallel.dry.outcome import CantFollow, Found, LocalMismatch
+from monarch_nb._parallel.dry.runner import DryRunner
+from monarch_nb._parallel.dry.values import Dry, Lay, is_dry
+from monarch_nb._parallel.dry.whole import WholeRun
 from monarch_nb._parallel.rules import is_part, row_dim
 from monarch_nb._rank.tensor.protocol import Divided, SplitLayer, TensorPlan
 from monarch_nb._rank.tensor.tensor_parallel import GATHERED, SHARED, dims_of
@@ -90,8 +84,8 @@ class Way:
 class _OnRank(LocalRun):
     """The forward as one rank sees it."""
 
-    def __init__(self, runner: DryRunner, whole: Sequence[str], rows: int, way: Way) -> None:
-        super().__init__(runner, whole, rows)
+    def __init__(self, shared: Shared, whole: Sequence[str], rows: int, way: Way) -> None:
+        super().__init__(shared, whole, rows)
         self._way = way
         self._inside = 0
         self.proof = Proof(TensorPlan(()))
@@ -152,9 +146,9 @@ class _OverAll(WholeRun):
     """The forward as one tensor over the ranks that share layers."""
 
     def __init__(
-        self, runner: DryRunner, whole: Sequence[str], rows: int, way: Way, steps: Sequence[Step], parts: int
+        self, shared: Shared, whole: Sequence[str], rows: int, way: Way, steps: Sequence[Step], parts: int
     ) -> None:
-        super().__init__(runner, whole, rows, steps)
+        super().__init__(shared, whole, rows, steps)
         self._way, self._parts_of_batch = way, parts
         self._inside = 0
         self.dims: dict[str, int] = {}
@@ -239,7 +233,7 @@ class _OverAll(WholeRun):
             if id(each) in self._split:
                 self._found(func, f"{self._split[id(each)]} is used outside of its layer")
         layouts = [p.placements[0] for p in parts if p is not None and p.placements]
-        self.draws = self.draws or self._runner.propagation.is_random(func, args, kwargs)
+        self.draws = self.draws or self._shared.propagation.is_random(func, args, kwargs)
         if any(each.is_partial() for each in layouts):
             self._found(func, "it sums over what is in parts")
         if any(map(is_part, layouts)):

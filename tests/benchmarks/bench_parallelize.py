@@ -1,5 +1,5 @@
-"""A training step of `parallelize` beside FSDP2, DDP and TP by hand, on the same ranks and groups, and the
-first step: CPU seconds of a rank and wall seconds, interleaved.
+"""A training step of `parallelize` beside FSDP2, DDP, HSDP and TP by hand, on the same ranks and groups, and
+the first step: CPU seconds of a rank and wall seconds, interleaved.
 
 Run: `python -m tests.benchmarks.bench_parallelize [rounds [strategy ...]]`. A round makes three models, by
 hand twice and ours, which then take turns of a step, in an order drawn anew each time: the machine gets
@@ -177,9 +177,15 @@ def added(ours: list[float], theirs: list[float]) -> str:
     return median_text([(a - b) / STEPS * 1e3 for a, b in zip(ours, theirs, strict=True)], 2)
 
 
-if __name__ == "__main__":
-    with Mesh((2,), ("data_parallel",)) as ranks:
+def run(strategy: str, rounds: int) -> None:
+    """Measure a strategy on ranks of its own: two, and four for "hsdp", which shards over two and copies."""
+    shape, names = ((2, 2), ("replicas", "shards")) if strategy == "hsdp" else ((2,), ("data_parallel",))
+    with Mesh(shape, names) as ranks:
         if os.environ.get("BENCH_APART") == "1":
             move_apart(ranks)
-        for each in sys.argv[2:] or ("fsdp", "ddp", "tp"):
-            measure(ranks, each, int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS)
+        measure(ranks, strategy, rounds)
+
+
+if __name__ == "__main__":
+    for each in sys.argv[2:] or ("fsdp", "ddp", "hsdp", "tp"):
+        run(each, int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS)

@@ -35,7 +35,7 @@ Seconds = tuple[float, float]
 
 def _hand(strategy: str, mesh: Any) -> tuple[Any, Any]:
     made: Any = GPT(**SIZE)
-    if strategy == "fsdp":
+    if strategy in ("fsdp", "hsdp"):
         for block in made.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(made, mesh=mesh)
@@ -101,7 +101,7 @@ def prepare(strategy: str, tokens: Any, targets: Any) -> None:
     shares = strategy == "tp"
     made = (x for x in gc.get_objects() if type(x) is OnRank)
     mesh = next(x._mesh for x in made if (x._spec.tensor is not None) == shares)
-    place, size = (0, 1) if shares else (mesh.get_local_rank(0), mesh.size())
+    place, size = (0, 1) if shares else (mesh.get_rank(), mesh.size())  # a mesh of all ranks, in order
     _given["groups"] = strategy, mesh
     _given["data"] = [x.to_local().chunk(size)[place] for x in (tokens, targets)]
 

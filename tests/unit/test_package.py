@@ -148,7 +148,7 @@ EXAMPLES = [
     "_rank.tensor.cuts",
     "_rank.tensor.inside",
     "_parallel.changes",
-    "_parallel.dry_run",
+    "_parallel.dry.values",
     "_rank.tensor.laying",
     "_rank.trace",
     "_rank.variables",
