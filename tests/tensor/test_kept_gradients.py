@@ -15,10 +15,10 @@ from torch import nn
 
 import monarch_nb
 from monarch_nb._rank.tensor.buckets import Buckets
-from monarch_nb._rank.tensor.modules import OnRank
 from monarch_nb._rank.tensor.private import num_references
 from monarch_nb.distributed import Mesh
 from monarch_nb.exceptions import RemoteException
+from tests.tensor.on_ranks import modules_of
 
 STEPS = 8
 """The first two give copies: DDP lays its buckets out."""
@@ -89,8 +89,7 @@ def is_same(ours: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
 def buckets(seed: int) -> Buckets:
     """Return a module's buckets, on a rank."""
     gc.collect()
-    made = next(each for each in gc.get_objects() if type(each) is OnRank and each._spec.seed == seed)
-    return made._buckets
+    return modules_of(seed)[0]._buckets
 
 
 def state(seed: int) -> tuple[bool, int]:
@@ -234,7 +233,7 @@ def test_gradients_have_no_memory_of_their_own(mesh: Mesh) -> None:
 def num_modules(seed: int) -> int:
     """On a rank: how many modules there are with this seed."""
     gc.collect()
-    return sum(type(each) is OnRank and each._spec.seed == seed for each in gc.get_objects())
+    return len(modules_of(seed))
 
 
 def free_now(mesh: Mesh) -> None:

@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import monarch_nb
-from monarch_nb._rank.tensor.modules import OnRank
 from monarch_nb.distributed import Mesh
 from tests.tensor.models import GPT
+from tests.tensor.on_ranks import modules_of
 
 Traffic = list[tuple[str, int]]
 
@@ -45,7 +45,7 @@ class Collectives(TorchDispatchMode):
 
 def both(tokens: torch.Tensor, strategy: str, seed: int) -> tuple[Traffic, Traffic]:
     """On a rank: a step of ours and one by hand; what each sends."""
-    ours = next(x for x in gc.get_objects() if type(x) is OnRank and x._spec.seed == seed)
+    ours = modules_of(seed)[0]
     mesh = ours._mesh
     place = mesh.get_rank()
     local = tokens.to_local() if hasattr(tokens, "to_local") else tokens
@@ -71,7 +71,7 @@ def both(tokens: torch.Tensor, strategy: str, seed: int) -> tuple[Traffic, Traff
 
 def hand_trained(tokens: torch.Tensor, start: dict[str, torch.Tensor], seed: int) -> list[torch.Tensor]:
     """On a rank: ten steps of FSDP2's HSDP by hand; return this rank's parts of the parameters."""
-    mesh = next(x for x in gc.get_objects() if type(x) is OnRank and x._spec.seed == seed)._mesh
+    mesh = modules_of(seed)[0]._mesh
     model: Any = GPT()
     model.load_state_dict(start)
     for each in (*model.blocks, model):
@@ -118,7 +118,7 @@ def test_collectives_and_bytes_are_those_by_hand(mesh: Mesh, strategy: str) -> N
 
 def both_shared(tokens: torch.Tensor, strategy: str, seed: int) -> tuple[Any, Any]:
     """On a rank: a step of ours and one by hand; what each sends, and the kernels."""
-    ours = next(x for x in gc.get_objects() if type(x) is OnRank and x._spec.seed == seed)
+    ours = modules_of(seed)[0]
     data, line = ours._mesh["data"], ours._mesh["model"]
     rows = tokens.chunk(data.size())[data.get_local_rank(0)]
     plan = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
