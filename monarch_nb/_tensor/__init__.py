@@ -9,12 +9,15 @@ DTensor on the ranks) or *per-rank* (each rank has its own).
     operators     `x + y` without torch's dispatch
     slots         places in the ranks' tables
     plan          keys and templates: what an operation is without its tensors
+    operation     a call of an operator, and whether its tensors can be used together
     propagation   shapes and placements of results
+    results       how a result is put together
     stream        the commands, and when they're sent
     compiled      functions whose commands are recorded and replayed
     place         the user's line of each command
     failure       errors that name operation, ranks, layer and line
     controller    one mesh's engine
+    adopted       plain tensors that were sent as arguments of operations
     distribute    plain tensors to ranks
     movement      values that come back, and layouts that change
     module        modules whose parameters are tensors of the mesh

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+_aten = torch.ops.aten
 _OF_QUERIES, _OF_KEYS = 0, 1
 """Kinds of masks, as torch counts them: (queries, keys), and (batch, keys). Others are of all of these."""
 
@@ -127,9 +128,29 @@ def joined(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
 
 
 BY_OTHERS: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten.cat.default: joined,
-    torch.ops.aten._native_multi_head_attention.default: attention,
-    torch.ops.aten._transformer_encoder_layer_fwd.default: encoder_layer,
+    _aten.cat.default: joined,
+    _aten._native_multi_head_attention.default: attention,
+    _aten._transformer_encoder_layer_fwd.default: encoder_layer,
     # whether a batch of padded sequences may become a nested tensor, which none of a mesh can be
-    torch.ops.aten._nested_tensor_from_mask_left_aligned.default: _never,
+    _aten._nested_tensor_from_mask_left_aligned.default: _never,
 }
+
+
+TAKEN_APART = frozenset(
+    {
+        _aten.mse_loss.default,
+        _aten.mse_loss_backward.default,
+        _aten.huber_loss.default,
+        _aten.huber_loss_backward.default,
+        _aten.smooth_l1_loss.default,
+        _aten.smooth_l1_loss_backward.default,
+        _aten.binary_cross_entropy.default,
+        _aten.binary_cross_entropy_backward.default,
+        _aten.soft_margin_loss.default,
+        _aten.soft_margin_loss_backward.default,
+        _aten.dist.default,
+        _aten.trace.default,
+        _aten.rot90.default,
+    }
+)
+"""Operations that torch has no sharding rule for, but has for their decompositions."""

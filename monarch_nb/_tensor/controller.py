@@ -12,7 +12,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +26,6 @@ from monarch_nb._rank.tensor.private import (
     restride,
     schema_of,
     taken_apart,
-    version_of,
 )
 from monarch_nb._rank.tensor.protocol import (
     FIRST_PLAN,
@@ -41,21 +40,13 @@ from monarch_nb._rank.tensor.protocol import (
 )  # fmt: skip
 from monarch_nb._tensor import optimizers as optimizers  # how torch's treat parameters of a mesh
 from monarch_nb._tensor import worker
+from monarch_nb._tensor.adopted import Adopted
 from monarch_nb._tensor.arguments import plain_arguments
 from monarch_nb._tensor.barrier import STARTED_ANEW, Barrier
-from monarch_nb._tensor.by_others import BY_OTHERS
+from monarch_nb._tensor.by_others import BY_OTHERS, TAKEN_APART
 from monarch_nb._tensor.failure import lost_while, reason_of
-from monarch_nb._tensor.metadata import (
-    LENT,
-    READ_ONLY,
-    TAKEN,
-    Grid,
-    Meta,
-    Placements,
-    contiguous,
-    forget,
-    intern,
-)  # fmt: skip
+from monarch_nb._tensor.metadata import Grid, Meta, Placements, contiguous, forget, intern  # fmt: skip
+from monarch_nb._tensor.operation import Operation, check_access, check_together, lost_or_foreign
 from monarch_nb._tensor.place import Places, users_place
 from monarch_nb._tensor.plan import (
     IN_PLACE_VIEWS,
@@ -71,14 +62,15 @@ from monarch_nb._tensor.propagation import Outcome, Propagation
 from monarch_nb._tensor.recorder import Foreign, Recorder
 from monarch_nb._tensor.recovery import recover
 from monarch_nb._tensor.regrid import can_regrid, over_one_grid
+from monarch_nb._tensor.results import described, is_single, only_part, shape_of_result
 from monarch_nb._tensor.scaling import UNSCALE, unscale
 from monarch_nb._tensor.sendable import sendable
 from monarch_nb._tensor.slots import FULL, Handle, Slots
 from monarch_nb._tensor.stream import Stream, words_of
-from monarch_nb._tensor.tensor import Tensor, maker_of, short_key
+from monarch_nb._tensor.tensor import Tensor, is_tensor, maker_of, short_key
 from monarch_nb._units import size_text
 from monarch_nb._wire.codec import Packed
-from monarch_nb.exceptions import DeviceMeshError, MeshError, MeshUsageError, SupervisionError, WrongTensor
+from monarch_nb.exceptions import MeshError, MeshUsageError, SupervisionError, WrongTensor
 
 if TYPE_CHECKING:
     from monarch_nb._tensor.replay import Recording
@@ -91,50 +83,6 @@ _CONSTANTS = frozenset(
 START_S = 120.0
 MAX_PLANS = 4096
 """Number of plans that are kept, here and on the ranks."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Adopted:
-    """The record of a plain tensor that was sent, and its form then: valid as long as the tensor is
-    unchanged.
-    """
-
-    plain: weakref.ref[torch.Tensor]
-    version: int
-    made: Tensor
-
-    def is_of(self, plain: torch.Tensor, grid: Grid) -> bool:
-        """Return whether the record describes the tensor's present state."""
-        is_same = version_of(plain) == self.version and self.plain() is plain
-        return is_same and self.made.mesh_meta.grid is grid
-
-
-def is_tensor(value: Any) -> bool:
-    """Return whether a value is a tensor of a mesh."""
-    return isinstance(value, Tensor)
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """A call of an operator on tensors of the mesh.
-
-    Attributes:
-        func: the operator.
-        args, kwargs: its arguments.
-        tensors, scalars: tensors and scalars among them, in order.
-    """
-
-    func: Any
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    tensors: Sequence[Tensor]
-    scalars: Sequence[float]
-
-    @property
-    def meta(self) -> Meta:
-        """The metadata of the first tensor; all tensors of an operation are of one mesh."""
-        found = self.tensors[0].mesh_meta
-        return found.on(found.grid.free)
 
 
 class Engine:
@@ -167,7 +115,7 @@ class Engine:
         self.sends_soon = False
         """Whether what is put is sent at once in any case, with what comes next."""
         self._warned_of: set[str] = set()
-        self._adopted: dict[int, _Adopted] = {}
+        self._adopted = Adopted()
         self.slots = Slots()
         self.places = Places()
         self._grids: dict[Any, Grid] = {}
@@ -387,7 +335,7 @@ class Engine:
                 made = (meta.make or maker_of(meta))()
                 made.mesh_meta, made.mesh_handle = meta, handle
                 return made
-            only = plan.outputs[0] if plan.rebuild is _first else None
+            only = plan.outputs[0] if plan.rebuild is only_part else None
             if type(only) is int:  # an input, changed in place
                 parts, new = [tensors[only]], []
             else:
@@ -419,15 +367,14 @@ class Engine:
             return found
         metas = [each.mesh_meta for each in op.tensors]
         if len({each.grid for each in metas}) > 1 and can_regrid(metas):
-            written = _written(op.func, op.args, op.kwargs, op.tensors)
-            return self.dispatch(op.func, *over_one_grid(op.tensors, written, (op.args, op.kwargs)))
-        self._check_together(op.func, op.args, op.kwargs, op.tensors)
+            return self.dispatch(op.func, *over_one_grid(op.tensors, op.written, (op.args, op.kwargs)))
+        check_together(op, self)
         if torch.Tag.inplace_view in op.func.tags and op.func is not _aten.detach_.default:
             return self._reshape_in_place(op)
         value = self._value(op.func, op.args, op.tensors)
         if value is not _NO_VALUE:
             return value
-        if op.tensors[0].is_global and op.func in _TAKEN_APART:
+        if op.tensors[0].is_global and op.func in TAKEN_APART:
             return decompositions[op.func](*op.args, **op.kwargs)
         self.num_misses += 1
         if op.meta.placements is not None:
@@ -469,7 +416,7 @@ class Engine:
         func, meta = op.func, op.meta
         where = positions(func, op.args, op.kwargs, is_tensor)
         writes = tuple(n for name in written_names(func) for n in where.get(name, ()))
-        outputs, rebuild = _shape_of_result(func, outcome.parts, where)
+        outputs, rebuild = shape_of_result(func, outcome.parts, where)
         draws = self._propagation.is_random(func, op.args, op.kwargs)
         is_random = outcome.is_whole and draws
         maker = TemplateMaker(is_tensor, floats_travel(func))
@@ -481,10 +428,10 @@ class Engine:
         plan = Plan(next(self._next_plan), str(func), outputs, rebuild, writes, is_random, draws=draws)
         self._define(Definition(
             plan.number, str(func), template, named, maker.num_tensors, maker.num_scalars,
-            (SINGLE,) if slots and _is_single(func) else tuple(slots), writes,
+            (SINGLE,) if slots and is_single(func) else tuple(slots), writes,
             None if meta.placements is None else meta.grid.number, outcome.is_whole, is_random,
             () if meta.placements is None else tuple(p.placements for p in outputs if isinstance(p, Meta)),
-            outcome.sums, () if outcome.sums is None else _described(outputs),
+            outcome.sums, () if outcome.sums is None else described(outputs),
             self._members(meta.grid), module_of_op(func), outcome.moved, outcome.cuts,
         ))  # fmt: skip
         return plan
@@ -543,7 +490,7 @@ class Engine:
         metadata of the result.
         """
         grid = op.meta.grid
-        num = 1 if _is_single(op.func) else len(schema_of(op.func).returns)
+        num = 1 if is_single(op.func) else len(schema_of(op.func).returns)
         unknown = intern((), (), torch.float32, grid, grid.replicated)
         asked = Outcome((unknown,) * num, is_whole=True)
         made = self.command(self._plan(op, asked), op.tensors, op.scalars)
@@ -567,36 +514,6 @@ class Engine:
         if func is item_op:
             return self.full(args[0]).item()
         return func(*pytree.tree_map(lambda x: self.full(x) if is_tensor(x) else x, tuple(args)))
-
-    def _check_together(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]
-    ) -> None:
-        metas = [t.mesh_meta for t in tensors]
-        grids = {m.grid for m in metas}
-        for grid in grids:
-            if grid.base not in self._grids.values():
-                raise _lost_or_foreign(func, grid, self)
-        if len({grid.base for grid in grids}) > 1:
-            raise WrongTensor(
-                f"WRONG_MESH: {func} on tensors of different meshes: {', '.join(map(repr, grids))}; "
-                f"{_FIX_MESH}"
-            )
-        if len({m.placements is None for m in metas}) > 1:
-            raise WrongTensor(
-                f"{func} on a tensor that is one over the whole mesh, and one of which each rank has "
-                f"its own ({', '.join(map(repr, metas))}): make them alike with "
-                "monarch_nb.as_global(x, [...]) or monarch_nb.per_rank(y)"
-            )
-        where = positions(func, args, kwargs, is_tensor)
-        written = _written(func, args, kwargs, tensors)
-        check_access(func, metas, [t.mesh_meta for t in written])
-        for name in written_names(func):
-            if any(tensors[n].mesh_meta.is_copy for n in where.get(name, ())):
-                raise WrongTensor(
-                    f"{func} would write into a view of a sharded tensor that had to be laid out "
-                    "anew, so its base wouldn't see it. Write out of place: x = torch.where(...), "
-                    "torch.cat(...), or y = view.clone(); y.add_(...)"
-                )
 
     # --- plain tensors among the arguments
 
@@ -644,19 +561,12 @@ class Engine:
         changed.
         """
         self._check_alive()  # what ranks were sent before a loss isn't there any more
-        known = self._adopted.get(id(plain))
-        if known is not None and known.is_of(plain, grid):
-            if self.recorder is not None:
-                self.recorder.sent(plain, known.made, is_adopted=True)
-            return known.made
-        made = self.put(plain, grid, placements)
+        known = self._adopted.find(plain, grid)
+        made = self.put(plain, grid, placements) if known is None else known
         if self.recorder is not None:
             self.recorder.sent(plain, made, is_adopted=True)
-        if plain.is_inference():  # it doesn't say when it changes
-            return made
-        number = id(plain)
-        forgets = weakref.ref(plain, lambda _: self._adopted.pop(number, None))
-        self._adopted[number] = _Adopted(forgets, version_of(plain), made)
+        if known is None:
+            self._adopted.add(plain, made)
         return made
 
     # --- values sent and fetched
@@ -745,7 +655,7 @@ class Engine:
         self._check_alive()
         grid = tensor.mesh_meta.grid
         if grid.base not in self._grids.values():
-            raise _lost_or_foreign("this", grid, self)
+            raise lost_or_foreign("this", grid, self)
         check_access("a value that is fetched,", [tensor.mesh_meta], [])
 
     def fetch(self, tensor: Tensor, how: FetchFrom, of: Tensor | None = None) -> list[Any]:
@@ -823,43 +733,6 @@ class Engine:
         )
 
 
-def _written(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]
-) -> list[Tensor]:
-    """Return the tensors that an operation changes."""
-    where = positions(func, args, kwargs, is_tensor)
-    return [tensors[n] for name in written_names(func) for n in where.get(name, ())]
-
-
-def check_access(what: Any, metas: Sequence[Meta], written: Sequence[Meta]) -> None:
-    """Raise if tensors are on different streams, or are borrowed so that the operation isn't permitted.
-
-    Args:
-        written: the metadata of tensors that the operation changes.
-    """
-    streams = sorted({m.grid.stream for m in metas})
-    if len(streams) > 1:
-        raise WrongTensor(
-            f"WRONG_STREAM: {what} on tensors of different streams: {', '.join(map(repr, streams))}; bring "
-            "one over: borrowed, borrow = stream.borrow(x)"
-        )
-    if any(m.grid.access == TAKEN for m in metas):
-        raise WrongTensor(
-            f"BORROWED: {what} on a tensor that another stream has borrowed to change it; it can be used "
-            "again after borrow.drop()"
-        )
-    if any(m.grid.access == LENT for m in written):
-        raise WrongTensor(
-            f"BORROWED: {what} would change a tensor that another stream has borrowed; it can be changed "
-            "after borrow.drop()"
-        )
-    if any(m.grid.access == READ_ONLY for m in written):
-        raise WrongTensor(
-            f"MUTATING_BORROW: {what} would change a tensor that was borrowed to be read; borrow it so: "
-            "stream.borrow(x, mutable=True)"
-        )
-
-
 _travels: dict[int, bool] = {}
 """Whether floats are sent beside commands, by id of the operator."""
 _operators: list[Any] = []
@@ -877,73 +750,6 @@ _OF_ALL_RANKS = frozenset({"own.put", "own.move"})
 _NOWHERE = (None, 0, "", "")
 _NO_VALUE: Any = object()
 _aten = torch.ops.aten
-_TAKEN_APART = frozenset(
-    {
-        _aten.mse_loss.default,
-        _aten.mse_loss_backward.default,
-        _aten.huber_loss.default,
-        _aten.huber_loss_backward.default,
-        _aten.smooth_l1_loss.default,
-        _aten.smooth_l1_loss_backward.default,
-        _aten.binary_cross_entropy.default,
-        _aten.binary_cross_entropy_backward.default,
-        _aten.soft_margin_loss.default,
-        _aten.soft_margin_loss_backward.default,
-        _aten.dist.default,
-        _aten.trace.default,
-        _aten.rot90.default,
-    }
-)
-"""Operations that torch has no sharding rule for, but has for their decompositions."""
-_FIX_MESH = "move one of them: monarch_nb.distribute(x.full(), mesh, ...)"
-
-
-def _is_single(func: Any) -> bool:
-    returns = schema_of(func).returns
-    return len(returns) == 1 and str(returns[0].type) in ("Tensor", "Optional[Tensor]")
-
-
-def _described(outputs: Sequence[Any]) -> tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]:
-    """Return size, strides and dtype of new tensors."""
-    return tuple((tuple(p.size), tuple(p.stride), p.dtype) for p in outputs if isinstance(p, Meta))
-
-
-def _first(parts: list[Any]) -> Any:
-    """Return the only part of a result."""
-    return parts[0]
-
-
-def _shape_of_result(
-    func: Any, parts: tuple[Meta | None, ...], where: Mapping[str, tuple[int, ...]]
-) -> tuple[tuple[Any, ...], Callable[[list[Any]], Any] | None]:
-    """Return the output tensors of an operation, inputs that it returns by their position, and the function
-    that assembles the result.
-    """
-    returns = schema_of(func).returns
-    if not returns:
-        return (), lambda _: None
-    by_alias = {
-        alias: where[a.name]
-        for a in schema_of(func).arguments
-        if a.alias_info is not None and a.alias_info.is_write and where.get(a.name)
-        for alias in a.alias_info.before_set
-    }
-    outputs: list[Any] = list(parts)
-    for n, each in enumerate(returns):
-        if each.alias_info is not None and each.alias_info.is_write:
-            outputs[n] = by_alias[next(iter(each.alias_info.before_set))][0]
-    if _is_single(func):
-        return (outputs[0],), None if isinstance(outputs[0], Meta) else _first
-    return tuple(outputs), list if len(returns) == 1 else tuple
-
-
-def _lost_or_foreign(func: Any, grid: Grid, engine: Engine) -> MeshError:
-    if grid.engine is not engine:
-        return WrongTensor(f"WRONG_MESH: {func} on tensors of different meshes; {_FIX_MESH}")
-    return DeviceMeshError(
-        "this tensor was lost with a rank of its mesh, which was healed since: make it again, from a "
-        "checkpoint or from the start"
-    )
 
 
 def _parcel(plain: torch.Tensor, is_large: bool) -> torch.Tensor:

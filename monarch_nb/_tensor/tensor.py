@@ -329,6 +329,11 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
         return f"{text},\n       " if "\n" in text else f"{text}, "
 
 
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor of a mesh."""
+    return isinstance(value, Tensor)
+
+
 def short_key(number: int, args: Sequence[Any]) -> tuple[Any, ...]:
     """Return the key of the plan of an operation of `only_numbers`.
 
