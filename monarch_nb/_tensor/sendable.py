@@ -8,7 +8,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from monarch_nb.exceptions import WrongTensor
 
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Classes of tensors of torch's own."""
 
 
 def sendable(tensor: torch.Tensor) -> torch.Tensor:
@@ -20,7 +21,7 @@ def sendable(tensor: torch.Tensor) -> torch.Tensor:
     kind = _kind(tensor)
     if kind:
         raise WrongTensor(f"a mesh takes dense tensors that have numbers, not a {kind} one")
-    return tensor if type(tensor) in _PLAIN else tensor.as_subclass(torch.Tensor)
+    return tensor if type(tensor) in PLAIN else tensor.as_subclass(torch.Tensor)
 
 
 def _kind(tensor: torch.Tensor) -> str:
@@ -30,7 +31,7 @@ def _kind(tensor: torch.Tensor) -> str:
     if tensor.layout != torch.strided or tensor.is_quantized:
         is_sparse = "sparse" in str(tensor.layout)
         return "quantized" if tensor.is_quantized else "sparse" if is_sparse else "nested"
-    if type(tensor) in _PLAIN:
+    if type(tensor) in PLAIN:
         return ""
     without = issubclass(type(tensor), FakeTensor) or is_traceable_wrapper_subclass(tensor)
     return type(tensor).__name__ if without else ""

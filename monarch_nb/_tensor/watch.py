@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from monarch_nb._rank.tensor.private import FAKE_MODE, dispatch_mode, item_op, schema_of
 from monarch_nb._tensor.reach import settings_of
 from monarch_nb._tensor.recorder import Recorder
+from monarch_nb._tensor.sendable import PLAIN
 from monarch_nb._tensor.tensor import Tensor
 
 
@@ -121,7 +122,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         """Look at an operation on plain tensors, and do it."""
         named = dict(kwargs or {})
         inputs = [x for x in pytree.tree_leaves((tuple(args), named)) if isinstance(x, torch.Tensor)]
-        is_other = any(type(x) not in _PLAIN or x.is_meta for x in inputs)
+        is_other = any(type(x) not in PLAIN or x.is_meta for x in inputs)
         if self._recorder.is_paused or is_other or dispatch_mode(FAKE_MODE) is not None:
             return func(*args, **named)
         self._check(func, args, named, inputs)
@@ -177,9 +178,6 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
             if isinstance(each, torch.Tensor):
                 self._made[id(each)] = weakref.ref(each)
                 (self._derived.add if is_derived else self._derived.discard)(id(each))
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _written(func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> list[torch.Tensor]:
