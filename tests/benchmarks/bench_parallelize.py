@@ -32,17 +32,8 @@ from torch.nn import functional
 import monarch_nb
 from monarch_nb.distributed import Mesh
 from tests.benchmarks.medians import median_text, ratio
-from tests.benchmarks.trained_by_hand import (
-    SIZE,
-    WIDTH,
-    Seconds,
-    between,
-    forget,
-    note,
-    prepare,
-    read_notes,
-    train,
-)
+from tests.benchmarks.notes import Seconds, between, note, read_notes
+from tests.benchmarks.trained_by_hand import SIZE, WIDTH, forget, prepare, train
 from tests.tensor.models import GPT
 
 STEPS = int(os.environ.get("BENCH_STEPS", "1"))

@@ -8,11 +8,11 @@ operation can do less. Then programs, tensors of 4 numbers a row: training steps
 GPT; words and commands that a step sends.
 
 Then a training step of a GPT, as streamed commands and as a replay of `monarch_nb.compile`, beside the same
-step written by hand for DTensors, on the same ranks and process groups: blocks of some steps, in random order
-within each round, by hand twice. In the large one operations take longest, in the small one what is around
-them. Ratios are of CPU time of the ranks, by round, each median with the interval of 95 of 100 such medians:
-wall times say little on a machine that others load, too. If by hand against by hand isn't 1, the rest can't
-be told either. BENCH_ROUNDS: how many rounds.
+step written by hand for DTensors, on the same ranks and process groups: turns of a step, in random order, by
+hand twice; models are made anew in each round of ten turns. Ranks note their times themselves, and nothing
+waits between turns. In the large one operations take longest, in the small one what is around them. Ratios
+are by turn, of CPU time of a rank and of its wall time, each median with the interval of 95 of 100 such
+medians. If by hand against by hand isn't 1, the rest can't be told either. BENCH_ROUNDS: how many rounds.
 
 At last operations a second of a chain of them on 8 ranks, beside Monarch's tensor engine, if BENCH_MONARCH
 is the path of a Python that has `torchmonarch`.
@@ -37,15 +37,19 @@ from torch.utils import _pytree as pytree
 
 import monarch_nb
 from monarch_nb.distributed import Mesh
-from tests.benchmarks.gpt_by_hand import GPT, by_hand, cpu_of_rank, losses_of, trained_by_hand
+from tests.benchmarks.gpt_by_hand import GPT, by_hand, loss_of, train_by_hand
 from tests.benchmarks.medians import ratio
+from tests.benchmarks.notes import Seconds, between, note, read_notes
 
 NUM_RANKS = 2
 NUM_ROUNDS = 15
 NUM_OPERATIONS = 300
 NUM_STEPS = 10
 GPT_ROUNDS = int(os.environ.get("BENCH_ROUNDS", "30"))
-GPT_STEPS = 3
+GPT_TURNS = 10
+OURS = ("streamed", "replayed")
+BY_HAND = ("by hand", "by hand again")
+WAYS = (*OURS, *BY_HAND)
 CHAIN_RANKS = 8
 CHAIN_ROUNDS = 3
 
@@ -183,19 +187,34 @@ def program(what: str, mesh: Mesh, plain: nn.Module, batch: torch.Tensor, loss: 
     )
 
 
-Block = Callable[[], None]
+class GPTs:
+    """Ways to train a GPT, a step at a time: streamed, replayed, and twice by hand."""
 
+    WARM = 8
+    """Steps of each that aren't measured: a recorded function is replayed from the fourth or fifth on."""
 
-def gpt_blocks(mesh: Mesh, width: int, length: int) -> dict[str, Block]:
-    """Return the ways to take some steps of a GPT."""
-    plain, batch = GPT(width), torch.randint(GPT.VOCABULARY, (8, length))
-    inputs, targets = (
-        monarch_nb.distribute(t, mesh, ["data_parallel"]) for t in (batch, batch.roll(-1, 1).flatten())
-    )
-    mesh.execute(by_hand, plain, inputs, targets)
+    def __init__(self, mesh: Mesh, width: int, length: int) -> None:
+        self.mesh, self.width = mesh, width
+        batch = torch.randint(GPT.VOCABULARY, (8, length))
+        self._batch = tuple(
+            monarch_nb.distribute(t, mesh, ["data_parallel"]) for t in (batch, batch.roll(-1, 1).flatten())
+        )
+        self.here: dict[str, list[float]] = {name: [] for name in WAYS}
+        self._ours: dict[str, Callable[[Any, Any], Any]] = {}
+        self._losses: dict[str, Any] = {}
 
-    def stepping() -> Callable[[Any, Any], Any]:
-        model = monarch_nb.module_to_mesh(plain, mesh)
+    def make(self) -> None:
+        """Make all models anew, alike."""
+        plain = GPT(self.width)
+        self._ours = {
+            "streamed": self._stepping(plain),
+            "replayed": monarch_nb.compile(self._stepping(plain)),
+        }
+        for which in BY_HAND:
+            self.mesh.execute(by_hand, which, plain, *self._batch)
+
+    def _stepping(self, plain: nn.Module) -> Callable[[Any, Any], Any]:
+        model = monarch_nb.module_to_mesh(plain, self.mesh)
         optimizer = optim.SGD(model.parameters(), lr=1e-2)
 
         def step(x: Any, y: Any) -> Any:
@@ -207,50 +226,76 @@ def gpt_blocks(mesh: Mesh, width: int, length: int) -> dict[str, Block]:
 
         return step
 
-    def block(step: Callable[[Any, Any], Any]) -> Block:
-        def do() -> None:
-            for _ in range(GPT_STEPS):
-                loss = step(inputs, targets)
-            losses.append(loss.item())
+    def train(self, which: str) -> None:
+        """Have the ranks take a step, and note when it begins; don't wait for them."""
+        began = time.thread_time()
+        with self.mesh.activate():
+            note(which)
+            if which in BY_HAND:
+                train_by_hand(which)
+        if which in self._ours:
+            self._losses[which] = self._ours[which](*self._batch)
+        self.here[which].append(time.thread_time() - began)
 
-        losses: list[float] = []
-        do.losses = losses  # type: ignore[attr-defined]
-        return do
+    def noted(self) -> list[tuple[str, Seconds]]:
+        """Wait for the ranks; return what each step took, in order."""
+        with self.mesh.activate():
+            note("")
+        return between(self.mesh.execute(read_notes))
 
-    def hand() -> None:
-        mesh.execute(trained_by_hand, GPT_STEPS)
+    def turns(self) -> list[dict[str, Seconds]]:
+        """Make models anew, and have them take turns; return what each took at each turn."""
+        self.make()
+        for which in random.sample(WAYS, len(WAYS)):
+            for _ in range(self.WARM):
+                self.train(which)
+        for _ in range(GPT_TURNS):
+            for which in random.sample(WAYS, len(WAYS)):
+                self.train(which)
+        found = self.noted()[self.WARM * len(WAYS) :]
+        return [dict(found[n : n + len(WAYS)]) for n in range(0, len(found), len(WAYS))]
 
-    blocks = {"streamed": block(stepping()), "replayed": block(monarch_nb.compile(stepping()))}
-    return {"by hand": hand, **blocks, "by hand again": hand}
+    def losses(self) -> dict[str, float]:
+        """Return the last loss of each."""
+        ours = {which: each.item() for which, each in self._losses.items()}
+        return {**ours, **{which: self.mesh.execute(loss_of, which) for which in BY_HAND}}
+
+    def sent(self, which: str) -> int:
+        """Return how many bytes are sent for a step."""
+        stream = self.mesh.tensor_grid().engine.stream
+        stream.flush()
+        before = stream.num_bytes
+        if which in BY_HAND:
+            with self.mesh.activate():
+                train_by_hand(which)
+        else:
+            self._losses[which] = self._ours[which](*self._batch)
+        stream.flush()
+        return int(stream.num_bytes - before)
 
 
 def gpt(mesh: Mesh, width: int, length: int) -> None:
     """Print the rows of a GPT's step."""
-    blocks = gpt_blocks(mesh, width, length)
-    for each in [*blocks.values(), *blocks.values()]:
-        each()
-    taken: dict[str, list[tuple[float, float, float]]] = {name: [] for name in blocks}
-    engine = mesh.tensor_grid().engine
-    sent: dict[str, tuple[int, int]] = {}
+    models = GPTs(mesh, width, length)
+    rows: list[dict[str, Seconds]] = []
+    differs = 0.0
     for _ in range(GPT_ROUNDS):
-        for name in random.sample(list(blocks), len(blocks)):
-            messages, size = engine.stream.num_messages, engine.stream.num_bytes
-            ranks, here, began = sum(mesh.execute(cpu_of_rank)), time.thread_time(), time.perf_counter()
-            blocks[name]()
-            here, wall = time.thread_time() - here, time.perf_counter() - began
-            ranks = sum(mesh.execute(cpu_of_rank)) - ranks
-            taken[name].append((ranks / NUM_RANKS, here, wall))
-            sent[name] = engine.stream.num_messages - messages, engine.stream.num_bytes - size
-    by_hands = [each[0] for each in taken["by hand"]]
-    for name, values in taken.items():
-        rank, here, wall = (statistics.median(v[n] for v in values) / GPT_STEPS * 1e3 for n in range(3))
-        print(f"GPT of width {width}, {name:<14} rank {rank:6.1f} ms CPU, "
-              f"{ratio([each[0] for each in values], by_hands)} x by hand   here {here:6.2f} ms CPU   "
-              f"{wall:6.1f} ms   {sent[name][1] / GPT_STEPS:6.0f} bytes")  # fmt: skip
-    known = {round(losses[-1], 4) for losses in (blocks[n].losses for n in ("streamed", "replayed"))}  # type: ignore[attr-defined]
-    print(
-        f"  losses at the end: {sorted(known)}, by hand {mesh.execute(losses_of)[-1]:.4f} after twice as many"
-    )
+        rows += models.turns()
+        losses = models.losses().values()
+        differs = max(differs, max(losses) - min(losses))
+    one, two = ([row[which] for row in rows] for which in BY_HAND)
+    both = [((a[0] * b[0]) ** 0.5, (a[1] * b[1]) ** 0.5) for a, b in zip(one, two, strict=True)]
+    for name in WAYS:
+        taken, floor = [row[name] for row in rows], both if name in OURS else one
+        cpu, wall = (
+            f"{statistics.median(each[n] for each in taken) * 1e3:6.1f} ms, "
+            f"{ratio([each[n] for each in taken], [each[n] for each in floor])} x by hand"
+            for n in range(2)
+        )
+        here = statistics.median(models.here[name]) * 1e3
+        print(f"GPT of width {width}, {name}, {len(rows)} turns: rank CPU {cpu}; wall {wall}; "
+              f"here {here:.2f} ms CPU, {models.sent(name)} bytes")  # fmt: skip
+    print(f"  losses of all four differ by at most {differs:.1e}")
 
 
 def chain(_mesh: Mesh) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
@@ -10,8 +9,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional
 
-state: dict[str, Any] = {}
-"""On a rank: the model, its optimiser, the batch, and losses."""
+import monarch_nb
+from tests.benchmarks.notes import nothing
+
+made: dict[str, dict[str, Any]] = {}
+"""On a rank, by name: the model, its optimiser, the batch, and the last loss."""
 
 
 class Block(nn.Module):
@@ -55,8 +57,8 @@ class GPT(nn.Module):
         return found.flatten(0, 1)
 
 
-def by_hand(plain: nn.Module, inputs: Any, targets: Any) -> None:
-    """Set a rank up: parameters whole on every rank, the batch as it is."""
+def by_hand(which: str, plain: nn.Module, inputs: Any, targets: Any) -> None:
+    """Make a model on a rank, with a name: parameters whole on every rank, the batch as it is."""
     torch.set_num_threads(1)
     mesh = inputs.device_mesh
     for layer in plain.modules():
@@ -64,26 +66,23 @@ def by_hand(plain: nn.Module, inputs: Any, targets: Any) -> None:
             if each is not None:
                 whole = DTensor.from_local(each.detach().clone(), mesh, [Replicate()], run_check=False)
                 layer._parameters[name] = nn.Parameter(whole)
-    state.update(model=plain, inputs=inputs, targets=targets, losses=[])
-    state["optimizer"] = torch.optim.SGD(plain.parameters(), lr=1e-2)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=1e-2)
+    made[which] = {"model": plain, "batch": (inputs, targets), "optimizer": optimizer}
 
 
-def trained_by_hand(num: int) -> None:
-    """Take some steps on a rank."""
-    for _ in range(num):
-        state["optimizer"].zero_grad()
-        loss = functional.cross_entropy(state["model"](state["inputs"]), state["targets"])
-        loss.backward()
-        state["optimizer"].step()
-    state["losses"].append(loss.full_tensor().item())
+@monarch_nb.remote(propagate=nothing)
+def train_by_hand(which: str) -> torch.Tensor:
+    """Take a step on a rank."""
+    state = made[which]
+    inputs, targets = state["batch"]
+    state["optimizer"].zero_grad()
+    loss = functional.cross_entropy(state["model"](inputs), targets)
+    loss.backward()
+    state["optimizer"].step()
+    state["loss"] = loss.detach()
+    return nothing()
 
 
-def losses_of() -> list[float]:
-    """Return the losses so far."""
-    found: list[float] = state["losses"]
-    return found
-
-
-def cpu_of_rank() -> float:
-    """Return the CPU time of the rank's process."""
-    return time.process_time()
+def loss_of(which: str) -> float:
+    """Return the last loss of a model."""
+    return float(made[which]["loss"].full_tensor().item())

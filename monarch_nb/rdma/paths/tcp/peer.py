@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 DIAL_S = 3.0
 """How long all addresses of a process are tried."""
-ASK_S = 15.0
+ASK_S = 60.0
+"""Time limit for an owner's answer, unless the transfer's own ends before."""
 TICK_S = 0.1
 """Interval at which a thread that waits for bytes checks the time limit."""
 QUICK_S = 0.5e-3

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from monarch_nb.rdma.regions import Region
 
 T = TypeVar("T")
+ALIVE_S = 15.0
+"""Time limit for an owner's answer after an error."""
 SILENCE_S = 2.0
 """Time without completions after which the owner is asked whether it still lives."""
 AVOID_S = 60.0
@@ -237,8 +239,8 @@ class VerbsPath(Path):
         with self._state:
             self._targets.pop((handle.key, nic.port.name), None)
         try:
-            timeout_s = ASK_S if job.deadline is None else job.deadline - time.monotonic()
-            self._ask(job, max(1.0, min(ASK_S, timeout_s)), IsAlive(handle))
+            timeout_s = ALIVE_S if job.deadline is None else job.deadline - time.monotonic()
+            self._ask(job, max(1.0, min(ALIVE_S, timeout_s)), IsAlive(handle))
         except BufferGone as gone:
             return gone
         except (RDMAError, PathUnavailable) as also:

@@ -17,8 +17,10 @@ from monarch_nb.rdma.paths.verbs.nic import Nic
 from monarch_nb.rdma.paths.verbs.questions import Connect, Refused
 from monarch_nb.rdma.question import Question
 
-ASK_S = 15.0
-"""Time limit for an owner's answer."""
+ASK_S = 60.0
+"""Time limit for an owner's answer, unless the transfer's own ends before. An owner that compiles or imports
+may not answer for a while; that it has died is known without waiting.
+"""
 MAX_IDLE = 64
 T = TypeVar("T")
 
