@@ -48,6 +48,8 @@ from monarch_nb._wire.process import die_with_parent, set_process_name
 
 _NOTICE_S = 0.5
 LINGER_S = 0.5
+_MOST_COMPILERS = 32
+"""The number of processes that `torch.compile` starts at most, by itself."""
 UNREACHABLE = (
     "ended: code that ran there closed the file descriptors by which the rank hears of the mesh, as "
     "os.closerange() does"
@@ -297,12 +299,14 @@ def _limit_threads(spec: RankSpec, cores: int | None, cpus: int | None) -> None:
     Args:
         cpus: how many processors' time it may use; None: no limit.
     """
+    if cores is None or spec.group.bind:
+        cores = granted_cores()
+    share = cores if spec.group.bind else max(1, cores // spec.place.local_world_size)
+    share = share if cpus is None else max(1, min(share, cpus))
+    _limit_compilers(share)
     wanted = os.environ.get("OMP_NUM_THREADS")
     if wanted is None:
-        if cores is None or spec.group.bind:
-            cores = granted_cores()
-        num = cores if spec.group.bind else max(1, cores // spec.place.local_world_size)
-        num = num if cpus is None else max(1, min(num, cpus))
+        num = share
         os.environ["OMP_NUM_THREADS"] = str(num)
     else:
         outermost = wanted.split(",")[0].strip()  # OpenMP accepts a number for each level of nesting
@@ -312,6 +316,18 @@ def _limit_threads(spec: RankSpec, cores: int | None, cpus: int | None) -> None:
     torch = loaded("torch")
     if torch is not None:
         torch.set_num_threads(num)
+
+
+def _limit_compilers(num: int) -> None:
+    """Limit the processes that `torch.compile` starts to this rank's share of the cores, unless the user has
+    set another limit: each rank would start as many as there are cores, and each of them imports torch.
+    """
+    if "TORCHINDUCTOR_COMPILE_THREADS" in os.environ:
+        return
+    num = min(num, _MOST_COMPILERS)
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(num)
+    if (config := loaded("torch._inductor.config")) is not None:
+        config.compile_threads = num
 
 
 def _run_bootstrap(encoded: bytes) -> None:
