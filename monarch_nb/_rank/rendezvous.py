@@ -4,9 +4,11 @@ port, and holds that port from then on.
 
 from __future__ import annotations
 
+import random
 import socket
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from monarch_nb._protocol.script import Rendezvous
@@ -72,15 +74,35 @@ def ports() -> set[int]:
     return {*_runs, *(store.port for store in _stores.values())}
 
 
+FIRST_PORT = 20_000
+_NUM_TRIES = 64
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
 def free_address() -> tuple[str, int]:
-    """Return an address of this machine at which others find it, and a tcp port that is free at present."""
-    address = "127.0.0.1"
-    with suppress(OSError):
+    """Return an address of this machine at which others find it, and a tcp port that is free at present. It's
+    none that the system gives to connections: until it's listened at, one of these could take it.
+    """
+    address = _own_address()
+    for port in [*_some_ports(), 0]:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return address, probe.getsockname()[1]
+    raise OSError("this machine has no free tcp port")
+
+
+def _own_address() -> str:
+    with socket.socket() as probe, suppress(OSError):
         address = socket.gethostbyname(socket.gethostname())
-    with socket.socket() as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            address = "127.0.0.1"
-            probe.bind((address, 0))
-        return address, probe.getsockname()[1]
+        probe.bind((address, 0))  # the name may be that of another machine
+        return address
+    return "127.0.0.1"
+
+
+def _some_ports() -> list[int]:
+    """Return ports to try, in random order: each program has others, and a user's seed is left alone."""
+    first = 32_768
+    with suppress(OSError, ValueError, IndexError):
+        first = int(_EPHEMERAL.read_text().split()[0])
+    ports = range(FIRST_PORT, first)
+    return random.SystemRandom().sample(ports, min(_NUM_TRIES, len(ports)))
