@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils import _pytree as pytree
 
-from monarch_nb._rank.tensor.losses import is_mean_of_rows
+from monarch_nb._rank.tensor.losses import is_mean_of_rows, rows_added_up
 from monarch_nb._rank.tensor.parts import follows_rules, given_and_wanted, is_plain, steps_between
 from monarch_nb._rank.tensor.private import dispatcher, num_masked, random_ops, schema_of, without_masks
 from monarch_nb._rank.tensor.strategies import has_rule, layout_of_named
@@ -157,7 +157,12 @@ class Propagation:
         # Not with fake tensors: of layouts in strides, DTensor computes sizes with tensors, and reads these.
         like_args, like_kwargs = pytree.tree_map(self._as_dtensor, (tuple(args), dict(kwargs)))
         info = dispatcher.unwrap_to_op_info(func, like_args, like_kwargs)
-        dispatcher.sharding_propagator.propagate(info)
+        if is_mean_of_rows(func, args):
+            with rows_added_up():
+                propagator = dispatcher.sharding_propagator
+                info.output_sharding = propagator.propagate_op_sharding_non_cached(info.schema)
+        else:
+            dispatcher.sharding_propagator.propagate(info)
         sharding = info.output_sharding
         if any(num_masked(spec) > 1 for spec in _flat(sharding.output_spec)):
             raise NotImplementedError("rows of a table are split over two axes")

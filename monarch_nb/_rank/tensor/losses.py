@@ -6,14 +6,17 @@ all ignored. Here each row counts as much on one rank as on another:
 
     loss = sum over ranks of (sum of losses)[rank] / sum over ranks of (sum of weights)[rank]
 
-The summands are the result's parts. In half precision, where sums of many rows would overflow, a rank's sum
-is its mean times its weights. The sum of weights takes a message among ranks only where no rank has all
-targets; DTensor would send one each time, in the backward.
+The summands are the result's parts. Only the engine of tensors does it so: DTensors of the user's own, in a
+cell or a function, are as torch has them. In half precision, where sums of many rows would overflow, a
+rank's sum is its mean times its weights. The sum of weights takes a message among ranks only where no rank
+has all targets; DTensor would send one each time, in the backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -31,7 +34,34 @@ _SUMMABLE = frozenset({torch.float32, torch.float64})
 """Dtypes in which the sum of many rows' losses is exact enough, and doesn't overflow."""
 _CLASSES = 1
 """The dimension of the classes; the target has the others."""
+Strategy = Callable[[Any], Any]
 WITH_TARGETS = frozenset({torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss2d_forward.default})
+
+
+_adds_rows: ContextVar[bool] = ContextVar("monarch_nb_adds_rows", default=False)
+
+
+@contextmanager
+def rows_added_up() -> Iterator[None]:
+    """Look up layouts in a block as they are of `MeanOfRows`."""
+    token = _adds_rows.set(True)
+    try:
+        yield
+    finally:
+        _adds_rows.reset(token)
+
+
+def means_as_torch(ours: Strategy, of_torch: Strategy) -> Strategy:
+    """Return a strategy of one of `WITH_TARGETS`: for means that of torch, but where rows are added up.
+
+    Torch keeps what it has looked up: within `rows_added_up` it mustn't.
+    """
+
+    def strategy(schema: Any) -> Any:
+        is_torchs = schema.args_schema[3] == MEAN and not _adds_rows.get()
+        return of_torch(schema) if is_torchs else ours(schema)
+
+    return strategy
 
 
 def is_mean_of_rows(op: Any, args: Sequence[Any]) -> bool:

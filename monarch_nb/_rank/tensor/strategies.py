@@ -13,6 +13,7 @@ import torch
 from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
+from monarch_nb._rank.tensor.losses import WITH_TARGETS, means_as_torch
 from monarch_nb._rank.tensor.private import attention_on_cpu, attention_on_cpu_backward, dispatcher, schema_of
 from monarch_nb._rank.tensor.rules import RULES, WRONG_IN_TORCH, Rule, is_spec
 
@@ -101,8 +102,11 @@ def _register() -> None:
     for op, rule in (RULES | WRONG_IN_TORCH).items():
         if not has_rule(op) or op in WRONG_IN_TORCH:
             known.op_single_dim_strategy_funcs.pop(op, None)  # it would come first
+            of_torch = known.op_strategy_funcs.get(op)
             register_sharding(op)(_by_rule(rule, len(schema_of(op).returns)))
             _note_arguments(op)
+            if op in WITH_TARGETS:
+                known.op_strategy_funcs[op] = means_as_torch(known.op_strategy_funcs[op], of_torch)
     if not has_rule(attention_on_cpu):
         register_sharding(attention_on_cpu)(_attention(2, 3))
     if not has_rule(attention_on_cpu_backward):
