@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from monarch_nb._rank.tensor.calls import Frozen, as_tensor
 from monarch_nb._rank.tensor.private import (
     decompositions,
     forget_layouts,
@@ -122,6 +124,8 @@ class Engine:
         self.plans: dict[tuple[Any, ...], Plan] = {}
         """By operator's id, then its arguments as `dispatch` gathers them."""
         self._own_plans: dict[Any, Plan] = {}
+        self._calls: deque[tuple[Any, int]] = deque()
+        """Plans of calls of functions, by their keys there; the oldest first."""
         self._definitions: dict[int, Definition] = {}
         self._next_plan = itertools.count(FIRST_PLAN)
         self._propagation = Propagation(is_tensor)
@@ -599,11 +603,34 @@ class Engine:
             self.recorder.sent(plain, made, maps=maps)
         return made
 
+    def call(self, call: Frozen, tensors: Sequence[Tensor], meta: Meta) -> Tensor:
+        """Have the ranks call a function. A large call is sent as a tensor, whose memory is free after it."""
+        holes = tuple(map(Hole, range(len(tensors))))
+        is_kept = self.recorder is not None or sum(map(len, call)) <= _LARGEST_KEPT_CALL
+        if is_kept:  # in its plan: a recording repeats it
+            found: Tensor = self.own("own.call", (call, *holes), tensors, meta)
+            return found
+        sent = self.put(as_tensor(call), meta.grid, None)
+        found = self.own("own.call", (*holes, Hole(len(holes))), [sent, *tensors], meta)
+        return found
+
+    def _remember_call(self, key: Any, plan: int) -> None:
+        """Keep the plans of the last calls; each has a function and arguments in it."""
+        self._calls.append((key, plan))
+        if self.recorder is not None:  # it may use any of them again
+            return
+        while len(self._calls) > _KEPT_CALLS:
+            key, plan = self._calls.popleft()
+            is_recorded = any(plan in recording.plans for recording in self.recordings)
+            if plan in self._definitions and not is_recorded:
+                self._own_plans.pop(key, None)
+                del self._definitions[plan]
+                self.stream.forget([plan])
+
     def own(self, op: str, args: tuple[Any, ...], tensors: Sequence[Tensor], meta: Meta) -> Any:
         """Execute one of the executor's own operations. `args` is the template of its arguments."""
         is_known = _is_hashable(args)
-        kinds = tuple(map(type, pytree.tree_leaves(args))) if op == "own.call" else ()  # 1, 1.0 and True
-        key = (op, args if is_known else id(args), kinds, tuple(t.mesh_meta for t in tensors), meta)
+        key = (op, args if is_known else id(args), tuple(t.mesh_meta for t in tensors), meta)
         plan = self._own_plans.get(key)
         if plan is None:
             names = _PACKED.get(op, ())
@@ -612,6 +639,8 @@ class Engine:
             plan = Plan(next(self._next_plan), op, (meta,), None, ())
             if is_known:
                 self._own_plans[key] = plan
+            if op == "own.call":
+                self._remember_call(key, plan.number)
             self._define(
                 Definition(
                     plan.number,
@@ -738,12 +767,11 @@ _travels: dict[int, bool] = {}
 _operators: list[Any] = []
 """Operators whose ids are known, kept alive as long as this program."""
 _LARGE = 1 << 20
+_LARGEST_KEPT_CALL = 1 << 14
+_KEPT_CALLS = 256
 
 
-_PACKED = {
-    "own.call": ("the function", "its arguments", "its named arguments"),
-    "own.module": ("the module",),
-}
+_PACKED = {"own.module": ("the module",)}
 """Operations of which some arguments are the user's, and may be unfit to be sent; with names for errors."""
 _OF_ALL_RANKS = frozenset({"own.put", "own.move"})
 """Operations in which ranks outside of the result's grid take part, too."""

@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from monarch_nb._rank.tensor.calls import freeze
 from monarch_nb._rank.tensor.protocol import Described, Hole
 from monarch_nb._tensor.active import active_grid
 from monarch_nb._tensor.engines import grid_of
@@ -56,9 +57,9 @@ def _called(grid: Grid, function: Any, args: Sequence[Any], kwargs: Mapping[str,
         engine.check_usable(tensors[-1])
         return Hole(len(tensors) - 1)
 
-    positional, named = pytree.tree_map(hole, tuple(args)), tuple(pytree.tree_map(hole, dict(kwargs)).items())
+    positional, named = pytree.tree_map(hole, (tuple(args), dict(kwargs)))
     unknown = intern((), (), torch.float32, grid, None)
-    found: Tensor = engine.own("own.call", (function, positional, named), tensors, unknown)
+    found: Tensor = engine.call(freeze(function, positional, named), tensors, unknown)
     return found
 
 

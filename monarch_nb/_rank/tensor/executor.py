@@ -23,11 +23,10 @@ from typing import Any, Final, cast
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.experimental import implicit_replication
 from torch.utils import _pytree as pytree
 
 from monarch_nb._rank import collectives
-from monarch_nb._rank.tensor import checkpoints, modules
+from monarch_nb._rank.tensor import calls, checkpoints, modules
 from monarch_nb._rank.tensor import strategies as strategies  # rules that DTensor needs
 from monarch_nb._rank.tensor.collective import moved, reduced
 from monarch_nb._rank.tensor.compiler import Command, compile_plan
@@ -48,7 +47,6 @@ from monarch_nb._rank.tensor.protocol import (
     Fetched,
     FetchFrom,
     GoOn,
-    GroupHole,
     LayerError,
     Offer,
     Poison,
@@ -608,15 +606,8 @@ class Executor:
     def _from_local(self, value: Any, mesh_number: int, placements: Any) -> Any:
         return DTensor.from_local(value, self._meshes.by_number[mesh_number], placements, run_check=False)
 
-    def _call(self, function: Any, args: Any, named: Any) -> Any:
-        """Call a function of the user's on values of this rank; tensors among the results have no history."""
-        args, named = pytree.tree_map(self._with_group, (args, dict(named)))
-        with torch.enable_grad(), implicit_replication():
-            result = function(*args, **named)
-        return pytree.tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, result)
-
-    def _with_group(self, value: Any) -> Any:
-        return self._group(value.grid, value.axis) if isinstance(value, GroupHole) else value
+    def _call(self, call: Any, *tensors: Any) -> Any:
+        return calls.do(call, tensors, lambda hole: self._group(hole.grid, hole.axis))
 
     def _group(self, grid: int, axis: int) -> Any:
         return self._meshes.by_number[grid].get_group(axis)
