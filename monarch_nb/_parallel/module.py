@@ -34,7 +34,7 @@ from monarch_nb._tensor.metadata import Grid, Placements, contiguous, intern
 from monarch_nb._tensor.module import brought, check_module, copied
 from monarch_nb._tensor.regrid import Regrid, can_regrid
 from monarch_nb._tensor.tensor import Tensor
-from monarch_nb._wire.codec import find_unpicklable
+from monarch_nb._wire.codec import encode, find_unpicklable, to_bytes
 from monarch_nb.exceptions import MeshUsageError
 
 M = TypeVar("M", bound=nn.Module)
@@ -578,11 +578,14 @@ class Parallel:
         for parameter, each in zip(skeleton.parameters(), ours, strict=True):
             parameter.requires_grad_(each.requires_grad)
         self._copy_buffers(skeleton)
-        sent = replace(spec, module=skeleton)
+        sent = replace(spec, module=skeleton)  # as bytes: ranks keep plans for longer than modules
         holes = [Hole(n) for n in range(len(ours))]
         with parametrized_sent(skeleton):
             module: Tensor = engine.own(
-                "own.module", (sent, self._grid.number, holes), [p.detach() for p in ours], self.unknown
+                "own.module",
+                (to_bytes(encode(sent, "the module")), self._grid.number, holes),
+                [p.detach() for p in ours],
+                self.unknown,
             )
         for number, each in enumerate(ours):
             _rebind(each, engine.own("own.module_parameter", (Hole(0), number), [module], each.mesh_meta))

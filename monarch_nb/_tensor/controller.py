@@ -71,7 +71,6 @@ from monarch_nb._tensor.slots import FULL, Handle, Slots
 from monarch_nb._tensor.stream import Stream, words_of
 from monarch_nb._tensor.tensor import Tensor, is_tensor, maker_of, short_key
 from monarch_nb._units import size_text
-from monarch_nb._wire.codec import Packed
 from monarch_nb.exceptions import MeshError, MeshUsageError, SupervisionError, WrongTensor
 
 if TYPE_CHECKING:
@@ -124,8 +123,8 @@ class Engine:
         self.plans: dict[tuple[Any, ...], Plan] = {}
         """By operator's id, then its arguments as `dispatch` gathers them."""
         self._own_plans: dict[Any, Plan] = {}
-        self._calls: deque[tuple[Any, int]] = deque()
-        """Plans of calls of functions, by their keys there; the oldest first."""
+        self._of_users: deque[tuple[Any, Plan]] = deque()
+        """Plans that have something of the user's in them, by their keys there; the oldest first."""
         self._definitions: dict[int, Definition] = {}
         self._next_plan = itertools.count(FIRST_PLAN)
         self._propagation = Propagation(is_tensor)
@@ -614,18 +613,20 @@ class Engine:
         found = self.own("own.call", (*holes, Hole(len(holes))), [sent, *tensors], meta)
         return found
 
-    def _remember_call(self, key: Any, plan: int) -> None:
-        """Keep the plans of the last calls; each has a function and arguments in it."""
-        self._calls.append((key, plan))
-        if self.recorder is not None:  # it may use any of them again
-            return
-        while len(self._calls) > _KEPT_CALLS:
-            key, plan = self._calls.popleft()
-            is_recorded = any(plan in recording.plans for recording in self.recordings)
-            if plan in self._definitions and not is_recorded:
+    def _remember(self, key: Any, plan: Plan) -> None:
+        """Keep the plans of the last calls of functions and of the last modules, which have these in them."""
+        self._of_users.append((key, plan))
+        while len(self._of_users) > _KEPT_OF_USERS and self.recorder is None:  # it may use any of them again
+            key, oldest = self._of_users[0]
+            if oldest.last >= self.stream.num_done:  # after a failure, ranks have to know it
+                return
+            self._of_users.popleft()
+            number = oldest.number
+            is_recorded = any(number in recording.plans for recording in self.recordings)
+            if number in self._definitions and not is_recorded:
                 self._own_plans.pop(key, None)
-                del self._definitions[plan]
-                self.stream.forget([plan])
+                del self._definitions[number]
+                self.stream.forget([number])
 
     def own(self, op: str, args: tuple[Any, ...], tensors: Sequence[Tensor], meta: Meta) -> Any:
         """Execute one of the executor's own operations. `args` is the template of its arguments."""
@@ -633,19 +634,16 @@ class Engine:
         key = (op, args if is_known else id(args), tuple(t.mesh_meta for t in tensors), meta)
         plan = self._own_plans.get(key)
         if plan is None:
-            names = _PACKED.get(op, ())
-            packed = (Packed(each, name) for each, name in zip(args, names, strict=False))
-            sent = (*packed, *args[len(names) :])
             plan = Plan(next(self._next_plan), op, (meta,), None, ())
             if is_known:
                 self._own_plans[key] = plan
-            if op == "own.call":
-                self._remember_call(key, plan.number)
+            if op == "own.call" or not is_known:
+                self._remember(key, plan)
             self._define(
                 Definition(
                     plan.number,
                     op,
-                    sent,
+                    args,
                     (),
                     len(tensors),
                     0,
@@ -768,11 +766,9 @@ _operators: list[Any] = []
 """Operators whose ids are known, kept alive as long as this program."""
 _LARGE = 1 << 20
 _LARGEST_KEPT_CALL = 1 << 14
-_KEPT_CALLS = 256
+_KEPT_OF_USERS = 64
 
 
-_PACKED = {"own.module": ("the module",)}
-"""Operations of which some arguments are the user's, and may be unfit to be sent; with names for errors."""
 _OF_ALL_RANKS = frozenset({"own.put", "own.move"})
 """Operations in which ranks outside of the result's grid take part, too."""
 _NOWHERE = (None, 0, "", "")

@@ -114,10 +114,9 @@ class Propagation:
             find = self._resized if func in _BY_SIZE else self._by_rules
             return find(func, args, kwargs, first.grid)
         except Exception as error:
-            reason = str(error).split("\n")[0]
-            return self._whole(
-                func, args, kwargs, first.grid, first.grid.replicated, reason or type(error).__name__
-            )
+            reason = str(error).split("\n")[0] or type(error).__name__
+        # not within `except`: what the arguments' own fault is would be shown below this error
+        return self._whole(func, args, kwargs, first.grid, first.grid.replicated, reason)
 
     def _fills_partial(self, func: Any, args: Sequence[Any]) -> bool:
         """Say whether each rank would fill its summand with what is to be the sum."""

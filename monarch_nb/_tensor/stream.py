@@ -60,7 +60,9 @@ class Stream:
         self._recorded: list[RecordedPart] = []
         self._replays: list[tuple[int, int]] = []
         self._forgotten_parts: list[int] = []
-        self._acks: deque[Any] = deque()
+        self._acks: deque[tuple[Any, int]] = deque()
+        self.num_done = 0
+        """Number of commands that all ranks have certainly executed."""
         self.num_messages = self.num_bytes = 0
         self.num_held = 0
         """Number of open blocks in which nothing is sent before their end."""
@@ -193,10 +195,12 @@ class Stream:
     def _hold_back(self) -> None:
         """Wait if the ranks are far behind."""
         if self.num_messages % ACK_EVERY == 0:
-            self._acks.append(self._worker.reached.call())
+            self._acks.append((self._worker.reached.call(), self.count))
         while len(self._acks) > MAX_ACKS:
             try:
-                self._acks.popleft().get()
+                ack, count = self._acks.popleft()
+                ack.get()
+                self.num_done = count
             except SupervisionError as error:
                 self._lose(error)
                 raise
@@ -205,7 +209,7 @@ class Stream:
         """Stop sending."""
         self._is_closed = True
         self._clock.close()
-        for ack in self._acks:
+        for ack, _ in self._acks:
             ack.drop()
 
 

@@ -107,28 +107,6 @@ def decode(payload: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
     return pickle.loads(payload, buffers=buffers)
 
 
-class Packed:
-    """A value that is encoded already: who makes one learns at once whether it can be sent, and what it was
-    then is what arrives. It's decoded with the message that it's part of.
-
-    Args:
-        value: what arrives.
-        what: its name in errors.
-
-    Raises:
-        CannotPickle: see `encode`.
-    """
-
-    __slots__ = ("_encoded",)
-
-    def __init__(self, value: object, what: str = "value") -> None:
-        self._encoded = encode(value, what)
-
-    def __reduce_ex__(self, _protocol: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        payload, buffers = self._encoded
-        return decode, (payload, [pickle.PickleBuffer(each) for each in buffers])
-
-
 def to_bytes(encoded: Encoded) -> bytes:
     """Return an encoded value in one piece, buffers included: for keeping it."""
     return pickle.dumps((encoded.payload, [bytearray(b) for b in encoded.buffers]), 5)

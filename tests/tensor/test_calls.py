@@ -139,7 +139,7 @@ def test_a_function_of_what_has_failed_is_not_called(mesh: Mesh, x: Any) -> None
 
 def test_calls_leave_nothing(mesh: Mesh, x: Any) -> None:
     engine = mesh.tensor_grid().engine
-    for n in range(controller._KEPT_CALLS):
+    for n in range(4 * controller._KEPT_OF_USERS):
         mesh.execute(lambda v, n: None, x, n)
     gc.collect()
     known = len(engine.definitions), len(engine._own_plans)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,6 +80,20 @@ def test_what_one_process_raises_is_raised_as_there(mesh: Mesh) -> None:
     model = monarch_nb.parallelize(nn.Linear(3, 3), mesh)
     with pytest.raises(RuntimeError, match=r"(?s)5.*3"):
         model(torch.randn(8, 5))
+    outer = monarch_nb.parallelize(nn.Sequential(nn.Linear(5, 5), WrongPlaces()), mesh)
+    with pytest.raises(RuntimeError, match=r"(?s)4.*5") as raised:
+        outer(torch.randn(8, 5))
+    assert re.search(r"forward of 1, .*, line \d+, in forward: .*x \+ self.places", raised.value.__notes__[0])
+    assert raised.value.__context__ is None, "nothing is shown above it"
+
+
+class WrongPlaces(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.places
 
 
 class WrongBackward(torch.autograd.Function):

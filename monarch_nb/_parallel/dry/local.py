@@ -47,14 +47,16 @@ class LocalRun(Following):
     def _loss(self, by_torch: Any, given: dict[str, Any]) -> Any:
         return by_torch(**{**given, "reduction": SUM})  # the same operations as `WholeRun`
 
-    def _save(self, value: torch.Tensor) -> torch.Tensor:
+    def _save(self, value: torch.Tensor) -> None:
+        """Count a tensor that a backward would need. There is none, so nothing is kept: a tensor in a history
+        of its own would stay for ever.
+        """
         storage = value.untyped_storage()
         if storage._cdata not in self._seen:
             self._seen.add(storage._cdata)
             self._kept.append(storage)
             if not self.name_of(value):
                 self.saved_bytes += storage.nbytes()
-        return value
 
     def leave(self, path: str, output: Any) -> Any:
         """Record how the results of a layer lie in memory."""

@@ -69,17 +69,30 @@ class DryRunner(Shared):
                 over_all = WholeRun(self, whole, rows, local.steps, local.strides)
                 return self._known_by(local, over_all, self.run_in(over_all, args, kwargs), used, result)
             except LocalMismatch as error:
-                # raises the same error as one process would
-                self.run_in(WholeRun(self, (), rows, None), args, kwargs)
-                if not finds:
-                    raise
-                self._note(Found(error.path, error.op, "shapes don't fit on a part of it", error.place))
+                mismatch = error
             except Found as found:
                 if self._is_fine(found, over_all):
                     continue
                 if not finds:
                     raise LooksAcross(self._finding(found)) from None
                 self._note(found)
+                continue
+            self._run_as_one(
+                args, kwargs, rows, mismatch
+            )  # outside of `except`, which would show both errors
+            if not finds:
+                raise mismatch
+            self._note(Found(mismatch.path, mismatch.op, "shapes don't fit on a part of it", mismatch.place))
+
+    def _run_as_one(self, args: Any, kwargs: Any, rows: int, mismatch: LocalMismatch) -> None:
+        """Run the forward on the whole batch, and raise the error of one process, if it has one, with a note
+        that says where in the module.
+        """
+        try:
+            self.run_in(WholeRun(self, (), rows, None), args, kwargs)
+        except Exception as error:
+            error.add_note(str(replace(mismatch.place, module=mismatch.path)))
+            raise
 
     def _is_fine(self, found: Found, over_all: WholeRun) -> bool:
         """Test the layer with random values; if it has no layout that can be split, test the layers around

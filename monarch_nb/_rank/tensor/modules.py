@@ -30,6 +30,7 @@ from monarch_nb._rank.tensor.private import local_of, rebuild_buckets, spec_of, 
 from monarch_nb._rank.tensor.protocol import LayerError, ParallelSpec
 from monarch_nb._rank.tensor.tensor_parallel import LocalParameters, apply_plan, dims_of, seeded
 from monarch_nb._rank.tensor.whole import redistributed
+from monarch_nb._wire.codec import from_bytes
 
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module.*returned a view")
 # results aren't changed in place: the program has tensors of its own
@@ -516,7 +517,7 @@ def operations(grids: Grids) -> dict[str, Callable[..., Any]]:
         grids: device meshes by number.
     """
     return {
-        "own.module": lambda spec, grid, values: OnRank(spec, grids[grid], values),
+        "own.module": lambda spec, grid, values: OnRank(from_bytes(spec), grids[grid], values),
         "own.module_parameter": lambda module, number: module.parameters[number],
         "own.module_buffer": lambda module, name: module.buffer(name),
         "own.module_forward": lambda module, *rest: module.forward(*rest),
