@@ -31,12 +31,16 @@ def execute(mesh: Any, function: Callable[..., Any], args: Sequence[Any], kwargs
     if not callable(function):
         raise WrongTensor(f"execute takes a function and its arguments, not {type(function).__name__}")
     grid = grid_of(mesh)
-    made = _called(grid, function, args, kwargs)
+    made, _ = _called(grid, function, args, kwargs)
     return _result(grid.engine.fetch(made, "describe"), made, grid)
 
 
-def _called(grid: Grid, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """Make the ranks of a grid call a function; return the slot of the whole result."""
+def _called(
+    grid: Grid, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Tensor, bytes]:
+    """Make the ranks of a grid call a function; return the slot of the whole result, and the function as it
+    was sent.
+    """
     engine = grid.engine
     tensors: list[Tensor] = []
 
@@ -59,8 +63,8 @@ def _called(grid: Grid, function: Any, args: Sequence[Any], kwargs: Mapping[str,
 
     positional, named = pytree.tree_map(hole, (tuple(args), dict(kwargs)))
     unknown = intern((), (), torch.float32, grid, None)
-    found: Tensor = engine.call(freeze(function, positional, named), tensors, unknown)
-    return found
+    call = freeze(function, positional, named)
+    return engine.call(call, tensors, unknown), call[0]
 
 
 def _result(answers: Sequence[Any], made: Tensor, grid: Grid) -> Any:
@@ -114,13 +118,15 @@ class Remote:
         self._in_its_place: ByPath | None = None
         self._propagate = propagate
         self._known: dict[Any, Any] = {}
+        self._sent = b""
+        """The function of which these are known."""
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function on the ranks; return its results as tensors of the mesh."""
         grid = _grid_for(args, kwargs)
-        made = _called(grid, self.function, args, kwargs)
-        return _parts(self._described(made, grid, args, kwargs), made, grid)
+        made, sent = _called(grid, self.function, args, kwargs)
+        return _parts(self._described(made, sent, grid, args, kwargs), made, grid)
 
     rref = __call__
 
@@ -146,16 +152,18 @@ class Remote:
             found = getattr(found, each, None)
         return ByPath(f"{module}:{name}") if found is self and module != "__main__" else None
 
-    def _described(self, made: Tensor, grid: Grid, args: Any, kwargs: Any) -> Any:
-        """Return a description of the result."""
+    def _described(self, made: Tensor, sent: bytes, grid: Grid, args: Any, kwargs: Any) -> Any:
+        """Return a description of the result; it's known of the same function, with the same variables."""
         if callable(self._propagate):
             return self._by_fakes(args, kwargs)
         key = None if self._propagate == "inspect" else _key(grid, args, kwargs)
-        if key is None or key not in self._known:
-            found = self._asked(made, grid)
-            if key is None:
-                return found
-            self._known[key] = found
+        if key is None:
+            return self._asked(made, grid)
+        if self._sent != sent:
+            self._sent = sent
+            self._known.clear()
+        if key not in self._known:
+            self._known[key] = self._asked(made, grid)
         return self._known[key]
 
     def _asked(self, made: Tensor, grid: Grid) -> Any:
@@ -190,7 +198,8 @@ def remote(function: Any = None, *, propagate: Any = None) -> Any:
         function: the function, or its import path: "package.module.name".
         propagate: how the shapes of results are determined. A function is called in this process, with fake
             tensors; "cached" or None: the ranks report the shapes, once for each combination of argument
-            metadata; "inspect": they report them at each call.
+            metadata, as long as the variables that the function reads are the same; "inspect": they report
+            them at each call.
 
     Returns:
         a `Remote`: calling it returns the ranks' results, without waiting if their shapes are known. It
@@ -225,7 +234,8 @@ def call_on_shard_and_fetch(
     """
     grid = _grid_for(args, kwargs)
     function = remote.function if isinstance(remote, Remote) else remote
-    return fetch_shard(_called(grid, function, args, kwargs), shard)
+    made, _ = _called(grid, function, args, kwargs)
+    return fetch_shard(made, shard)
 
 
 class ByPath:

@@ -55,6 +55,19 @@ def test_a_variable_that_a_function_reads_may_change(mesh: Mesh, x: Any, how: st
         assert torch.equal(called(mesh, how, cell["scaled"], x), torch.full((2,), float(scale)))
 
 
+def test_a_variable_may_change_the_shape_of_a_result(mesh: Mesh, x: Any) -> None:
+    times = 2
+    repeated = monarch_nb.remote(lambda value: value.repeat(times))
+    messages = mesh.tensor_grid().engine.stream
+    for times in (2, 3, 3, 2):  # the function reads it
+        found = repeated(x)
+        assert found.shape == (2 * times,) and torch.equal(found.full(), torch.ones(2 * times))
+    before = messages.num_messages
+    with monarch_nb.coalescing():
+        repeated(x)
+        assert messages.num_messages == before, "what is known isn't asked"
+
+
 def attribute(value: Any) -> Any:
     return value.value
 
