@@ -9,5 +9,6 @@ tensor_plans  which layers those are: the user's, the model's own, or found ones
 sharing       tensor parallelism of one module: its ranks, its plan, its costs
 mismatch      errors that say which layer, which parameter, and what to type
 explanation   the choice in words
+changes       a module since ranks have it; by `attributes`, `contents`, `variables`
 module        `parallelize`: the module that runs on the ranks
 """

@@ -10,17 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 
-from monarch_nb._rank.tensor.private import num_hooks, own_buffers, own_layers, own_parameters, version_of
+from monarch_nb._parallel.contents import compared, contents
+from monarch_nb._parallel.variables import Variables
+from monarch_nb._rank.tensor.private import num_hooks, own_buffers, own_layers, own_parameters
 from monarch_nb._tensor.tensor import Tensor
 from monarch_nb.exceptions import MeshUsageError
 
-_SIMPLE = frozenset({bool, int, float, str, type(None)})
 _OF_ALL_LAYERS = frozenset({*vars(nn.Module()), "forward"})
-_COLLECTIONS = (dict, list, tuple, set, frozenset)
-_MANY = 1000
 
 
 class Watched:
@@ -51,6 +49,7 @@ class Watched:
         self._changed: set[int] = set()
         """Layers whose attributes aren't those that they were made with, by number."""
         self._held = self._held_now()
+        self._variables = Variables(self.layers.values())
         self.was_placed()
 
     def was_placed(self) -> None:
@@ -108,9 +107,9 @@ class Watched:
 
     def was_changed(self, parameters: Sequence[Any]) -> bool:
         """Say whether the ranks need the module once more: attributes of its layers are other ones, or
-        parameters have other memory.
+        variables that these read, or parameters have other memory.
         """
-        is_other = False
+        is_other = self._variables.were_changed()
         for number, layer in enumerate(self.layers.values()):
             if _is_same(vars(layer), self._seen[number]):  # a look at a whole layer takes less than its parts
                 continue
@@ -151,6 +150,7 @@ class Watched:
         self._seen = [dict(vars(layer)) for layer in self.layers.values()]
         self._attributes = [*map(_attributes, self.layers.values())]
         self._held = self._held_now()
+        self._variables.look()
 
     def was_sent(self, parameters: Sequence[Any]) -> None:
         """Note that the ranks have the module as it is."""
@@ -190,6 +190,7 @@ class Watched:
                 vars(layer).update(values)
             for each, wants in wanted:
                 each.requires_grad_(wants)
+            self._variables.look()  # a forward may count in one
 
     def _changed_in(self, like: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
         pairs = [*zip(like.modules(), self.layers.values(), strict=True)]
@@ -227,62 +228,10 @@ def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def _attributes(layer: nn.Module) -> list[Any]:
     """Return a layer's attributes, to be compared."""
     return [
-        (name, _compared(value))
+        (name, compared(value))
         for name, value in vars(layer).items()
         if name[0] != "_" and is_own(name, value)
     ]
-
-
-def contents(value: Any, depth: int = 2) -> Any:
-    """Return what an attribute holds, to be compared: the items of a list, a dictionary or a set, the
-    attributes of another object, as a configuration is, and what these hold; of a tensor its version. None
-    for what holds nothing.
-
-    >>> contents({"sizes": [3, 4]}) == contents({"sizes": [3, 5]})
-    False
-    >>> contents(3), contents(len)
-    (None, None)
-
-    Of large collections it's the number of items, so that a look is short.
-    """
-    kind = type(value)
-    if depth == 0 or kind in _SIMPLE or issubclass(kind, (Tensor, nn.Module, type)):
-        return None
-    if issubclass(kind, torch.Tensor):
-        return version_of(value)
-    try:
-        inside: Any = value
-        if not issubclass(kind, _COLLECTIONS):
-            inside = None if callable(value) else vars(value)
-        if len(inside) > _MANY:
-            return len(inside)
-        named = inside.items() if issubclass(type(inside), dict) else enumerate(inside)
-        return [(name, _compared(each), contents(each, depth - 1)) for name, each in named]
-    except Exception:  # it has no attributes, or doesn't say which
-        return None
-
-
-class _Same:
-    """A mark of an object that is equal only to itself. It keeps that: no other one gets its address."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is _Same and other._value is self._value
-
-    __hash__ = object.__hash__
-
-
-def _compared(value: Any) -> Any:
-    """Return what tells whether an attribute is another one."""
-    if type(value) in _SIMPLE:
-        return value
-    if issubclass(type(value), Tensor):  # a forward in this program has left it: ranks have no use for it
-        return None
-    return _Same(value)
 
 
 def is_own(name: str, value: Any) -> bool:

@@ -148,7 +148,7 @@ def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
             continue
     defaults: Mapping[str, Any] = {"defaults": function.__defaults__, **(function.__kwdefaults__ or {})}
     yield from defaults.items()
-    for name in _global_names(function.__code__):
+    for name in global_names(function.__code__):
         if name in function.__globals__:
             yield name, function.__globals__[name]
 
@@ -157,7 +157,8 @@ _names: dict[int, tuple[CodeType, tuple[str, ...]]] = {}
 """By id of the code, which is kept alive here: a code object's own hash covers all its contents."""
 
 
-def _global_names(code: CodeType) -> tuple[str, ...]:
+def global_names(code: CodeType) -> tuple[str, ...]:
+    """Return the names of global variables that a function reads, or one within it."""
     found = _names.get(id(code))
     if found is None:
         found = _names[id(code)] = code, _names_in(code)

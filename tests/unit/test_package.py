@@ -147,7 +147,7 @@ EXAMPLES = [
     "_rank.operators",
     "_rank.tensor.cuts",
     "_rank.tensor.inside",
-    "_parallel.changes",
+    "_parallel.contents",
     "_parallel.dry.values",
     "_rank.tensor.laying",
     "_rank.trace",
