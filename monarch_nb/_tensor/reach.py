@@ -61,12 +61,16 @@ class Reach:
         elif isinstance(value, torch.optim.Optimizer):
             self._optimizer(name, value)
         elif isinstance(value, (FunctionType, MethodType, functools.partial)):
+            if isinstance(value, FunctionType) and is_users(value):
+                self.facts.append((name, id(value.__code__)))
             for part, each in seen_by(value):
                 self.add((*name, part), each, depth + 1)
         elif isinstance(value, (list, tuple, dict)) and len(value) <= MOST_ITEMS:
             items = value.items() if isinstance(value, dict) else enumerate(value)
             for part, each in list(items):
                 self.add((*name, part), each, depth + 1)
+        elif isinstance(_wrapped(value), FunctionType):
+            self.add((*name, "function"), _wrapped(value), depth + 1)
         elif is_of_user(type(value)):
             for part, each in list(getattr(value, "__dict__", {}).items()):
                 self.add((*name, part), each, depth + 1)
@@ -78,6 +82,11 @@ class Reach:
 
     def _module(self, name: tuple[Any, ...], module: nn.Module) -> None:
         self.facts.append((name, id(module)))
+        kinds = dict.fromkeys(kind for each in module.modules() for kind in type(each).__mro__)
+        for kind in filter(is_of_user, kinds):
+            for part, each in vars(kind).items():
+                if type(each) is FunctionType and is_users(each):
+                    self.add((kind.__name__, part), each)
         for path, each in module.named_modules():
             of = (*name, path)
             simple = [(k, v) for k, v in vars(each).items() if type(v) in SIMPLE]
@@ -135,8 +144,13 @@ def seen_by(function: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(function, MethodType):
         yield "self", function.__self__
         yield from seen_by(function.__func__)
-    elif isinstance(function, FunctionType) and owner_of_file(function.__code__.co_filename) is Owner.USER:
+    elif isinstance(function, FunctionType) and is_users(function):
         yield from _variables(function)
+
+
+def is_users(function: FunctionType) -> bool:
+    """Return whether a function was written by the user."""
+    return owner_of_file(function.__code__.co_filename) is Owner.USER
 
 
 def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
@@ -171,6 +185,11 @@ def _names_in(code: CodeType) -> tuple[str, ...]:
         if isinstance(each, CodeType):
             names.update(_names_in(each))
     return tuple(sorted(names))
+
+
+def _wrapped(value: Any) -> Any:
+    """Return the function that an object calls: a remote one does."""
+    return getattr(value, "__dict__", {}).get("__wrapped__")
 
 
 def is_of_user(kind: type) -> bool:

@@ -115,6 +115,7 @@ class Remote:
 
     def __init__(self, function: Any, propagate: Any = None) -> None:
         self._function = ByPath(function) if isinstance(function, str) else function
+        self.__wrapped__ = self._function  # for `inspect`, and for what is recorded: it sees its variables
         self._in_its_place: ByPath | None = None
         self._propagate = propagate
         self._known: dict[Any, Any] = {}

@@ -163,6 +163,31 @@ def test_calls_leave_nothing(mesh: Mesh, x: Any) -> None:
     assert engine.slots.num_live < 400
 
 
+COMPILED = """
+import torch, monarch_nb
+scale = 2.0
+@monarch_nb.remote
+def scaled(x):
+    return x * scale
+@monarch_nb.compile
+def step(x):
+    return scaled(x) + 1
+"""
+
+
+def test_a_compiled_function_sees_the_variables_of_those_it_calls(mesh: Mesh, x: Any) -> None:
+    cell: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(COMPILED, "<ipython-input-1-0>", "exec"), cell)
+    assert cell["scaled"].__wrapped__.__name__ == "scaled"
+    for scale in (2.0, 5.0):
+        cell["scale"] = scale
+        cell["scaled"](x)  # its shape is known from here on
+        before = cell["step"].num_replayed
+        found = [cell["step"](x * n).full() for n in range(8)]
+        assert [each[0].item() for each in found] == [n * scale + 1 for n in range(8)]
+        assert cell["step"].num_replayed > before
+
+
 @pytest.mark.parametrize("size", [4, 5000], ids=["small", "large"])
 def test_a_compiled_function_calls_others(mesh: Mesh, x: Any, size: int) -> None:
     array = numpy.ones(size)
@@ -176,3 +201,46 @@ def test_a_compiled_function_calls_others(mesh: Mesh, x: Any, size: int) -> None
     found = [step(x * n).full() for n in range(8)]
     assert step.num_replayed > 0
     assert all(torch.equal(each, torch.full((2,), n * size + 1.0)) for n, each in enumerate(found))
+
+
+MODEL = """
+import torch, monarch_nb
+from torch import nn
+scale = 2.0
+def helper(x):
+    return x * scale
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+    def forward(self, x):
+        return helper(self.layer(x))
+plain = Model()
+"""
+IN_CELLS = {
+    "a variable": "scale = 3.0",
+    "a function": "def helper(x):\n    return x + scale",
+    "a method": "Model.forward = lambda self, x: self.layer(x) - scale",
+}
+
+
+@pytest.mark.parametrize("what", IN_CELLS)
+def test_a_compiled_function_sees_what_its_modules_methods_do(mesh: Mesh, x: Any, what: str) -> None:
+    cell: dict[str, Any] = {"__name__": "__main__"}
+
+    def run(source: str) -> None:
+        exec(compile(source, f"<ipython-input-{len(source)}-0>", "exec"), cell)
+
+    run(MODEL)
+    model = monarch_nb.module_to_mesh(cell["plain"], mesh)
+
+    @monarch_nb.compile
+    def step(value: Any) -> Any:
+        return model(value)
+
+    for source in ("pass", IN_CELLS[what]):
+        run(source)
+        before = step.num_replayed
+        for _ in range(8):
+            assert torch.allclose(step(x).full(), cell["plain"](torch.ones(2)))
+        assert step.num_replayed > before
