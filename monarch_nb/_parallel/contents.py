@@ -1,4 +1,4 @@
-"""What objects hold, to be compared with what they held before."""
+"""The contents of objects, to be compared with what these were before."""
 
 from __future__ import annotations
 
