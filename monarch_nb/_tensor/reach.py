@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -69,6 +70,10 @@ class Reach:
             items = value.items() if isinstance(value, dict) else enumerate(value)
             for part, each in list(items):
                 self.add((*name, part), each, depth + 1)
+        elif isinstance(value, (set, frozenset)) and len(value) <= MOST_ITEMS:
+            self.facts.append((name, frozenset(map(_fact, value))))
+        elif isinstance(value, (np.ndarray, np.generic)):
+            self.facts.append((name, value.tobytes() if value.nbytes <= MOST_ITEMS else id(value)))
         elif isinstance(_wrapped(value), FunctionType):
             self.add((*name, "function"), _wrapped(value), depth + 1)
         elif is_of_user(type(value)):

@@ -244,3 +244,31 @@ def test_a_compiled_function_sees_what_its_modules_methods_do(mesh: Mesh, x: Any
         for _ in range(8):
             assert torch.allclose(step(x).full(), cell["plain"](torch.ones(2)))
         assert step.num_replayed > before
+
+
+DATA = """
+import numpy, torch
+array, number, kinds, large = numpy.ones(3), numpy.float64(2.0), {"plus"}, numpy.zeros(5000)
+def step(x):
+    y = x * float(array[0]) * number + float(large.sum())
+    return y + 1 if "plus" in kinds else y
+"""
+OF_DATA = {
+    "an array": "array.fill(5)",
+    "a number": "number = numpy.float64(3.0)",
+    "a set": "kinds.clear()",
+    "a large array": "large = numpy.ones(5000)",
+}
+
+
+@pytest.mark.parametrize("what", OF_DATA)
+def test_a_compiled_function_sees_arrays_and_sets(mesh: Mesh, x: Any, what: str) -> None:
+    cell: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(DATA, "<ipython-input-7-0>", "exec"), cell)
+    step = monarch_nb.compile(cell["step"])
+    for source in ("pass", OF_DATA[what]):
+        exec(source, cell)
+        before = step.num_replayed
+        for _ in range(8):
+            assert torch.allclose(step(x).full(), cell["step"](torch.ones(2)).float())
+        assert step.num_replayed > before
