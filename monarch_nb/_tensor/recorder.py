@@ -31,7 +31,7 @@ from monarch_nb._tensor.recorded import (
     Sent,
     Value,
 )  # fmt: skip
-from monarch_nb._tensor.tensor import Tensor
+from monarch_nb._tensor.tensor import Tensor, is_tensor
 from monarch_nb.exceptions import MeshUsageError, WrongTensor
 
 
@@ -377,11 +377,6 @@ class Foreign:
     def shows(self) -> Iterator[bool]:
         """Say that numbers can't be had now."""
         yield False
-
-
-def is_tensor(value: Any) -> bool:
-    """Return whether a value is a tensor of a mesh."""
-    return isinstance(value, Tensor)
 
 
 def is_leaf(tensor: torch.Tensor) -> bool:

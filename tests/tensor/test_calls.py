@@ -203,6 +203,14 @@ def test_a_compiled_function_calls_others(mesh: Mesh, x: Any, size: int) -> None
     assert all(torch.equal(each, torch.full((2,), n * size + 1.0)) for n, each in enumerate(found))
 
 
+def is_replayed_as(step: Any, x: Any, plain: Any) -> None:
+    """Check that a compiled function gives what plain torch does, and is replayed in the end."""
+    before = step.num_replayed
+    for _ in range(8):
+        assert torch.allclose(step(x).full(), plain(torch.ones(2)).float())
+    assert step.num_replayed > before
+
+
 MODEL = """
 import torch, monarch_nb
 from torch import nn
@@ -240,10 +248,7 @@ def test_a_compiled_function_sees_what_its_modules_methods_do(mesh: Mesh, x: Any
 
     for source in ("pass", IN_CELLS[what]):
         run(source)
-        before = step.num_replayed
-        for _ in range(8):
-            assert torch.allclose(step(x).full(), cell["plain"](torch.ones(2)))
-        assert step.num_replayed > before
+        is_replayed_as(step, x, cell["plain"])
 
 
 DATA = """
@@ -268,7 +273,4 @@ def test_a_compiled_function_sees_arrays_and_sets(mesh: Mesh, x: Any, what: str)
     step = monarch_nb.compile(cell["step"])
     for source in ("pass", OF_DATA[what]):
         exec(source, cell)
-        before = step.num_replayed
-        for _ in range(8):
-            assert torch.allclose(step(x).full(), cell["step"](torch.ones(2)).float())
-        assert step.num_replayed > before
+        is_replayed_as(step, x, cell["step"])
