@@ -15,10 +15,11 @@ from torch import nn
 from monarch_nb._parallel.contents import compared, contents
 from monarch_nb._parallel.variables import Variables
 from monarch_nb._rank.tensor.private import num_hooks, own_buffers, own_layers, own_parameters
+from monarch_nb._tensor.reach import OF_ALL_LAYERS
 from monarch_nb._tensor.tensor import Tensor
 from monarch_nb.exceptions import MeshUsageError
 
-_OF_ALL_LAYERS = frozenset({*vars(nn.Module()), "forward"})
+_OF_ALL_LAYERS = OF_ALL_LAYERS | {"forward"}
 
 
 class Watched:
@@ -137,7 +138,7 @@ class Watched:
         found: dict[int, tuple[Any, Any, set[int]]] = {}
         for number, layer in enumerate(self.layers.values()):
             for name, value in vars(layer).items():
-                if not is_own(name, value) or name[0] == "_":
+                if not is_own(name, value):
                     continue
                 if id(value) not in found and (inside := contents(value)) is not None:
                     found[id(value)] = value, inside, set()
@@ -227,11 +228,7 @@ def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def _attributes(layer: nn.Module) -> list[Any]:
     """Return a layer's attributes, to be compared."""
-    return [
-        (name, compared(value))
-        for name, value in vars(layer).items()
-        if name[0] != "_" and is_own(name, value)
-    ]
+    return [(name, compared(value)) for name, value in vars(layer).items() if is_own(name, value)]
 
 
 def is_own(name: str, value: Any) -> bool:

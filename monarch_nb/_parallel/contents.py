@@ -1,67 +1,67 @@
-"""The contents of objects, to be compared with what these were before."""
+"""What objects lead to of which ranks have copies, to be compared with what it was before."""
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
 from monarch_nb._rank.tensor.private import version_of
+from monarch_nb._tensor.reach import SIMPLE, Fact, Reach
+from monarch_nb._tensor.references import Held
 from monarch_nb._tensor.tensor import Tensor
 
-_SIMPLE = frozenset({bool, int, float, str, type(None)})
-_COLLECTIONS = (dict, list, tuple, set, frozenset)
-_MANY = 1000
+_PROGRAM = "__main__"
 
 
-def contents(value: Any, depth: int = 2) -> Any:
-    """Return what an attribute holds, to be compared: the items of a list, a dictionary or a set, the
-    attributes of another object, as a configuration is, and what these hold; of a tensor its version. None
-    for what holds nothing.
+class Contents(Reach):
+    """The search for what copies of objects were made of.
+
+    Layers aside, which are compared one by one, and tensors of the mesh: a forward in this program has left
+    these, and ranks have no use for them. Only classes and functions of the program itself are sent: those
+    of a module that can be imported see that process' variables.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    def _tensor(self, name: tuple[Any, ...], value: torch.Tensor) -> None:
+        if not issubclass(type(value), Tensor):
+            self.facts.append((name, (Held(value), version_of(value))))
+
+    def _module(self, name: tuple[Any, ...], module: nn.Module, depth: int) -> None:
+        """Add nothing."""
+
+    def _optimizer(self, name: tuple[Any, ...], optimizer: torch.optim.Optimizer) -> None:
+        self.facts.append((name, Held(optimizer)))
+
+    def _is_followed(self, function: FunctionType) -> bool:
+        return function.__module__ == _PROGRAM
+
+
+def contents(value: Any) -> list[Fact] | None:
+    """Return what an attribute holds and leads to, to be compared; None for what can't change in place.
 
     >>> contents({"sizes": [3, 4]}) == contents({"sizes": [3, 5]})
     False
     >>> contents(3), contents(len)
     (None, None)
-
-    Of large collections it's the number of items, so that a look is short.
     """
     kind = type(value)
-    if depth == 0 or kind in _SIMPLE or issubclass(kind, (Tensor, nn.Module, type)):
+    if kind in SIMPLE or issubclass(kind, (Tensor, nn.Module)):
         return None
-    if issubclass(kind, torch.Tensor):
-        return version_of(value)
-    try:
-        inside: Any = value
-        if not issubclass(kind, _COLLECTIONS):
-            inside = None if callable(value) else vars(value)
-        if len(inside) > _MANY:
-            return len(inside)
-        named = inside.items() if issubclass(type(inside), dict) else enumerate(inside)
-        return [(name, compared(each), contents(each, depth - 1)) for name, each in named]
-    except Exception:  # it has no attributes, or doesn't say which
+    if kind in (tuple, torch.Size) and all(type(each) in SIMPLE for each in value):
         return None
-
-
-class _Same:
-    """A mark of an object that is equal only to itself. It keeps that: no other one gets its address."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is _Same and other._value is self._value
-
-    __hash__ = object.__hash__
+    found = Contents()
+    found.add((), value)
+    is_only_itself = len(found.facts) == 1 and type(found.facts[0][1]) is Held
+    return None if is_only_itself else found.facts
 
 
 def compared(value: Any) -> Any:
-    """Return what tells whether an attribute, or a variable, is another one."""
-    if type(value) in _SIMPLE:
+    """Return what tells whether an attribute is another one."""
+    if type(value) in SIMPLE:
         return value
-    if issubclass(type(value), Tensor):  # a forward in this program has left it: ranks have no use for it
-        return None
-    return _Same(value)
+    return None if issubclass(type(value), Tensor) else Held(value)

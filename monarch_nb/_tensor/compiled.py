@@ -17,10 +17,11 @@ from monarch_nb._tensor.borrow import get_active_stream
 from monarch_nb._tensor.effects import changes_something
 from monarch_nb._tensor.engines import grid_of, live_engines
 from monarch_nb._tensor.place import Place
-from monarch_nb._tensor.reach import SIMPLE, Reach, Setting, is_of_user
+from monarch_nb._tensor.reach import SIMPLE, Reach, Setting
 from monarch_nb._tensor.reads import Unclear, places_of
 from monarch_nb._tensor.recorded import Argument, Captured, Gradient
 from monarch_nb._tensor.recorder import Foreign, Recorder, first_difference
+from monarch_nb._tensor.references import is_of_user
 from monarch_nb._tensor.replay import Recording, Replay, Result, given_back
 from monarch_nb._tensor.tensor import Tensor
 from monarch_nb._tensor.watch import Watch

@@ -4,24 +4,40 @@ to, modules and optimisers in them. What changes there may change what the funct
 
 from __future__ import annotations
 
-import dis
 import functools
-from collections.abc import Iterator, Mapping
-from types import CodeType, FunctionType, MethodType
+from collections import deque
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from monarch_nb._frames.owner import Owner, owner_of_file
+from monarch_nb._rank.tensor.private import version_of
+from monarch_nb._tensor import checksums
+from monarch_nb._tensor.references import (
+    Held,
+    attributes_of,
+    data_of,
+    is_of_user,
+    is_users,
+    is_users_class,
+    methods_of,
+    seen_by,
+    wrapped_by,
+)
 from monarch_nb._tensor.tensor import Tensor
 
 Fact = tuple[tuple[Any, ...], Any]
 """What it is called, as parts of a name, and its value."""
 SIMPLE = (int, float, bool, str, complex, type(None), torch.dtype, torch.device)
-DEEPEST = 4
+_SIMPLE = frozenset(SIMPLE)
+_COLLECTIONS = (list, tuple, dict, set, frozenset, deque)
+DEEPEST = 6
+DEEPEST_MODULE = 1
+"""How deep a module counts as at most: so its attributes are looked into, wherever it was found."""
 MOST_ITEMS = 1000
+OF_ALL_LAYERS = frozenset(vars(nn.Module()))
 
 
 class Reach:
@@ -38,7 +54,7 @@ class Reach:
 
     def __init__(self, live: Any) -> None:
         self._live = live
-        self._seen: set[int] = set()
+        self._seen: dict[int, tuple[Any, ...]] = {}
         self.facts: list[Fact] = []
         self.tensors: list[Tensor] = []
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -46,59 +62,109 @@ class Reach:
     def add(self, name: tuple[Any, ...], value: Any, depth: int = 0) -> None:
         """Add a value, and what it leads to."""
         kind = type(value)
-        if kind in SIMPLE:
+        if kind in _SIMPLE:
             self.facts.append((name, (kind, value)))
-        elif depth > DEEPEST or id(value) in self._seen:
-            return
+        elif id(value) in self._seen:
+            self.facts.append((name, self._seen[id(value)]))
+        elif depth > DEEPEST:
+            self.facts.append((name, Held(value)))
         else:
-            self._seen.add(id(value))
+            self._seen[id(value)] = name
             self._add_object(name, value, depth)
 
     def _add_object(self, name: tuple[Any, ...], value: Any, depth: int) -> None:
-        if isinstance(value, torch.Tensor):
+        kind = type(value)
+        if issubclass(kind, torch.Tensor):
             self._tensor(name, value)
-        elif isinstance(value, nn.Module):
-            self._module(name, value)
-        elif isinstance(value, torch.optim.Optimizer):
+        elif issubclass(kind, nn.Module):
+            self._module(name, value, depth)
+        elif issubclass(kind, torch.optim.Optimizer):
             self._optimizer(name, value)
-        elif isinstance(value, (FunctionType, MethodType, functools.partial)):
-            if isinstance(value, FunctionType) and is_users(value):
-                self.facts.append((name, id(value.__code__)))
-            for part, each in seen_by(value):
+        elif issubclass(kind, (FunctionType, MethodType, functools.partial)):
+            self._function(name, value, depth)
+        elif issubclass(kind, _COLLECTIONS):
+            self._collection(name, value, depth)
+        elif issubclass(kind, (np.ndarray, np.generic)):
+            self.facts.append((name, checksums.of_array(np.asanyarray(value))))
+        elif isinstance(wrapped_by(value), FunctionType):
+            self.add((*name, "function"), wrapped_by(value), depth + 1)
+        elif issubclass(kind, type) and is_users_class(value):
+            self._class(name, value, depth)
+        elif is_of_user(kind) and (found := attributes_of(value)):
+            for part, each in found.items():
                 self.add((*name, part), each, depth + 1)
-        elif isinstance(value, (list, tuple, dict)) and len(value) <= MOST_ITEMS:
-            items = value.items() if isinstance(value, dict) else enumerate(value)
+        else:
+            self.facts.append((name, Held(value)))
+
+    def _function(self, name: tuple[Any, ...], function: Any, depth: int) -> None:
+        if isinstance(function, FunctionType):
+            is_followed = self._is_followed(function)
+            self.facts.append((name, id(function.__code__) if is_followed else Held(function)))
+            if wrapped := wrapped_by(function):
+                self.add((*name, "wrapped"), wrapped, depth + 1)
+            if not is_followed:
+                return
+        for part, each in seen_by(function):
+            self.add((*name, part), each, depth + 1)
+
+    def _is_followed(self, function: FunctionType) -> bool:
+        """Return whether what a function refers to may change what it does: the user wrote it."""
+        return is_users(function)
+
+    def _collection(self, name: tuple[Any, ...], collection: Any, depth: int) -> None:
+        if len(collection) > MOST_ITEMS:
+            self.facts.append((name, (Held(collection), checksums.of_collection(collection))))
+        elif isinstance(collection, (set, frozenset)):
+            self.facts.append((name, frozenset(map(_fact, collection))))
+        else:
+            items = collection.items() if isinstance(collection, dict) else enumerate(collection)
+            self.facts.append((name, len(collection)))
             for part, each in list(items):
                 self.add((*name, part), each, depth + 1)
-        elif isinstance(value, (set, frozenset)) and len(value) <= MOST_ITEMS:
-            self.facts.append((name, frozenset(map(_fact, value))))
-        elif isinstance(value, (np.ndarray, np.generic)):
-            self.facts.append((name, value.tobytes() if value.nbytes <= MOST_ITEMS else id(value)))
-        elif isinstance(_wrapped(value), FunctionType):
-            self.add((*name, "function"), _wrapped(value), depth + 1)
-        elif is_of_user(type(value)):
-            for part, each in list(getattr(value, "__dict__", {}).items()):
-                self.add((*name, part), each, depth + 1)
+
+    def _class(self, name: tuple[Any, ...], kind: type, depth: int) -> None:
+        for part, each in data_of(kind).items():
+            self.add((*name, part), each, depth + 1)
+        self._methods(kind)
+
+    def _methods(self, kind: type) -> None:
+        for part, each in methods_of(kind):
+            if self._is_followed(each):
+                self.add((kind.__name__, part), each)
 
     def _tensor(self, name: tuple[Any, ...], value: torch.Tensor) -> None:
         self.facts.append((name, id(value)))
         if isinstance(value, Tensor):
             self.tensors.append(value)
 
-    def _module(self, name: tuple[Any, ...], module: nn.Module) -> None:
+    def _module(self, name: tuple[Any, ...], module: nn.Module, depth: int) -> None:
         self.facts.append((name, id(module)))
-        kinds = dict.fromkeys(kind for each in module.modules() for kind in type(each).__mro__)
-        for kind in filter(is_of_user, kinds):
-            for part, each in vars(kind).items():
-                if type(each) is FunctionType and is_users(each):
-                    self.add((kind.__name__, part), each)
-        for path, each in module.named_modules():
-            of = (*name, path)
-            simple = [(k, v) for k, v in vars(each).items() if type(v) in SIMPLE]
-            self.facts.append((of, tuple((k, type(v), v) for k, v in simple)))
-            tensors = [*each._parameters.values(), *each._buffers.values()]
-            self.facts.append(((*of, "tensors"), tuple(map(id, tensors))))
-            self.tensors += [t for t in tensors if isinstance(t, Tensor)]
+        layers = [*module.named_modules()]
+        for kind in dict.fromkeys(kind for _, each in layers for kind in type(each).__mro__):
+            if is_users_class(kind):
+                self.add((kind.__name__,), kind)
+            elif is_of_user(kind):
+                self._methods(kind)
+        depth = min(depth, DEEPEST_MODULE)
+        for path, each in layers:
+            self._layer((*name, path), each, depth)
+
+    def _layer(self, name: tuple[Any, ...], layer: nn.Module, depth: int) -> None:
+        """Add a module's own attributes, parameters and buffers."""
+        simple: list[Any] = []
+        others: list[tuple[str, Any]] = []
+        for part, each in vars(layer).items():
+            if type(each) in _SIMPLE:
+                simple += (part, type(each), each)
+            elif part not in OF_ALL_LAYERS or (each and part.endswith("_hooks")):
+                others.append((part, each))
+        tensors = (*layer._parameters.values(), *layer._buffers.values())
+        self.facts.append((name, (tuple(simple), tuple(map(id, tensors)))))
+        self.tensors += [t for t in tensors if isinstance(t, Tensor)]
+        for part, each in others:
+            self.add((*name, part), each, depth + 1)
+            if type(each) is torch.Tensor:  # the ranks may have a copy of it
+                self.facts.append(((*name, part, "version"), version_of(each)))
 
     def _optimizer(self, name: tuple[Any, ...], optimizer: torch.optim.Optimizer) -> None:
         self.facts.append((name, id(optimizer)))
@@ -139,65 +205,4 @@ class Setting(tuple[Any, ...]):  # noqa: SLOT001 - a tuple has no slots of other
 def _fact(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(map(_fact, value))
-    return (type(value), value) if type(value) in SIMPLE else id(value)
-
-
-def seen_by(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the value of each thing that a function of the user's refers to."""
-    if isinstance(function, functools.partial):
-        yield from (("function", function.func), ("args", function.args), ("kwargs", function.keywords))
-    elif isinstance(function, MethodType):
-        yield "self", function.__self__
-        yield from seen_by(function.__func__)
-    elif isinstance(function, FunctionType) and is_users(function):
-        yield from _variables(function)
-
-
-def is_users(function: FunctionType) -> bool:
-    """Return whether a function was written by the user."""
-    return owner_of_file(function.__code__.co_filename) is Owner.USER
-
-
-def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    for name, cell in cells:
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    defaults: Mapping[str, Any] = {"defaults": function.__defaults__, **(function.__kwdefaults__ or {})}
-    yield from defaults.items()
-    for name in global_names(function.__code__):
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
-
-
-_names: dict[int, tuple[CodeType, tuple[str, ...]]] = {}
-"""By id of the code, which is kept alive here: a code object's own hash covers all its contents."""
-
-
-def global_names(code: CodeType) -> tuple[str, ...]:
-    """Return the names of global variables that a function reads, or one within it."""
-    found = _names.get(id(code))
-    if found is None:
-        found = _names[id(code)] = code, _names_in(code)
-    return found[1]
-
-
-def _names_in(code: CodeType) -> tuple[str, ...]:
-    names = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            names.update(_names_in(each))
-    return tuple(sorted(names))
-
-
-def _wrapped(value: Any) -> Any:
-    """Return the function that an object calls: a remote one does."""
-    return getattr(value, "__dict__", {}).get("__wrapped__")
-
-
-def is_of_user(kind: type) -> bool:
-    """Return whether a class is neither Python's nor one of torch, numpy or this package."""
-    module = kind.__module__.partition(".")[0]
-    return module not in ("builtins", "torch", "monarch_nb", "numpy")
+    return (type(value), value) if type(value) in _SIMPLE else id(value)

@@ -254,8 +254,9 @@ def test_a_compiled_function_sees_what_its_modules_methods_do(mesh: Mesh, x: Any
 DATA = """
 import numpy, torch
 array, number, kinds, large = numpy.ones(3), numpy.float64(2.0), {"plus"}, numpy.zeros(5000)
+items, numbers = [0.0] * 5000, set(range(5000))
 def step(x):
-    y = x * float(array[0]) * number + float(large.sum())
+    y = x * float(array[0]) * number + float(large.sum()) + sum(items) + len(numbers)
     return y + 1 if "plus" in kinds else y
 """
 OF_DATA = {
@@ -263,6 +264,9 @@ OF_DATA = {
     "a number": "number = numpy.float64(3.0)",
     "a set": "kinds.clear()",
     "a large array": "large = numpy.ones(5000)",
+    "an item of a large array": "large[4000] = 3",
+    "an item of a large list": "items[4000] = 3.0",
+    "an item of a large set": "numbers.remove(7)",
 }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -31,10 +32,16 @@ class Scaled(nn.Module):
         self.factors, self.config = [1.0, 2.0], SimpleNamespace(shift=0.5, names={"kind": "sum"})
         self.first.config = self.config  # type: ignore[assignment]  # as all layers of a model have it
         self.extra = torch.zeros(3)
+        self._gain, self._weights = 1.0, {"all": 1.0}
+        self.table, self.large = np.ones(2000), [1.0] + [0.0] * 1999
+
+    def set_gain(self, gain: float) -> None:
+        self._gain = gain
 
     def forward(self, x: torch.Tensor) -> Any:
         x = self.activation(self.first(x)) if self.uses_other else self.first(x).relu()
         x = self.second(self.drop(x)) * self.scale * self.factors[0] + self.extra
+        x = x * self._gain * self._weights["all"] * float(self.table[7]) * sum(self.large)
         return x + self.first.config.shift if self.config.names["kind"] == "sum" else x * self.config.shift
 
 
@@ -88,6 +95,10 @@ def test_attributes_that_change_in_place(both: tuple[Scaled, Any]) -> None:
         lambda each: setattr(each, "factors", [0.25]),
         lambda each: each.extra.add_(1),
         lambda each: setattr(each, "extra", torch.full((3,), -1.0)),
+        lambda each: each.set_gain(0.5),
+        lambda each: each._weights.update(all=3.0),
+        lambda each: each.table.__setitem__(7, 0.25),
+        lambda each: each.large.__setitem__(1999, -2.0),
     ):
         for each in both:
             change(each)

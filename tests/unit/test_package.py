@@ -148,6 +148,8 @@ EXAMPLES = [
     "_rank.tensor.cuts",
     "_rank.tensor.inside",
     "_parallel.contents",
+    "_tensor.checksums",
+    "_tensor.references",
     "_parallel.dry.values",
     "_rank.tensor.laying",
     "_rank.trace",

@@ -1,0 +1,213 @@
+"""What functions, classes and objects of the user's refer to: variables, attributes, and what these hold."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any
+
+from monarch_nb._frames.owner import Owner, owner_of_file
+
+_PROGRAM = "__main__"
+_OTHERS = frozenset(
+    {"builtins", "torch", "monarch_nb", "numpy", "logging", "threading", "asyncio", "multiprocessing"}
+)
+_OF_CLASSES = frozenset({*vars(type("Empty", (), {})), "__annotations__", "__slots__", "__qualname__"})
+"""What a class has besides what its body says."""
+_CALLED = (FunctionType, staticmethod, classmethod, property)
+
+
+def seen_by(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the value of each thing that a function refers to."""
+    if isinstance(function, functools.partial):
+        yield from (("function", function.func), ("args", function.args), ("kwargs", function.keywords))
+    elif isinstance(function, MethodType):
+        yield from (("self", function.__self__), ("function", function.__func__))
+    elif isinstance(function, FunctionType):
+        yield from _variables(function)
+
+
+def is_users(function: FunctionType) -> bool:
+    """Return whether a function was written by the user."""
+    return owner_of_file(function.__code__.co_filename) is Owner.USER
+
+
+def is_of_user(kind: type) -> bool:
+    """Return whether a class is neither Python's nor one of torch, numpy or this package, nor one whose
+    objects lead to all of the process, as loggers and threads do.
+    """
+    return kind.__module__.partition(".")[0] not in _OTHERS
+
+
+@functools.lru_cache(maxsize=4096)
+def is_users_class(kind: type) -> bool:
+    """Return whether a class was written by the user."""
+    name = kind.__module__
+    return name == _PROGRAM or _is_users_module(sys.modules.get(name))
+
+
+def _is_users_module(module: Any) -> bool:
+    file = getattr(module, "__file__", None)
+    return type(file) is str and owner_of_file(file) is Owner.USER
+
+
+def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    for name, cell in cells:
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    defaults: Mapping[str, Any] = {"defaults": function.__defaults__, **(function.__kwdefaults__ or {})}
+    yield from defaults.items()
+    for name in global_names(function.__code__):
+        if name not in function.__globals__:
+            continue
+        value = function.__globals__[name]
+        yield name, value
+        if type(value) is ModuleType and _is_users_module(value):
+            yield from _of_module(name, value, function.__code__)
+
+
+class ModuleVariable(str):
+    """The name of a module's variable, in the program that reads it.
+
+    Attributes:
+        module, part: the module, and the variable's name there.
+    """
+
+    __slots__ = ("module", "part")
+    module: ModuleType
+    part: str
+
+
+def _of_module(name: str, module: ModuleType, code: CodeType) -> Iterator[tuple[str, Any]]:
+    """Yield the variables of a module of the user's that a function may read."""
+    for part in _names_of(code)[1]:
+        if part in vars(module):
+            variable = ModuleVariable(f"{name}.{part}")
+            variable.module, variable.part = module, part
+            yield variable, vars(module)[part]
+
+
+def global_names(code: CodeType) -> tuple[str, ...]:
+    """Return the names of global variables that a function reads, or one within it."""
+    return _names_of(code)[0]
+
+
+Names = tuple[tuple[str, ...], tuple[str, ...]]
+_names: dict[int, tuple[CodeType, Names]] = {}
+"""By id of the code, which is kept alive here: a code object's own hash covers all its contents."""
+
+
+def _names_of(code: CodeType) -> Names:
+    """Return the names of global variables that a function reads, and those of attributes."""
+    found = _names.get(id(code))
+    if found is None:
+        codes = [*_codes_in(code)]
+        read = {i.argval for each in codes for i in dis.get_instructions(each) if i.opname in _READ}
+        names = tuple(sorted(read)), tuple(sorted({name for each in codes for name in each.co_names}))
+        found = _names[id(code)] = code, names
+    return found[1]
+
+
+_READ = ("LOAD_GLOBAL", "LOAD_NAME")
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _codes_in(each)
+
+
+def wrapped_by(value: Any) -> Any:
+    """Return the function that an object calls: a remote one does."""
+    return getattr(value, "__dict__", {}).get("__wrapped__")
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return an object's attributes, with those that the user's classes have for it; methods aside.
+
+    >>> class Settings:
+    ...     rate = 0.1
+    ...     __slots__ = ("size",)
+    >>> settings = Settings()
+    >>> settings.size = 3
+    >>> attributes_of(settings)
+    {'size': 3, 'rate': 0.1}
+    """
+    found: dict[str, Any] = {}
+    for kind in reversed(type(value).__mro__):
+        for name, slot in _slots_of(kind):
+            try:
+                found[name] = slot.__get__(value)
+            except AttributeError:  # not set
+                continue
+        if is_users_class(kind):
+            found.update(data_of(kind))
+    found.update(getattr(value, "__dict__", {}))
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _slots_of(kind: type) -> tuple[tuple[str, Any], ...]:
+    if not is_of_user(kind):
+        return ()
+    return tuple((k, v) for k, v in vars(kind).items() if type(v) is MemberDescriptorType)
+
+
+def data_of(kind: type) -> dict[str, Any]:
+    """Return what the body of a class sets, without methods and slots."""
+    return {
+        name: value
+        for name, value in vars(kind).items()
+        if name not in _OF_CLASSES and type(value) not in _CALLED and type(value) is not MemberDescriptorType
+    }
+
+
+def methods_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
+    """Yield the functions of a class: its methods, static ones and getters of properties too, and those that
+    decorated ones call.
+    """
+    for name, value in vars(kind).items():
+        function: Any = value.fget if type(value) is property else value
+        if type(function) in (staticmethod, classmethod):
+            function = function.__func__
+        for each in (function, wrapped_by(function)):
+            if type(each) is FunctionType:
+                yield name, each
+
+
+class Held:
+    """Something that stands for itself. It's kept, so that no other object gets its address.
+
+    Two are equal if they hold one object, or values that are compared by what they say, as dates and paths.
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Held:
+            return False
+        return self._value is other._value or _are_equal(self._value, other._value)
+
+    __hash__ = object.__hash__
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if type(other) is not type(one):
+        return False
+    hashed: Any = getattr(type(one), "__hash__", None)
+    if hashed is None or hashed is object.__hash__:
+        return False
+    try:
+        return bool(one == other)
+    except Exception:  # they can't be compared
+        return False
