@@ -11,9 +11,11 @@ Example:
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from monarch_nb import _reload
 from monarch_nb._tensor import groups
 from monarch_nb._tensor.engines import check_alive, close_engine, engine_of, ranks_of
 from monarch_nb._tensor.metadata import Grid
@@ -22,6 +24,9 @@ from monarch_nb._tensor.tensor import Tensor
 from monarch_nb.actor import HealReport, ProcMesh, this_host
 from monarch_nb.actor.active import activate, get_active_mesh
 from monarch_nb.exceptions import MeshUsageError
+
+if TYPE_CHECKING:
+    from monarch_nb._sync import SyncReceipt
 
 START_S = 120.0
 IMPORTS = ("monarch_nb._tensor.worker", "torch._dynamo")
@@ -60,6 +65,7 @@ class Mesh:
                 f"a mesh of shape {self._shape} needs {math.prod(self._shape)} ranks; {found!r} has "
                 f"{found.size()}. Give a shape of {found.size()} points, or start more"
             )
+        _reload.install()  # `sync` has this program, too, load what has changed
         self._owns = found is None
         self._procs = found if found is not None else _started(self._shape)
 
@@ -145,6 +151,23 @@ class Mesh:
             ...     mesh = monarch_nb.heal_mesh(mesh)
         """
         return execute(self, function, args, kwargs)
+
+    def sync(self, *folders: str | os.PathLike[str]) -> SyncReceipt:
+        """Have this program and all ranks run the present code of their modules' files. Objects keep their
+        identity and state; a module on the ranks runs its new `forward`.
+
+        Args:
+            folders: what other hosts are to be sent before that; by default the repository that this program
+                works in, or else its working directory. Hosts that share a file system are sent nothing.
+
+        Raises:
+            MeshUsageError: if a folder isn't there.
+
+        Example:
+            >>> mesh.sync()                              # doctest: +SKIP
+            model.py reloaded on ranks 0-3 (class Net)
+        """
+        return self._procs.host_mesh.synced(folders, auto_reload=True)
 
     # --- life
 

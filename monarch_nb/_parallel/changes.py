@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from monarch_nb._parallel.contents import compared, contents
-from monarch_nb._parallel.variables import Variables
+from monarch_nb._parallel.variables import Elsewhere, Variables
 from monarch_nb._rank.tensor.private import num_hooks, own_buffers, own_layers, own_parameters
 from monarch_nb._tensor.reach import OF_ALL_LAYERS
 from monarch_nb._tensor.tensor import Tensor
@@ -27,9 +27,10 @@ class Watched:
 
     Args:
         made: the module.
+        elsewhere: the ranks' modules.
     """
 
-    def __init__(self, made: nn.Module) -> None:
+    def __init__(self, made: nn.Module, elsewhere: Elsewhere) -> None:
         self._made = made
         self.layers = dict(made.named_modules())
         self._within = self._layers_within()
@@ -50,7 +51,7 @@ class Watched:
         self._changed: set[int] = set()
         """Layers whose attributes aren't those that they were made with, by number."""
         self._held = self._held_now()
-        self._variables = Variables(self.layers.values())
+        self._variables = Variables(self.layers.values(), elsewhere)
         self.was_placed()
 
     def was_placed(self) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from monarch_nb._rank.tensor.private import version_of
 from monarch_nb._tensor.reach import SIMPLE, Fact, Reach
-from monarch_nb._tensor.references import Held
+from monarch_nb._tensor.references import Held, is_users, of_file
 from monarch_nb._tensor.tensor import Tensor
 
 _PROGRAM = "__main__"
@@ -20,8 +20,7 @@ class Contents(Reach):
     """The search for what copies of objects were made of.
 
     Layers aside, which are compared one by one, and tensors of the mesh: a forward in this program has left
-    these, and ranks have no use for them. Only classes and functions of the program itself are sent: those
-    of a module that can be imported see that process' variables.
+    these, and ranks have no use for them.
     """
 
     def __init__(self) -> None:
@@ -38,7 +37,12 @@ class Contents(Reach):
         self.facts.append((name, Held(optimizer)))
 
     def _is_followed(self, function: FunctionType) -> bool:
-        return function.__module__ == _PROGRAM
+        return function.__module__ == _PROGRAM or is_users(function)
+
+    def _code(self, name: tuple[Any, ...], function: FunctionType) -> None:
+        if function.__module__ != _PROGRAM:
+            name = (*name, of_file(function.__module__, function.__qualname__, is_code=True))
+        super()._code(name, function)
 
 
 def contents(value: Any) -> list[Fact] | None:

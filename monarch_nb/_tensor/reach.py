@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from monarch_nb._rank.tensor import checksums
 from monarch_nb._rank.tensor.private import version_of
-from monarch_nb._tensor import checksums
 from monarch_nb._tensor.references import (
     Held,
     attributes_of,
@@ -23,6 +23,7 @@ from monarch_nb._tensor.references import (
     is_users,
     is_users_class,
     methods_of,
+    names_in,
     seen_by,
     wrapped_by,
 )
@@ -98,18 +99,21 @@ class Reach:
 
     def _function(self, name: tuple[Any, ...], function: Any, depth: int) -> None:
         if isinstance(function, FunctionType):
-            is_followed = self._is_followed(function)
-            self.facts.append((name, id(function.__code__) if is_followed else Held(function)))
             if wrapped := wrapped_by(function):
                 self.add((*name, "wrapped"), wrapped, depth + 1)
-            if not is_followed:
+            if not self._is_followed(function):
+                self.facts.append((name, Held(function)))
                 return
+            self._code(name, function)
         for part, each in seen_by(function):
             self.add((*name, part), each, depth + 1)
 
     def _is_followed(self, function: FunctionType) -> bool:
         """Return whether what a function refers to may change what it does: the user wrote it."""
         return is_users(function)
+
+    def _code(self, name: tuple[Any, ...], function: FunctionType) -> None:
+        self.facts.append((name, id(function.__code__)))
 
     def _collection(self, name: tuple[Any, ...], collection: Any, depth: int) -> None:
         if len(collection) > MOST_ITEMS:
@@ -123,8 +127,9 @@ class Reach:
                 self.add((*name, part), each, depth + 1)
 
     def _class(self, name: tuple[Any, ...], kind: type, depth: int) -> None:
+        named = names_in(kind)
         for part, each in data_of(kind).items():
-            self.add((*name, part), each, depth + 1)
+            self.add((*name, named(part)), each, depth + 1)
         self._methods(kind)
 
     def _methods(self, kind: type) -> None:

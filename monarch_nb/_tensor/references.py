@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
@@ -63,39 +63,52 @@ def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
             continue
     defaults: Mapping[str, Any] = {"defaults": function.__defaults__, **(function.__kwdefaults__ or {})}
     yield from defaults.items()
-    for name in global_names(function.__code__):
+    named = names_in(function)
+    for name in _names_of(function.__code__)[0]:
         if name not in function.__globals__:
             continue
         value = function.__globals__[name]
-        yield name, value
+        yield named(name), value
         if type(value) is ModuleType and _is_users_module(value):
-            yield from _of_module(name, value, function.__code__)
+            yield from _of_module(value, function.__code__)
 
 
-class ModuleVariable(str):
-    """The name of a module's variable, in the program that reads it.
+class OfFile(str):
+    """The full name of what a module of the user's has that can be imported: each process has its own.
 
     Attributes:
-        module, part: the module, and the variable's name there.
+        owner, part: the full name of the module or the class, and the name there.
+        is_code: whether it's a function's code.
     """
 
-    __slots__ = ("module", "part")
-    module: ModuleType
+    __slots__ = ("is_code", "owner", "part")
+    owner: str
     part: str
+    is_code: bool
 
 
-def _of_module(name: str, module: ModuleType, code: CodeType) -> Iterator[tuple[str, Any]]:
+@functools.lru_cache(maxsize=4096)
+def of_file(owner: str, part: str, *, is_code: bool = False) -> OfFile:
+    """Return the full name of what a module, or a class in one, has."""
+    made = OfFile(f"{owner}.{part}")
+    made.owner, made.part, made.is_code = owner, part, is_code
+    return made
+
+
+def _of_module(module: ModuleType, code: CodeType) -> Iterator[tuple[str, Any]]:
     """Yield the variables of a module of the user's that a function may read."""
     for part in _names_of(code)[1]:
         if part in vars(module):
-            variable = ModuleVariable(f"{name}.{part}")
-            variable.module, variable.part = module, part
-            yield variable, vars(module)[part]
+            yield of_file(module.__name__, part), vars(module)[part]
 
 
-def global_names(code: CodeType) -> tuple[str, ...]:
-    """Return the names of global variables that a function reads, or one within it."""
-    return _names_of(code)[0]
+def names_in(owner: Any) -> Callable[[str], str]:
+    """Return what names the attributes of a class, or the variables of a function's module."""
+    module = owner.__module__
+    if module == _PROGRAM or module not in sys.modules:
+        return str
+    full = f"{module}.{owner.__qualname__}" if isinstance(owner, type) else module
+    return functools.partial(of_file, full)
 
 
 Names = tuple[tuple[str, ...], tuple[str, ...]]
@@ -104,7 +117,7 @@ _names: dict[int, tuple[CodeType, Names]] = {}
 
 
 def _names_of(code: CodeType) -> Names:
-    """Return the names of global variables that a function reads, and those of attributes."""
+    """Return the names of global variables that a function and those within it read, and of attributes."""
     found = _names.get(id(code))
     if found is None:
         codes = [*_codes_in(code)]

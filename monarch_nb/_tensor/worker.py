@@ -9,6 +9,7 @@ from typing import Any
 
 from monarch_nb._rank import rendezvous
 from monarch_nb._rank.tensor.executor import Executor, executors
+from monarch_nb._rank.tensor.files import checksums
 from monarch_nb._rank.tensor.meshes import PURPOSE, machine
 from monarch_nb._rank.tensor.protocol import (
     Batch,
@@ -101,6 +102,11 @@ class TensorControl(Actor):
     def machine(self) -> tuple[str, str, int]:
         """Return this rank's host, the device of its values, and the free bytes of that device."""
         return machine()
+
+    @endpoint
+    def checksums(self, names: Sequence[tuple[str, str]]) -> list[int | None]:
+        """Return checksums of what this rank's modules have; see `files.checksums`."""
+        return checksums(names)
 
     @endpoint
     def decide(self, decision: Decision) -> None:

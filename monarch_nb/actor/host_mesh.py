@@ -247,17 +247,20 @@ class HostMesh(MeshHandle):
             >>> workspace = Workspace(dirs=["~/proj"])  # doctest: +SKIP
             >>> receipt = await hosts.sync_workspace(workspace, auto_reload=True)  # doctest: +SKIP
         """
-        self._check_alive()
         if conda:
             raise MeshUsageError(
                 "sync_workspace(conda=True): an environment is synced by %mesh sync --env; leave "
                 "conda out to send folders"
             )
+        return await asyncio.to_thread(self.synced, workspace.dirs, auto_reload=auto_reload)
+
+    def synced(self, folders: Any, *, auto_reload: bool) -> SyncReceipt:
+        """Do what `sync_workspace` does, and wait for it."""
+        self._check_alive()
         from monarch_nb.actor.workspace import Workspace, sync_hosts  # few programs need it
 
-        session, folders = self._session, Workspace(workspace.dirs)
-        return await asyncio.to_thread(
-            sync_hosts, session, self._hosts, folders, self._ask_to_reload, auto_reload=auto_reload
+        return sync_hosts(
+            self._session, self._hosts, Workspace(folders), self._ask_to_reload, auto_reload=auto_reload
         )
 
     def _ask_to_reload(self, proc: int, request: ReloadRequest) -> Future[Any]:

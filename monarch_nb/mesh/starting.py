@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from monarch_nb import _reload
 from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
 from monarch_nb._client.claims import abandon, claimed
@@ -322,6 +323,7 @@ def made(name: str, session: Session, record: GroupRecord, *, make_current: bool
     if session.ending is not None:
         session.ending.name, session.ending.num_ranks = name, len(mesh)
     if make_current:
+        _reload.install()  # `sync` has this program, too, load what has changed
         sessions.use(session)
         drift.compare_later(session, record.hosts)
     return mesh

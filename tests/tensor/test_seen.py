@@ -4,9 +4,12 @@ changes of these counts, on the ranks and in compiled functions.
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import os
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ import pytest
 import torch
 
 import monarch_nb
+from monarch_nb._parallel.variables import Elsewhere, Variables
 from monarch_nb.distributed import Mesh
+from monarch_nb.exceptions import StaleCode
 
 CELL = """
 import collections, dataclasses, decimal, enum
@@ -163,27 +168,105 @@ def test_replays_see_what_a_cell_changes(
     check_changes(cell, {**CHANGES, **OF_THE_CALL}, [plain, model], is_same)
 
 
-READS_FILE = """
+FILE = """
+from torch import nn
+
+gain = 1.0
+
+def helper(x):
+    return x * gain
+
 class OfFile(nn.Module):
+    shift = 0.0
+
     def forward(self, x):
-        return x * settings_of_user.gain
+        return helper(x) + self.shift
 """
+
+
+@pytest.fixture
+def file(mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A module of the user's with a layer; every test has one of another name."""
+    name = f"file_of_user_{next(_numbers)}"
+    (tmp_path / f"{name}.py").write_text(FILE)
+    monkeypatch.syspath_prepend(tmp_path)
+    mesh.execute(look_in, str(tmp_path))
+    yield importlib.import_module(name)
+    mesh.execute(look_away, str(tmp_path))
+
+
+_numbers = itertools.count()
 
 
 def look_in(folder: str) -> None:
     sys.path.insert(0, folder)
 
 
-def test_a_variable_of_a_file_is_each_process_own(mesh: Mesh, cell: dict[str, Any], tmp_path: Path) -> None:
-    mesh.execute(look_in, str(tmp_path))
-    exec(compile(READS_FILE, "<ipython-input-8-0>", "exec"), cell)
-    model = monarch_nb.parallelize(cell["OfFile"](), mesh, "ddp")
-    x, settings = torch.ones(8), cell["settings_of_user"]
+def look_away(folder: str) -> None:
+    sys.path.remove(folder)
+
+
+def edit(module: Any, before: str, after: str) -> None:
+    """Change the file of a module, as an editor does."""
+    path = Path(module.__file__)
+    path.write_text(path.read_text().replace(before, after))
+    os.utime(path, (next(_times),) * 2)
+
+
+_times = itertools.count(2_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"), [("", "gain", 3.0), ("OfFile", "shift", 2.0)], ids=["module", "class"]
+)
+def test_a_variable_of_a_file_is_each_process_own(
+    mesh: Mesh, file: Any, owner: str, name: str, value: float
+) -> None:
+    plain = file.OfFile()
+    model = monarch_nb.parallelize(plain, mesh, "ddp")
+    x = torch.ones(8)
     assert torch.equal(model(x).full(), x)
-    settings.gain = 3.0
-    with pytest.warns(UserWarning, match="settings_of_user.gain was changed in this program") as told:
+    setattr(getattr(file, owner, file), name, value)
+    with pytest.warns(UserWarning, match=f"{name} has another value on ranks") as told:
         model(x)
     assert told[0].filename == __file__
-    _, _, typed = str(told[0].message).rpartition("too: ")
-    eval(typed, {"mesh": mesh, "setattr": setattr, "settings_of_user": settings})
-    assert torch.equal(model(x).full(), 3 * x)
+    _, _, typed = str(told[0].message).partition("; ")
+    eval(typed.removesuffix(" sets it there"), {"mesh": mesh, file.__name__: file})
+    assert torch.equal(model(x).full(), plain(x)) and not torch.equal(plain(x), x)
+
+
+def test_a_file_that_was_edited(mesh: Mesh, file: Any) -> None:
+    """This program loads the new code, as `%autoreload` does; ranks do when they're told to."""
+    plain = file.OfFile()
+    model = monarch_nb.parallelize(plain, mesh, "ddp")
+    x = torch.ones(8)
+    assert torch.equal(model(x).full(), x)
+    edit(file, "x * gain", "x * gain * 2")
+    importlib.reload(file)
+    told = f"ranks have loaded other code of {file.__name__}.helper than this program: mesh.sync"
+    with pytest.warns(UserWarning, match=told):
+        model(x)
+    with pytest.warns(UserWarning, match=told):  # so has one that's made now
+        monarch_nb.parallelize(file.OfFile(), mesh, "ddp")
+    mesh.sync()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(model(x).full(), plain(x)) and torch.equal(plain(x), 2 * x)
+
+
+def test_sync_loads_it_here_and_there(mesh: Mesh, file: Any) -> None:
+    plain = file.OfFile()
+    model = monarch_nb.parallelize(plain, mesh, "ddp")
+    x = torch.ones(8)
+    assert torch.equal(model(x).full(), x)
+    edit(file, "return helper(x)", "return helper(x)[:, None].expand(-1, 2)")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "class OfFile" in str(mesh.sync())
+        assert torch.equal(model(x).full(), plain(x)) and plain(x).shape == (8, 2)
+
+
+def test_a_mesh_that_is_strict_runs_no_other_code(file: Any) -> None:
+    there = Elsewhere(lambda names: [[1] * len(names)], lambda: "strict")
+    with pytest.raises(StaleCode, match=r"helper than this program: mesh\.sync"):
+        Variables([file.OfFile()], there)
