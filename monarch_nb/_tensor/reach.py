@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from monarch_nb._rank.tensor import checksums
-from monarch_nb._rank.tensor.private import version_of
+from monarch_nb._rank.tensor.private import gradient_hooks, version_of
 from monarch_nb._tensor.references import (
     Held,
     attributes_of,
@@ -61,7 +61,7 @@ class Reach:
         self.optimizers: list[torch.optim.Optimizer] = []
 
     def add(self, name: tuple[Any, ...], value: Any, depth: int = 0) -> None:
-        """Add a value, and what it leads to."""
+        """Add a value, and what it leads to. Something has to keep it, for it's known by its address."""
         kind = type(value)
         if kind in _SIMPLE:
             self.facts.append((name, (kind, value)))
@@ -138,7 +138,7 @@ class Reach:
                 self.add((kind.__name__, part), each)
 
     def _tensor(self, name: tuple[Any, ...], value: torch.Tensor) -> None:
-        self.facts.append((name, id(value)))
+        self.facts.append((name, (id(value), value.requires_grad)))
         if isinstance(value, Tensor):
             self.tensors.append(value)
 
@@ -164,8 +164,12 @@ class Reach:
             elif part not in OF_ALL_LAYERS or (each and part.endswith("_hooks")):
                 others.append((part, each))
         tensors = (*layer._parameters.values(), *layer._buffers.values())
-        self.facts.append((name, (tuple(simple), tuple(map(id, tensors)))))
+        trained = tuple(t is not None and t.requires_grad for t in tensors)
+        self.facts.append((name, (tuple(simple), tuple(map(id, tensors)), trained)))
         self.tensors += [t for t in tensors if isinstance(t, Tensor)]
+        for part, parameter in layer._parameters.items():
+            for number, hook in enumerate(gradient_hooks(parameter) if parameter is not None else ()):
+                self.add((*name, part, number), hook, depth + 1)
         for part, each in others:
             self.add((*name, part), each, depth + 1)
             if type(each) is torch.Tensor:  # the ranks may have a copy of it
@@ -175,9 +179,12 @@ class Reach:
         self.facts.append((name, id(optimizer)))
         self.optimizers.append(optimizer)
         for n, group in enumerate(optimizer.param_groups):
-            self.facts.append(((*name, n, "params"), tuple(map(id, group["params"]))))
+            trained = tuple(p.requires_grad for p in group["params"])
+            self.facts.append(((*name, n, "params"), (tuple(map(id, group["params"])), trained)))
             self.tensors += [p for p in group["params"] if isinstance(p, Tensor)]
         if optimizer not in self._live:
+            state = [(id(p), *map(id, held.values())) for p, held in optimizer.state.items()]
+            self.facts.append(((*name, "state"), tuple(state)))
             for part, value in settings_of(optimizer):
                 self.facts.append((Setting((*name, *part), optimizer), value))
 

@@ -4,6 +4,7 @@ changes of these counts, on the ranks and in compiled functions.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import itertools
 import os
@@ -15,6 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
 
 import monarch_nb
 from monarch_nb._parallel.variables import Elsewhere, Variables
@@ -166,6 +169,63 @@ def test_replays_see_what_a_cell_changes(
 
     assert is_same()
     check_changes(cell, {**CHANGES, **OF_THE_CALL}, [plain, model], is_same)
+
+
+class Trained:
+    """A model, its optimiser, and a step of training, which may be compiled."""
+
+    def __init__(self, model: nn.Module, optimizer: str) -> None:
+        self.model = model
+        arguments = {"SGD": {"lr": 0.1, "momentum": 0.9}, "AdamW": {"lr": 0.01}}[optimizer]
+        self.optimizer = getattr(torch.optim, optimizer)(model.parameters(), **arguments)
+        self.saved: Any = None
+
+    def step(self, x: Any, y: Any) -> Any:
+        self.optimizer.zero_grad()
+        loss = functional.mse_loss(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def save(self) -> None:
+        self.saved = copy.deepcopy(self.optimizer.state_dict())
+
+    def halve_gradients(self) -> None:
+        for parameter in self.model.parameters():
+            parameter.register_hook(lambda gradient: gradient / 2)
+
+
+OF_TRAINING: dict[str, Callable[[Any], Any]] = {
+    "frozen": lambda it: it.model[0].weight.requires_grad_(False),
+    "trained again": lambda it: it.model[0].weight.requires_grad_(True),
+    "saved": lambda it: it.save(),
+    "its optimiser's state loaded": lambda it: it.optimizer.load_state_dict(it.saved),
+    "its optimiser's state cleared": lambda it: it.optimizer.state.clear(),
+    "a hook of gradients": lambda it: it.halve_gradients(),
+    "another rate": lambda it: it.optimizer.param_groups[0].update(lr=0.02),
+    "not training": lambda it: it.model.eval(),
+    "a decay": lambda it: it.optimizer.param_groups[0].update(weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("make", [placed, by_ddp])
+def test_replays_see_how_a_model_is_trained(
+    mesh: Mesh, make: Callable[[Any, Mesh], Any], optimizer: str
+) -> None:
+    torch.manual_seed(0)
+    plain = Trained(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)).double(), optimizer)
+    ours = Trained(make(copy.deepcopy(plain.model), mesh), optimizer)
+    step = monarch_nb.compile(ours.step)
+    x, y = torch.randn(2, 8, 3).double()
+    shared = [monarch_nb.distribute(t, mesh, ["data_parallel"]) for t in (x, y)]
+    for what, change in {"at first": lambda _: None, **OF_TRAINING}.items():
+        change(plain), change(ours)
+        before = step.num_replayed
+        for _ in range(6):
+            wanted, found = plain.step(x, y), step(*shared)
+            assert torch.allclose(found.full(), wanted, rtol=1e-9, atol=1e-12), what
+        assert step.num_replayed > before, what
 
 
 FILE = """

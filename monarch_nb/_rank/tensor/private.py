@@ -247,6 +247,13 @@ def num_hooks(layer: torch.nn.Module) -> int:
     return sum(map(len, _hooks_of(layer)))
 
 
+def gradient_hooks(tensor: torch.Tensor) -> list[Any]:
+    """Return the hooks of a tensor that are called with its gradient."""
+    found: Any = tensor
+    hooks, after = found._backward_hooks, found._post_accumulate_grad_hooks
+    return [*(hooks or {}).values(), *(after or {}).values()] if hooks or after else []
+
+
 @contextmanager
 def parametrized_sent(module: torch.nn.Module) -> Iterator[None]:
     """Let layers whose parameters are computed from others (`weight_norm`, `spectral_norm`) be pickled, in a
