@@ -1,4 +1,4 @@
-"""What objects lead to of which ranks have copies, to be compared with what it was before."""
+"""Objects of which ranks have copies: all that they lead to, to be compared with what it was before."""
 
 from __future__ import annotations
 

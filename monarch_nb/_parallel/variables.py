@@ -51,7 +51,7 @@ def _differ(here: int | None, there: int | None) -> bool:
 
 
 class Variables:
-    """What the classes of some layers, and the methods of these, lead to.
+    """The classes of some layers, the methods of these, and what they lead to.
 
     Args:
         layers: the layers.

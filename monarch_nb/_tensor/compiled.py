@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from monarch_nb._tensor.borrow import get_active_stream
+from monarch_nb._tensor.drawn import random_state
 from monarch_nb._tensor.effects import changes_something
 from monarch_nb._tensor.engines import grid_of, live_engines
 from monarch_nb._tensor.place import Place
@@ -59,6 +60,8 @@ class Compiled:
         self._facts: dict[Any, Any] = {}
         self._changed = ""
         self._tries: dict[Any, int] = {}
+        """By what a recording depends on of the arguments: how many in turn can't be replayed."""
+        self._given_up: set[Any] = set()
         self._strays: dict[Any, int] = {}
         self._num_misses = 0
         self.num_recorded = self.num_replayed = 0
@@ -72,7 +75,7 @@ class Compiled:
             return self._function(*args, **kwargs)
         call = _Call(self._function, args, kwargs)
         reach = self._reach(call)
-        key = (call.structure, *call.facts(), *_surroundings(), *reach.facts)
+        key = (*call.key(), *reach.facts)
         known = [r for k, r in reversed(self._recordings) if r.is_verified and k == key]
         fitting = [each for each in known if each.fits(call.leaves)]
         if fitting:
@@ -94,9 +97,9 @@ class Compiled:
     def _strayed(self, key: Any, recording: Recording) -> None:
         """Hear that a value was read with which no recording goes on."""
         self._strays[key] = self._strays.get(key, 0) + 1
-        if self._strays[key] < MOST_STRAYS or self._tries.get(key, 0) >= MOST_TRIES:
+        if self._strays[key] < MOST_STRAYS or key in self._given_up:
             return
-        self._tries[key] = MOST_TRIES
+        self._given_up.add(key)
         self._recordings = [(k, r) for k, r in self._recordings if k != key]
         part = next(p for p in recording.parts if p.read is not None and p.read.decides)
         assert part.read is not None
@@ -133,7 +136,7 @@ class Compiled:
     def _miss(self, key: Any, call: _Call, reach: Reach) -> Any:
         self._recordings = [(k, r) for k, r in self._recordings if not r.is_dead]
         engine = _engine_of([*call.leaves, *reach.tensors])
-        if engine is None or self._tries.get(key, 0) >= MOST_TRIES:
+        if engine is None or key in self._given_up or self._tries.get(call.key(), 0) >= MOST_TRIES:
             return call.make()
         self._num_misses += 1
         if self._num_misses == MOST_MISSES:
@@ -149,6 +152,7 @@ class Compiled:
         known = [t for t in (ref() for ref in self._known.values()) if t is not None]
         recorder = Recorder(engine, call.leaves, known, _Call.make.__code__)
         watch = Watch(recorder, self._live, [*reach.optimizers, *self._live])
+        drawn = random_state()
         with _recorded_by(recorder, engine), watch, watch.steps():
             flat, structure = pytree.tree_flatten(call.make())
             recorder.end_part()
@@ -159,9 +163,18 @@ class Compiled:
         flat = [_given(each, result) for each, result in zip(flat, results, strict=True)]
         recording = Recording(engine, recorder, results, structure)
         reason = self._why_not(recorder, watch, recording, call, reach) or _why_not_read(recorder, recording)
+        if not reason and random_state() != drawn:
+            reason = (
+                "it draws random numbers of Python's or numpy's, which a replay would repeat: draw them "
+                "before the call and pass them, or on the mesh, as in torch.rand_like(x)"
+            )
         if not reason and places is None:
             reason = "it returns a number that it has read beside an equal one"
-        self._keep(key, recording, reason)
+        if not reason:
+            self._tries.pop(call.key(), None)
+            self._keep(key, recording)
+        else:
+            self._refuse(call.key(), reason)
         return pytree.tree_unflatten(flat, structure)
 
     def _why_not(
@@ -181,12 +194,12 @@ class Compiled:
         changed = changed or _changed(dict(reach.facts), dict(call.reach(self._live).facts))
         return f"it changes {changed} in Python, which a replay doesn't run" if changed else ""
 
-    def _keep(self, key: Any, recording: Recording, reason: str) -> None:
-        if reason:
-            self._tries[key] = self._tries.get(key, 0) + 1
-            if self._tries[key] == MOST_TRIES:
-                self._warn_of(reason)
-            return
+    def _refuse(self, key: Any, reason: str) -> None:
+        self._tries[key] = self._tries.get(key, 0) + 1
+        if self._tries[key] == MOST_TRIES:
+            self._warn_of(reason)
+
+    def _keep(self, key: Any, recording: Recording) -> None:
         alike = [r for k, r in self._recordings if k == key and r.entries == recording.entries]
         for each in alike:
             self._compare(each, recording)
@@ -230,14 +243,17 @@ class _Call:
     def __init__(self, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> None:
         self._function, self._args, self._kwargs = function, args, kwargs
         self.leaves, self.structure = pytree.tree_flatten((args, dict(kwargs)))
+        self._key: tuple[Any, ...] | None = None
 
     def make(self) -> Any:
         """Call the function."""
         return self._function(*self._args, **self._kwargs)
 
-    def facts(self) -> list[Any]:
-        """Return what a recording depends on of the arguments."""
-        return [self._fact(each) for each in self.leaves]
+    def key(self) -> tuple[Any, ...]:
+        """Return what a recording depends on of the arguments and of settings."""
+        if self._key is None:
+            self._key = (self.structure, *map(self._fact, self.leaves), *_surroundings())
+        return self._key
 
     def _fact(self, value: Any) -> Any:
         if isinstance(value, Tensor):

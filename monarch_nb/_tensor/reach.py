@@ -5,6 +5,8 @@ to, modules and optimisers in them. What changes there may change what the funct
 from __future__ import annotations
 
 import functools
+import pickle
+import random
 from collections import deque
 from types import FunctionType, MethodType
 from typing import Any
@@ -14,7 +16,7 @@ import torch
 from torch import nn
 
 from monarch_nb._rank.tensor import checksums
-from monarch_nb._rank.tensor.private import gradient_hooks, version_of
+from monarch_nb._rank.tensor.private import gradient_hooks, own_buffers, own_parameters, version_of
 from monarch_nb._tensor.references import (
     Held,
     attributes_of,
@@ -33,6 +35,7 @@ Fact = tuple[tuple[Any, ...], Any]
 """What it is called, as parts of a name, and its value."""
 SIMPLE = (int, float, bool, str, complex, type(None), torch.dtype, torch.device)
 _SIMPLE = frozenset(SIMPLE)
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 _COLLECTIONS = (list, tuple, dict, set, frozenset, deque)
 DEEPEST = 6
 DEEPEST_MODULE = 1
@@ -87,6 +90,8 @@ class Reach:
             self._collection(name, value, depth)
         elif issubclass(kind, (np.ndarray, np.generic)):
             self.facts.append((name, checksums.of_array(np.asanyarray(value))))
+        elif issubclass(kind, _GENERATORS):
+            self.facts.append((name, pickle.dumps(value)))
         elif isinstance(wrapped_by(value), FunctionType):
             self.add((*name, "function"), wrapped_by(value), depth + 1)
         elif issubclass(kind, type) and is_users_class(value):
@@ -163,11 +168,11 @@ class Reach:
                 simple += (part, type(each), each)
             elif part not in OF_ALL_LAYERS or (each and part.endswith("_hooks")):
                 others.append((part, each))
-        tensors = (*layer._parameters.values(), *layer._buffers.values())
+        tensors = (*own_parameters(layer).values(), *own_buffers(layer).values())
         trained = tuple(t is not None and t.requires_grad for t in tensors)
         self.facts.append((name, (tuple(simple), tuple(map(id, tensors)), trained)))
         self.tensors += [t for t in tensors if isinstance(t, Tensor)]
-        for part, parameter in layer._parameters.items():
+        for part, parameter in own_parameters(layer).items():
             for number, hook in enumerate(gradient_hooks(parameter) if parameter is not None else ()):
                 self.add((*name, part, number), hook, depth + 1)
         for part, each in others:

@@ -1,11 +1,13 @@
-"""What functions, classes and objects of the user's refer to: variables, attributes, and what these hold."""
+"""Variables and attributes that functions, classes and objects of the user's refer to."""
 
 from __future__ import annotations
 
 import dis
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
@@ -145,12 +147,8 @@ def wrapped_by(value: Any) -> Any:
 def attributes_of(value: Any) -> dict[str, Any]:
     """Return an object's attributes, with those that the user's classes have for it; methods aside.
 
-    >>> class Settings:
-    ...     rate = 0.1
-    ...     __slots__ = ("size",)
-    >>> settings = Settings()
-    >>> settings.size = 3
-    >>> attributes_of(settings)
+    >>> from types import SimpleNamespace
+    >>> attributes_of(SimpleNamespace(size=3, rate=0.1))
     {'size': 3, 'rate': 0.1}
     """
     found: dict[str, Any] = {}
@@ -170,7 +168,8 @@ def attributes_of(value: Any) -> dict[str, Any]:
 def _slots_of(kind: type) -> tuple[tuple[str, Any], ...]:
     if not is_of_user(kind):
         return ()
-    return tuple((k, v) for k, v in vars(kind).items() if type(v) is MemberDescriptorType)
+    slots = ((k, v) for k, v in vars(kind).items() if type(v) is MemberDescriptorType)
+    return tuple(each for each in slots if each[0] not in _OF_CLASSES)
 
 
 def data_of(kind: type) -> dict[str, Any]:
@@ -196,31 +195,33 @@ def methods_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
 
 
 class Held:
-    """Something that stands for itself. It's kept, so that no other object gets its address.
-
-    Two are equal if they hold one object, or values that are compared by what they say, as dates and paths.
+    """Something that stands for itself: an object, as long as it lives, or a value that's compared by what it
+    says, as a date or a path.
     """
 
-    __slots__ = ("_value",)
+    __slots__ = ("_object", "_value")
 
     def __init__(self, value: Any) -> None:
+        self._object: Any = None
         self._value = value
+        compares: Any = type(value).__eq__
+        if compares is object.__eq__:
+            with suppress(TypeError):  # what can't is kept, so that no other one gets its address
+                self._object, self._value = weakref.ref(value), None
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not Held:
             return False
+        if self._object is not None:
+            found = self._object()
+            return found is not None and other._object is not None and other._object() is found
         return self._value is other._value or _are_equal(self._value, other._value)
 
     __hash__ = object.__hash__
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    if type(other) is not type(one):
-        return False
-    hashed: Any = getattr(type(one), "__hash__", None)
-    if hashed is None or hashed is object.__hash__:
-        return False
     try:
-        return bool(one == other)
+        return type(other) is type(one) and bool(one == other)
     except Exception:  # they can't be compared
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -264,3 +265,36 @@ def test_hsdp_wants_two_axes(own_mesh: Mesh) -> None:
         MeshUsageError, match=r"this mesh has one axis of 2 on 1: Mesh\(shape=\(2, 2\)\) has two"
     ):
         monarch_nb.parallelize(nn.Linear(3, 2), own_mesh, "hsdp")
+
+
+class Dropped(nn.Module):
+    """Layers that are left out by chance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            if number == 0 or random.random() < 0.5:
+                x = layer(x).tanh()
+        return x
+
+
+@pytest.mark.parametrize("strategy", ["auto", "ddp", "fsdp"])
+def test_layers_that_are_left_out_by_chance_are_those_of_one_process(mesh: Mesh, strategy: str) -> None:
+    plain = Dropped()
+    model = monarch_nb.parallelize(plain, mesh, strategy)
+    x, losses = torch.randn(8, 4), []
+    for each in (model, plain):
+        random.seed(3)
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
+        for _ in range(10):
+            optimizer.zero_grad()
+            loss = each(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        losses.append(random.random())
+    assert losses[:11] == pytest.approx(losses[11:], abs=1e-9)
+    assert "it draws random numbers of Python's or numpy's" in str(monarch_nb.explain(model))

@@ -8,12 +8,14 @@ import copy
 import importlib
 import itertools
 import os
+import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -21,6 +23,7 @@ from torch.nn import functional
 
 import monarch_nb
 from monarch_nb._parallel.variables import Elsewhere, Variables
+from monarch_nb._tensor.compiled import MOST_TRIES
 from monarch_nb.distributed import Mesh
 from monarch_nb.exceptions import StaleCode
 
@@ -226,6 +229,30 @@ def test_replays_see_how_a_model_is_trained(
             wanted, found = plain.step(x, y), step(*shared)
             assert torch.allclose(found.full(), wanted, rtol=1e-9, atol=1e-12), what
         assert step.num_replayed > before, what
+
+
+DRAWS = {
+    "Python": lambda: random.random(),
+    "numpy": lambda: np.random.rand(),
+    "a generator": lambda: float(OWN.random()),
+}
+OWN = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_a_replay_repeats_no_random_numbers(mesh: Mesh, draw: Callable[[], float]) -> None:
+    """Nor a decision by one, which two recordings may have in common."""
+
+    def step(x: Any) -> Any:
+        return x + 1 if draw() < 2 else x
+
+    x = monarch_nb.distribute(torch.zeros(8), mesh, ["data_parallel"])
+    compiled = monarch_nb.compile(step)
+    for _ in range(MOST_TRIES - 1):
+        compiled(x)
+    with pytest.warns(UserWarning, match="step isn't replayed"):
+        compiled(x)
+    assert compiled.num_replayed == 0
 
 
 FILE = """

@@ -33,6 +33,7 @@ from monarch_nb._parallel.dry.outcome import (
 from monarch_nb._parallel.dry.whole import WholeRun
 from monarch_nb._parallel.numbers import split_dims
 from monarch_nb._rank.tensor.inside import tensors_of
+from monarch_nb._tensor.drawn import random_state_kept
 
 
 class DryRunner(Shared):
@@ -108,12 +109,20 @@ class DryRunner(Shared):
         return True
 
     def run_in(self, mode: Following, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call the module with tensors of a mode, which follows it."""
+        """Call the module with tensors of a mode, which follows it.
+
+        Raises:
+            CantFollow: if it draws random numbers of this process: ranks would draw others, and each its own.
+        """
         state = mode.state(self.module)
         buffers = {name: state[name] for name, _ in self.module.named_buffers()}
         given = pytree.tree_map(mode.given, (tuple(args), dict(kwargs)))
-        with attributes_kept(self.paths) as left, mode.following():
+        with attributes_kept(self.paths) as left, random_state_kept() as were_drawn, mode.following():
             result = functional_call(self.module, state, *given, tie_weights=True)
+        if were_drawn():
+            raise CantFollow(
+                "it draws random numbers of Python's or numpy's, and each rank would draw others"
+            )
         mode.left(left, [name for name, each in buffers.items() if state[name] is not each], state)
         return result
 
