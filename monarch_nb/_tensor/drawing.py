@@ -26,15 +26,20 @@ def _part(meta: Meta, point: Sequence[int]) -> str:
     if meta.placements is None:
         return f"its own {list(meta.size)}"
     bounds = [(0, size) for size in meta.size]
-    is_partial = False
+    combined: dict[str, None] = {}
     for at, axis, placement in zip(point, meta.grid.shape, meta.placements, strict=True):
-        is_partial = is_partial or placement.is_partial()
+        if placement.is_partial():
+            combined[placement.reduce_op] = None
         if placement.is_shard():
             first, last = bounds[placement.dim]
             bounds[placement.dim] = _chunk(first, last, at, axis)
     pairs = zip(bounds, meta.size, strict=True)
     texts = [":" if each == (0, size) else f"{each[0]}:{each[1]}" for each, size in pairs]
-    return f"[{', '.join(texts)}]" + (" to be summed" if is_partial else "")
+    how = " and ".join(_COMBINED.get(each, f"combined by {each}") for each in combined)
+    return f"[{', '.join(texts)}]" + (f" to be {how}" if how else "")
+
+
+_COMBINED = {"sum": "summed", "avg": "averaged"}
 
 
 def _chunk(first: int, last: int, at: int, num: int) -> tuple[int, int]:

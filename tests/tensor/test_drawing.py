@@ -19,6 +19,8 @@ LAYOUTS = {
     "both": ((Shard(0), Shard(1)), ["[0:3, 0:2]", "[0:3, 2:4]", "[3:5, 0:2]", "[3:5, 2:4]"]),
     "one over two axes": ((Shard(0), Shard(0)), ["[0:2, :]", "[2:3, :]", "[3:4, :]", "[4:5, :]"]),
     "a sum": ((Replicate(), Partial()), ["[:, :] to be summed"] * 4),
+    "a mean": ((Replicate(), Partial("avg")), ["[:, :] to be averaged"] * 4),
+    "a maximum": ((Partial("max"), Partial()), ["[:, :] to be combined by max and summed"] * 4),
     "own values": (None, ["its own [5, 4]"] * 4),
 }
 
