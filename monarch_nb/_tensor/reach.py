@@ -7,6 +7,9 @@ from __future__ import annotations
 import functools
 import pickle
 import random
+import sys
+import warnings
+import weakref
 from collections import deque
 from types import FunctionType, MethodType
 from typing import Any
@@ -15,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from monarch_nb._frames.owner import frames_from, users_index
 from monarch_nb._rank.tensor import checksums
 from monarch_nb._rank.tensor.private import gradient_hooks, own_buffers, own_parameters, version_of
 from monarch_nb._tensor.references import (
@@ -30,6 +34,7 @@ from monarch_nb._tensor.references import (
     wrapped_by,
 )
 from monarch_nb._tensor.tensor import Tensor
+from monarch_nb._units import size_text
 
 Fact = tuple[tuple[Any, ...], Any]
 """What it is called, as parts of a name, and its value."""
@@ -74,7 +79,10 @@ class Reach:
             self.facts.append((name, Held(value)))
         else:
             self._seen[id(value)] = name
-            self._add_object(name, value, depth)
+            try:
+                self._add_object(name, value, depth)
+            except Exception:  # an object that can't be looked into
+                self.facts.append((name, Held(value)))
 
     def _add_object(self, name: tuple[Any, ...], value: Any, depth: int) -> None:
         kind = type(value)
@@ -89,7 +97,7 @@ class Reach:
         elif issubclass(kind, _COLLECTIONS):
             self._collection(name, value, depth)
         elif issubclass(kind, (np.ndarray, np.generic)):
-            self.facts.append((name, checksums.of_array(np.asanyarray(value))))
+            self._array(name, np.asanyarray(value))
         elif issubclass(kind, _GENERATORS):
             self.facts.append((name, pickle.dumps(value)))
         elif isinstance(wrapped_by(value), FunctionType):
@@ -101,6 +109,14 @@ class Reach:
                 self.add((*name, part), each, depth + 1)
         else:
             self.facts.append((name, Held(value)))
+
+    def _array(self, name: tuple[Any, ...], array: np.ndarray[Any, Any]) -> None:
+        if checksums.is_constant(array):
+            self.facts.append((name, Held(array)))
+            return
+        if array.nbytes > _LARGE:
+            _tell_of(name, array)
+        self.facts.append((name, checksums.of_array(array)))
 
     def _function(self, name: tuple[Any, ...], function: Any, depth: int) -> None:
         if isinstance(function, FunctionType):
@@ -135,12 +151,12 @@ class Reach:
         named = names_in(kind)
         for part, each in data_of(kind).items():
             self.add((*name, named(part)), each, depth + 1)
-        self._methods(kind)
+        self._methods(name, kind)
 
-    def _methods(self, kind: type) -> None:
+    def _methods(self, name: tuple[Any, ...], kind: type) -> None:
         for part, each in methods_of(kind):
             if self._is_followed(each):
-                self.add((kind.__name__, part), each)
+                self.add((*name, part), each)
 
     def _tensor(self, name: tuple[Any, ...], value: torch.Tensor) -> None:
         self.facts.append((name, (id(value), value.requires_grad)))
@@ -154,7 +170,7 @@ class Reach:
             if is_users_class(kind):
                 self.add((kind.__name__,), kind)
             elif is_of_user(kind):
-                self._methods(kind)
+                self._methods((kind.__name__,), kind)
         depth = min(depth, DEEPEST_MODULE)
         for path, each in layers:
             self._layer((*name, path), each, depth)
@@ -192,6 +208,24 @@ class Reach:
             self.facts.append(((*name, "state"), tuple(state)))
             for part, value in settings_of(optimizer):
                 self.facts.append((Setting((*name, *part), optimizer), value))
+
+
+_LARGE = 4 << 20
+"""Bytes of arrays that are compared in a millisecond."""
+_told: weakref.WeakValueDictionary[int, np.ndarray[Any, Any]] = weakref.WeakValueDictionary()
+
+
+def _tell_of(name: tuple[Any, ...], array: np.ndarray[Any, Any]) -> None:
+    """Say once of an array what it takes to see its changes."""
+    if _told.get(id(array)) is array:
+        return
+    _told[id(array)] = array
+    warnings.warn(
+        f"the array {'.'.join(map(str, name))} of {size_text(array.nbytes)} is compared before each call, "
+        "which takes about 0.3 ms for each MB, for it may have changed: array.flags.writeable = False says "
+        "that it won't",
+        stacklevel=(users_index(frames_from(sys._getframe())) or 0) + 1,
+    )
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[Fact]:

@@ -17,9 +17,7 @@ _PROGRAM = "__main__"
 _OTHERS = frozenset(
     {"builtins", "torch", "monarch_nb", "numpy", "logging", "threading", "asyncio", "multiprocessing"}
 )
-_OF_CLASSES = frozenset({*vars(type("Empty", (), {})), "__annotations__", "__slots__", "__qualname__"})
-"""What a class has besides what its body says."""
-_CALLED = (FunctionType, staticmethod, classmethod, property)
+_NO_DATA = (FunctionType, staticmethod, classmethod, property, MemberDescriptorType)
 
 
 def seen_by(function: Any) -> Iterator[tuple[str, Any]]:
@@ -169,15 +167,13 @@ def _slots_of(kind: type) -> tuple[tuple[str, Any], ...]:
     if not is_of_user(kind):
         return ()
     slots = ((k, v) for k, v in vars(kind).items() if type(v) is MemberDescriptorType)
-    return tuple(each for each in slots if each[0] not in _OF_CLASSES)
+    return tuple(each for each in slots if each[0][:2] != "__")
 
 
 def data_of(kind: type) -> dict[str, Any]:
-    """Return what the body of a class sets, without methods and slots."""
+    """Return what the body of a class sets, without methods and slots, and what Python has for itself."""
     return {
-        name: value
-        for name, value in vars(kind).items()
-        if name not in _OF_CLASSES and type(value) not in _CALLED and type(value) is not MemberDescriptorType
+        name: value for name, value in vars(kind).items() if name[:2] != "__" and type(value) not in _NO_DATA
     }
 
 
@@ -189,9 +185,9 @@ def methods_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
         function: Any = value.fget if type(value) is property else value
         if type(function) in (staticmethod, classmethod):
             function = function.__func__
-        for each in (function, wrapped_by(function)):
+        for of, each in ((name, function), (f"{name}.__wrapped__", wrapped_by(function))):
             if type(each) is FunctionType:
-                yield name, each
+                yield of, each
 
 
 class Held:

@@ -24,6 +24,7 @@ from torch.nn import functional
 import monarch_nb
 from monarch_nb._parallel.variables import Elsewhere, Variables
 from monarch_nb._tensor.compiled import MOST_TRIES
+from monarch_nb._tensor.reach import Reach
 from monarch_nb.distributed import Mesh
 from monarch_nb.exceptions import StaleCode
 
@@ -253,6 +254,53 @@ def test_a_replay_repeats_no_random_numbers(mesh: Mesh, draw: Callable[[], float
     with pytest.warns(UserWarning, match="step isn't replayed"):
         compiled(x)
     assert compiled.num_replayed == 0
+
+
+class Raising:
+    """An object that raises from everything."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("__eq__")
+
+    def __hash__(self) -> int:
+        raise RuntimeError("__hash__")
+
+
+class RaisingList(list[int]):
+    def __len__(self) -> int:
+        raise RuntimeError("__len__")
+
+
+def facts(value: Any) -> list[Any]:
+    found = Reach([])
+    found.add(("value",), value)
+    return found.facts
+
+
+@pytest.mark.parametrize("make", [Raising, lambda: RaisingList([next(_numbers)]), lambda: [Raising()]])
+def test_an_object_that_raises_stands_for_itself(make: Callable[[], Any]) -> None:
+    value = make()
+    before = facts(value)
+    assert before == facts(value) and before != facts(make())
+
+
+def test_a_large_array_is_told_of_once() -> None:
+    array = np.zeros(1_000_000)
+    with pytest.warns(UserWarning, match="the array value of .* is compared before each call") as told:
+        before = facts(array)
+    assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        array[77] = 1
+        assert facts(array) != before
+    constant = np.zeros(1_000_000)
+    constant.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert facts(constant) == facts(constant) != facts(constant.copy())
 
 
 FILE = """
