@@ -15,7 +15,7 @@ from torch import nn
 from monarch_nb._parallel.contents import compared, contents
 from monarch_nb._parallel.variables import Elsewhere, Variables
 from monarch_nb._rank.tensor.private import num_hooks, own_buffers, own_layers, own_parameters
-from monarch_nb._tensor.reach import OF_ALL_LAYERS
+from monarch_nb._tensor.reach import OF_ALL_LAYERS, SIMPLE
 from monarch_nb._tensor.tensor import Tensor
 from monarch_nb.exceptions import MeshUsageError
 
@@ -48,6 +48,8 @@ class Watched:
         ]
         """The module's buffers: each by its layer and its name there."""
         self._of_buffers: list[Any] = []
+        self.numbers: dict[int, dict[str, Any]] = {}
+        """What the last change was, of each layer by number, if it was nothing but numbers and strings."""
         self._changed: set[int] = set()
         """Layers whose attributes aren't those that they were made with, by number."""
         self._held = self._held_now()
@@ -109,28 +111,35 @@ class Watched:
 
     def was_changed(self, parameters: Sequence[Any]) -> bool:
         """Say whether the ranks need the module once more: attributes of its layers are other ones, or
-        variables that these read, or parameters have other memory.
+        variables that these read, or parameters have other memory. If it's only numbers and strings,
+        `numbers` has these.
         """
-        is_other = self._variables.were_changed()
+        is_more = self._variables.were_changed()
+        self.numbers = {}
         for number, layer in enumerate(self.layers.values()):
             if _is_same(vars(layer), self._seen[number]):  # a look at a whole layer takes less than its parts
                 continue
             self._seen[number] = dict(vars(layer))
-            found = _attributes(layer)
-            if found != self._attributes[number]:
-                is_other = True
+            found, before = _attributes(layer), self._attributes[number]
+            if found != before:
                 self._attributes[number] = found
                 self._changed.add(number)
+                simple = _numbers_that_differ(before, found)
+                is_more = is_more or simple is None
+                self.numbers[number] = simple or {}
         for held, before, numbers in self._held:
             if contents(held) != before:
-                is_other = True
+                is_more = True
                 self._changed |= numbers
-        if is_other:
+        if is_more or self.numbers:
             self._held = self._held_now()
-        if not self._handles:
-            return is_other
-        are_same = [each.mesh_handle for each in parameters] == self._handles
-        return is_other or not are_same or self._buffer_handles() != self._of_buffers
+        if self._handles:
+            are_same = [each.mesh_handle for each in parameters] == self._handles
+            is_more = is_more or not are_same or self._buffer_handles() != self._of_buffers
+        was_changed = is_more or bool(self.numbers)
+        if is_more:
+            self.numbers = {}
+        return was_changed
 
     def _held_now(self) -> list[tuple[Any, Any, set[int]]]:
         """Return what attributes hold that can change in place, as lists and configurations do: each with
@@ -230,6 +239,16 @@ def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def _attributes(layer: nn.Module) -> list[Any]:
     """Return a layer's attributes, to be compared."""
     return [(name, compared(value)) for name, value in vars(layer).items() if is_own(name, value)]
+
+
+def _numbers_that_differ(before: list[Any], now: list[Any]) -> dict[str, Any] | None:
+    """Return the attributes that are other numbers or strings; None if others are other ones, too."""
+    known = dict(before)
+    if known.keys() != dict(now).keys():
+        return None
+    changed = {name: value for name, value in now if value != known[name]}
+    simple = all(type(each) in SIMPLE for name, value in changed.items() for each in (value, known[name]))
+    return changed if simple else None
 
 
 def is_own(name: str, value: Any) -> bool:

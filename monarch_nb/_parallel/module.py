@@ -437,8 +437,20 @@ class Parallel:
             self._watched.change(self._skeleton)
             self._known.clear()
             self._taking.clear()
-            self._built = None
+            self._built = self._with_numbers(self._watched.numbers)
         return parameters
+
+    def _with_numbers(self, numbers: dict[int, dict[str, Any]]) -> tuple[Tensor, ParallelSpec] | None:
+        """Return the module on the ranks with other attributes; None if it has to be built again. It's
+        another tensor then: a recording that has used the module so far doesn't go on with it.
+        """
+        built = self._built
+        if not numbers or built is None or built[0].dropped or self._sharing is not None:
+            return None  # ranks that share layers have other numbers of heads
+        sent = torch.frombuffer(bytearray(to_bytes(encode(numbers, "attributes"))), dtype=torch.uint8)
+        engine = self._grid.engine
+        holes, tensors = (Hole(0), Hole(1)), [built[0], engine.put(sent, self._grid, None)]
+        return engine.own("own.module_with", holes, tensors, self.unknown), built[1]
 
     def _known_dry(
         self, args: Any, kwargs: Any, leaves: Any, structure: Any, rows: int, trained: tuple[bool, ...]

@@ -113,6 +113,35 @@ def test_only_changes_are_sent(both: tuple[Scaled, Any]) -> None:
     assert parallel_of(model)._built is built
 
 
+def test_a_number_that_changes_in_each_step_has_nothing_built_again(both: tuple[Scaled, Any]) -> None:
+    plain, model = both
+    parallel = parallel_of(model)
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in both]
+    for step in range(4):
+        spec = parallel._built[1] if parallel._built else None
+        for each in both:
+            each.scale = 1.0 + step
+        check(plain, model)
+        for optimizer in optimizers:
+            optimizer.step()
+        assert parallel._built is not None and parallel._built[1] is spec
+
+
+def test_replays_with_a_number_that_goes_back(both: tuple[Scaled, Any], mesh: Mesh) -> None:
+    plain, model = both
+    forward = monarch_nb.compile(lambda x: model(x))
+    whole = torch.randn(8, 6)
+    x = monarch_nb.distribute(whole, mesh, ["data_parallel"])
+    for scale in (1.0, 2.0, 1.0, 3.0, 2.0):
+        for each in both:
+            each.scale = scale
+        before = forward.num_replayed
+        with torch.no_grad():
+            for _ in range(6):
+                assert torch.allclose(forward(x).full(), plain(whole), atol=1e-5)
+        assert forward.num_replayed > before
+
+
 def test_values_that_are_set(both: tuple[Scaled, Any]) -> None:
     plain, model = both
     for each in both:

@@ -230,6 +230,13 @@ class OnRank:
 
     # --- using it
 
+    def with_numbers(self, numbers: Mapping[int, Mapping[str, Any]]) -> OnRank:
+        """Change attributes of layers, by number; return itself."""
+        for number, values in numbers.items():
+            for name, value in values.items():
+                setattr(self._layers[number], name, value)
+        return self
+
     def buffer(self, name: str) -> Any:
         """Return a buffer, as it is now; a change of it in place changes the module's."""
         return self._as_global(self.module.get_buffer(name))
@@ -518,6 +525,7 @@ def operations(grids: Grids) -> dict[str, Callable[..., Any]]:
     """
     return {
         "own.module": lambda spec, grid, values: OnRank(from_bytes(spec), grids[grid], values),
+        "own.module_with": lambda module, sent: module.with_numbers(from_bytes(bytes(sent.cpu().numpy()))),
         "own.module_parameter": lambda module, number: module.parameters[number],
         "own.module_buffer": lambda module, name: module.buffer(name),
         "own.module_forward": lambda module, *rest: module.forward(*rest),
