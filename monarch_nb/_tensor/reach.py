@@ -64,6 +64,7 @@ class Reach:
     def __init__(self, live: Any) -> None:
         self._live = live
         self._seen: dict[int, tuple[Any, ...]] = {}
+        self._is_in_module = False
         self.facts: list[Fact] = []
         self.tensors: list[Tensor] = []
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -71,6 +72,8 @@ class Reach:
     def add(self, name: tuple[Any, ...], value: Any, depth: int = 0) -> None:
         """Add a value, and what it leads to. Something has to keep it, for it's known by its address."""
         kind = type(value)
+        if self._is_in_module and kind is torch.Tensor:  # ranks may have a copy of it
+            self.facts.append(((*name, "version"), version_of(value)))
         if kind in _SIMPLE:
             self.facts.append((name, (kind, value)))
         elif id(value) in self._seen:
@@ -165,6 +168,7 @@ class Reach:
 
     def _module(self, name: tuple[Any, ...], module: nn.Module, depth: int) -> None:
         self.facts.append((name, id(module)))
+        is_inner, self._is_in_module = self._is_in_module, True
         layers = [*module.named_modules()]
         for kind in dict.fromkeys(kind for _, each in layers for kind in type(each).__mro__):
             if is_users_class(kind):
@@ -174,6 +178,7 @@ class Reach:
         depth = min(depth, DEEPEST_MODULE)
         for path, each in layers:
             self._layer((*name, path), each, depth)
+        self._is_in_module = is_inner
 
     def _layer(self, name: tuple[Any, ...], layer: nn.Module, depth: int) -> None:
         """Add a module's own attributes, parameters and buffers."""
@@ -193,8 +198,6 @@ class Reach:
                 self.add((*name, part, number), hook, depth + 1)
         for part, each in others:
             self.add((*name, part), each, depth + 1)
-            if type(each) is torch.Tensor:  # the ranks may have a copy of it
-                self.facts.append(((*name, part, "version"), version_of(each)))
 
     def _optimizer(self, name: tuple[Any, ...], optimizer: torch.optim.Optimizer) -> None:
         self.facts.append((name, id(optimizer)))

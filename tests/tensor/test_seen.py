@@ -42,6 +42,8 @@ class Slots:
 class Settings:
     gain = 1.0
 
+table = torch.ones(3)
+
 class Kind(enum.Enum):
     ONCE = 1
     TWICE = 2
@@ -64,7 +66,7 @@ class Model(nn.Module):
         self.deep = {"a": [{"b": [Slots()]}]}
         self.array, self.items = numpy.ones(3), [1.0] + [0.0] * 2000
         self.activation, self.extra, self._gain = functional.relu, torch.zeros(3), 1.0
-        self.functions = [torch.sin, torch.cos]
+        self.functions, self.tensors = [torch.sin, torch.cos], [torch.ones(3)]
 
     @torch.no_grad()
     def gain(self):
@@ -74,7 +76,7 @@ class Model(nn.Module):
         x = self.activation(self.layer(x)) * self.gain() + self.shift + self.extra
         x = self.inner(x) * self.slots.gain * self.settings.gain * self.queue[0] * self.pair.gain
         x = x * float(self.number) * self.deep["a"][0]["b"][0].gain * float(self.array[1]) * sum(self.items)
-        return self.functions[0](x * 2 if self.kind is Kind.TWICE else x)
+        return self.functions[0](x * 2 if self.kind is Kind.TWICE else x) * self.tensors[0] * table
 
 def of_module(model, x):
     return model(x) * settings_of_user.gain
@@ -91,10 +93,12 @@ OF_OBJECTS = {
     "a function in a list": "model.functions[0] = torch.cos",
     "a tensor": "model.extra = torch.full((3,), 0.1)",
     "a tensor in place": "model.extra.add_(0.1)",
+    "a tensor in a list in place": "model.tensors[0].mul_(0.9)",
     "a private attribute": "model._gain = 1.2",
     "a member of an enumeration": "model.kind = Kind.TWICE",
 }
 OF_CLASSES = {
+    "a tensor that is read, in place": "table.mul_(0.8)",
     "a class that is read": "Settings.gain = 0.9",
     "the module's class": "Model.shift = 0.3",
     "an inner module's class": "Inner.gain = 1.3",
