@@ -214,6 +214,11 @@ class Page:
         """Run a command of the application."""
         self.page.evaluate("(c) => { jupyterapp.commands.execute(c); }", command)
 
+    def save(self) -> None:
+        """Save the notebook. JupyterLab knows for a moment of no widget that's looked at, where it's busy."""
+        self.page.wait_for_function("jupyterapp.shell.currentWidget?.context")
+        self.page.evaluate("async () => { await jupyterapp.commands.execute('docmanager:save'); }")
+
     def use_theme(self, theme: str) -> None:
         """Change the theme, and wait until JupyterLab's splash screen has left: it leaves by a timer, and two
         changes within that time take it away twice, which is an error of JupyterLab's.

@@ -74,7 +74,7 @@ def test_a_session_as_people_have_it(lab: Lab, page: Page, pictures: Path) -> No
 
 
 def test_the_saved_notebook_reads_without_us(lab: Lab, page: Page) -> None:
-    page.page.evaluate("async () => { await jupyterapp.commands.execute('docmanager:save'); }")
+    page.save()
     notebook = nbformat.read(lab.root / "seen.ipynb", as_version=4)
     nbformat.validate(notebook)
     bundle = notebook.cells[1].outputs[0].data

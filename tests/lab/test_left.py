@@ -55,7 +55,7 @@ def test_the_menu_restarts_the_kernel(lab: Lab, browser: Any, pictures: Path) ->
     assert "mesh 'left' has ended" in page.run(5)
     assert page.errors == []
 
-    page.page.evaluate("async () => { await jupyterapp.commands.execute('docmanager:save'); }")
+    page.save()
     notebook = nbformat.read(lab.root / "left.ipynb", as_version=4)
     nbformat.validate(notebook)
     (output,) = notebook.cells[1].outputs

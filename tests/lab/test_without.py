@@ -52,7 +52,7 @@ def test_the_widget_works_with_nothing_but_a_kernel(
     page.wait_for(1, "ranks 0-1 were interrupted")
     page.page.wait_for_function("document.querySelectorAll('.mnb-cell.mnb-idle').length === 2")
     page.run(2)
-    page.page.evaluate("async () => { await jupyterapp.commands.execute('docmanager:save'); }")
+    page.save()
     saved = nbformat.read(lab.root / "bare.ipynb", as_version=4).cells[0].outputs[-1].data
     assert (
         "application/vnd.jupyter.widget-view+json" not in saved
