@@ -44,6 +44,8 @@ _OPEN = """async (path) => {
   const w = await jupyterapp.commands.execute('docmanager:open', {path, factory: 'Notebook'});
   await w.context.ready; await w.sessionContext.ready; await w.revealed;
   await w.sessionContext.session.kernel.info;
+  jupyterapp.shell.activateById(w.id);  // a busy one has another widget, or none, as the current one
+  while (jupyterapp.shell.currentWidget !== w) await new Promise(f => setTimeout(f, 50));
 }"""
 _READY = """async (path) => {
   await jupyterapp.started; await jupyterapp.restored;
@@ -215,8 +217,7 @@ class Page:
         self.page.evaluate("(c) => { jupyterapp.commands.execute(c); }", command)
 
     def save(self) -> None:
-        """Save the notebook. JupyterLab knows for a moment of no widget that's looked at, where it's busy."""
-        self.page.wait_for_function("jupyterapp.shell.currentWidget?.context")
+        """Save the notebook."""
         self.page.evaluate("async () => { await jupyterapp.commands.execute('docmanager:save'); }")
 
     def use_theme(self, theme: str) -> None:
