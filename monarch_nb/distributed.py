@@ -240,5 +240,7 @@ def _active() -> ProcMesh | None:
 
 def _started(shape: tuple[int, ...]) -> ProcMesh:
     procs = this_host().spawn_procs({"ranks": math.prod(shape)}, name="tensors", imports=IMPORTS)
+    from monarch_nb._parallel import module  # noqa: F401 - what a model needs; ranks are starting meanwhile
+
     procs.initialized.get(START_S)
     return procs
