@@ -6,10 +6,13 @@ A module of its own: a function of a script's main module gets globals of its ow
 from __future__ import annotations
 
 import gc
+import math
 import os
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
@@ -17,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import monarch_nb
 from monarch_nb._rank.tensor.modules import OnRank
+from monarch_nb.actor import current_rank, current_size
 from tests.benchmarks.notes import nothing
 from tests.tensor.models import GPT
 
@@ -64,6 +68,26 @@ def prepare(strategy: str, tokens: Any, targets: Any) -> None:
     place, size = (0, 1) if shares else (mesh.get_rank(), mesh.size())  # a mesh of all ranks, in order
     _given["groups"] = strategy, mesh
     _given["data"] = [x.to_local().chunk(size)[place] for x in (tokens, targets)]
+
+
+def prepare_alone(strategy: str, tokens: Any, targets: Any, store: str) -> None:
+    """Use process groups of one's own, and this rank's part of the data.
+
+    Args:
+        store: a file for the rendezvous.
+    """
+    rank = current_rank().rank
+    size = math.prod(current_size().values())
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("data",))
+    _given["groups"] = strategy, mesh
+    _given["data"] = [x.to_local().chunk(size)[rank] for x in (tokens, targets)]
+
+
+def is_done() -> bool:
+    """Answer once all that was asked for before is done."""
+    return True
 
 
 def forget() -> None:
