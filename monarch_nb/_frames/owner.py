@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from functools import lru_cache
@@ -107,6 +108,11 @@ def users_index(frames: Sequence[FrameType]) -> int | None:
         if owner is Owner.EXECUTED and executed is None:
             executed = i
     return executed
+
+
+def warn_user(text: str) -> None:
+    """Give a warning that names the user's innermost line."""
+    warnings.warn(text, stacklevel=(users_index(frames_from(sys._getframe())) or 0) + 1)
 
 
 def frames_from(frame: FrameType | None, limit: int = sys.maxsize) -> list[FrameType]:

@@ -115,7 +115,7 @@ class Watched:
         `numbers` has these.
         """
         is_more = self._variables.were_changed()
-        self.numbers = {}
+        changed: dict[int, dict[str, Any]] = {}
         for number, layer in enumerate(self.layers.values()):
             if _is_same(vars(layer), self._seen[number]):  # a look at a whole layer takes less than its parts
                 continue
@@ -126,20 +126,18 @@ class Watched:
                 self._changed.add(number)
                 simple = _numbers_that_differ(before, found)
                 is_more = is_more or simple is None
-                self.numbers[number] = simple or {}
+                changed[number] = simple or {}
         for held, before, numbers in self._held:
             if contents(held) != before:
                 is_more = True
                 self._changed |= numbers
-        if is_more or self.numbers:
+        if is_more or changed:
             self._held = self._held_now()
         if self._handles:
             are_same = [each.mesh_handle for each in parameters] == self._handles
             is_more = is_more or not are_same or self._buffer_handles() != self._of_buffers
-        was_changed = is_more or bool(self.numbers)
-        if is_more:
-            self.numbers = {}
-        return was_changed
+        self.numbers = {} if is_more else changed
+        return is_more or bool(changed)
 
     def _held_now(self) -> list[tuple[Any, Any, set[int]]]:
         """Return what attributes hold that can change in place, as lists and configurations do: each with

@@ -10,10 +10,8 @@ from torch import nn
 
 from monarch_nb._rank.tensor.private import version_of
 from monarch_nb._tensor.reach import SIMPLE, Fact, Reach
-from monarch_nb._tensor.references import Held, is_users, of_file
+from monarch_nb._tensor.references import PROGRAM, Held, is_users, of_file
 from monarch_nb._tensor.tensor import Tensor
-
-_PROGRAM = "__main__"
 
 
 class Contents(Reach):
@@ -37,10 +35,10 @@ class Contents(Reach):
         self.facts.append((name, Held(optimizer)))
 
     def _is_followed(self, function: FunctionType) -> bool:
-        return function.__module__ == _PROGRAM or is_users(function)
+        return function.__module__ == PROGRAM or is_users(function)
 
     def _code(self, name: tuple[Any, ...], function: FunctionType) -> None:
-        if function.__module__ != _PROGRAM:
+        if function.__module__ != PROGRAM:
             name = (*name, of_file(function.__module__, function.__qualname__, is_code=True))
         super()._code(name, function)
 

@@ -6,15 +6,13 @@ variables that they read, as these were then. Of a module that can be imported e
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from monarch_nb._frames.owner import frames_from, users_index
+from monarch_nb._frames.owner import warn_user
 from monarch_nb._parallel.contents import Contents
 from monarch_nb._rank.tensor.files import checksums
 from monarch_nb._tensor.references import OfFile, is_users_class
@@ -102,9 +100,8 @@ class Variables:
         texts = [*map(_text, self._elsewhere.other(of_files))]
         if texts and mode == _STRICT:
             raise StaleCode("; ".join(texts))
-        level = (users_index(frames_from(sys._getframe())) or 0) + 1
         for each in texts:
-            warnings.warn(each, stacklevel=level)
+            warn_user(each)
 
 
 def _text(name: OfFile) -> str:

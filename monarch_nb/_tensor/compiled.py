@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from monarch_nb._rank.random_numbers import random_state
 from monarch_nb._tensor.borrow import get_active_stream
-from monarch_nb._tensor.drawn import random_state
 from monarch_nb._tensor.effects import changes_something
 from monarch_nb._tensor.engines import grid_of, live_engines
 from monarch_nb._tensor.place import Place

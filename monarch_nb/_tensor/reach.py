@@ -7,8 +7,6 @@ from __future__ import annotations
 import functools
 import pickle
 import random
-import sys
-import warnings
 import weakref
 from collections import deque
 from types import FunctionType, MethodType
@@ -18,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from monarch_nb._frames.owner import frames_from, users_index
+from monarch_nb._frames.owner import warn_user
 from monarch_nb._rank.tensor import checksums
 from monarch_nb._rank.tensor.private import gradient_hooks, own_buffers, own_parameters, version_of
 from monarch_nb._tensor.references import (
@@ -223,11 +221,10 @@ def _tell_of(name: tuple[Any, ...], array: np.ndarray[Any, Any]) -> None:
     if _told.get(id(array)) is array:
         return
     _told[id(array)] = array
-    warnings.warn(
+    warn_user(
         f"the array {'.'.join(map(str, name))} of {size_text(array.nbytes)} is compared before each call, "
         "which takes about 0.3 ms for each MB, for it may have changed: array.flags.writeable = False says "
-        "that it won't",
-        stacklevel=(users_index(frames_from(sys._getframe())) or 0) + 1,
+        "that it won't"
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from monarch_nb._frames.owner import Owner, owner_of_file
 
-_PROGRAM = "__main__"
+PROGRAM = "__main__"
 _OTHERS = frozenset(
     {"builtins", "torch", "monarch_nb", "numpy", "logging", "threading", "asyncio", "multiprocessing"}
 )
@@ -46,7 +46,7 @@ def is_of_user(kind: type) -> bool:
 def is_users_class(kind: type) -> bool:
     """Return whether a class was written by the user."""
     name = kind.__module__
-    return name == _PROGRAM or _is_users_module(sys.modules.get(name))
+    return name == PROGRAM or _is_users_module(sys.modules.get(name))
 
 
 def _is_users_module(module: Any) -> bool:
@@ -105,7 +105,7 @@ def _of_module(module: ModuleType, code: CodeType) -> Iterator[tuple[str, Any]]:
 def names_in(owner: Any) -> Callable[[str], str]:
     """Return what names the attributes of a class, or the variables of a function's module."""
     module = owner.__module__
-    if module == _PROGRAM or module not in sys.modules:
+    if module == PROGRAM or module not in sys.modules:
         return str
     full = f"{module}.{owner.__qualname__}" if isinstance(owner, type) else module
     return functools.partial(of_file, full)

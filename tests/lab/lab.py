@@ -9,8 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,17 @@ def _switch_off(config: Path, without: Sequence[str]) -> None:
     if "labextension" in without:
         (config / "labconfig").mkdir()
         (config / "labconfig" / "page_config.json").write_text('{"disabledExtensions": {"monarch-nb": true}}')
+
+
+@contextmanager
+def opened(browser: Any, lab: Lab, cells: list[str], name: str) -> Iterator[Page]:
+    """Open a notebook and run its first cell; at the end its last one. The page has had no errors then."""
+    page = Page(browser, lab, cells, name)
+    page.run(0)
+    yield page
+    page.run(len(cells) - 1)
+    assert page.errors == []
+    page.page.close()
 
 
 class Page:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import Lab, Page
+from lab import Lab, Page, opened
 
 CELLS = [
     "%load_ext monarch_nb\n%mesh start seen --gpus 4",
@@ -34,12 +34,8 @@ GROUNDS = """() => [...document.querySelectorAll('.jp-OutputArea table tbody tr'
 
 @pytest.fixture(scope="module")
 def page(browser: Any, lab: Lab) -> Iterator[Page]:
-    opened = Page(browser, lab, CELLS, "outputs.ipynb")
-    opened.run(0)
-    yield opened
-    opened.run(len(CELLS) - 1)
-    assert opened.errors == []
-    opened.page.close()
+    with opened(browser, lab, CELLS, "outputs.ipynb") as notebook:
+        yield notebook
 
 
 def test_bars_are_as_high_as_ranks_took_time(page: Page, pictures: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import Lab, Page
+from lab import Lab, Page, opened
 
 CELLS = [
     "import torch\nfrom torch import nn, optim\nimport monarch_nb\nfrom monarch_nb.distributed import Mesh\n"
@@ -29,12 +29,8 @@ CELLS = [
 
 @pytest.fixture(scope="module")
 def page(browser: Any, lab: Lab) -> Iterator[Page]:
-    opened = Page(browser, lab, CELLS, "tensors.ipynb")
-    opened.run(0)
-    yield opened
-    opened.run(len(CELLS) - 1)
-    assert opened.errors == []
-    opened.page.close()
+    with opened(browser, lab, CELLS, "tensors.ipynb") as notebook:
+        yield notebook
 
 
 def table(page: Page, number: int) -> list[str]:

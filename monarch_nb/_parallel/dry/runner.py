@@ -32,8 +32,8 @@ from monarch_nb._parallel.dry.outcome import (
 )
 from monarch_nb._parallel.dry.whole import WholeRun
 from monarch_nb._parallel.numbers import split_dims
+from monarch_nb._rank.random_numbers import random_state_kept
 from monarch_nb._rank.tensor.inside import tensors_of
-from monarch_nb._tensor.drawn import random_state_kept
 
 
 class DryRunner(Shared):
