@@ -15,7 +15,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from monarch_nb import _reload
 from monarch_nb._tensor import groups
 from monarch_nb._tensor.engines import check_alive, close_engine, engine_of, ranks_of
 from monarch_nb._tensor.metadata import Grid
@@ -65,7 +64,6 @@ class Mesh:
                 f"a mesh of shape {self._shape} needs {math.prod(self._shape)} ranks; {found!r} has "
                 f"{found.size()}. Give a shape of {found.size()} points, or start more"
             )
-        _reload.install()  # `sync` has this program, too, load what has changed
         self._owns = found is None
         self._procs = found if found is not None else _started(self._shape)
 

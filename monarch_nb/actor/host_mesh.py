@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import msgspec
 from msgspec.structs import replace
 
+from monarch_nb import _reload
 from monarch_nb._client import launch
 from monarch_nb._client import session as sessions
 from monarch_nb._client.session import Session
@@ -184,6 +185,8 @@ class HostMesh(MeshHandle):
         mesh = ProcMesh(placement, session.transport)
         self._stoppable.append(mesh)
         own_by_caller(mesh)
+        if process_context.rank is None:
+            _reload.install()  # `sync` has this program, too, load what has changed; ranks start meanwhile
         return mesh
 
     def _spec(self, group: str, extent: Extent, bootstrap: Any, env: Mapping[str, str]) -> GroupSpec:

@@ -9,8 +9,7 @@ result between turns. Ratios are medians of the ratios of turns, with the interv
 medians. A ratio says nothing where by hand differs from by hand as much.
 BENCH_WIDTH=512 makes a model whose step takes several times as long: what is added to a step doesn't grow
 with it, and is told most exactly of a small one (BENCH_WIDTH=32). BENCH_STEPS: of one turn.
-BENCH_APART=1: ranks share the last processor, and what drives them has the others, as on a machine with more
-processors than ranks: where ranks fill all there are, a step's wall seconds include those of this process.
+BENCH_APART=1: ranks share one processor (see `processors`).
 BENCH_SAMPLES: a file for the measurements of each round (JSON).
 """
 
@@ -33,6 +32,7 @@ import monarch_nb
 from monarch_nb.distributed import Mesh
 from tests.benchmarks.medians import median_text, ratio
 from tests.benchmarks.notes import Seconds, between, note, read_notes
+from tests.benchmarks.processors import move_apart
 from tests.benchmarks.trained_by_hand import SIZE, WIDTH, forget, prepare, train
 from tests.tensor.models import GPT
 
@@ -42,22 +42,6 @@ WARM = 2
 """Steps that aren't measured."""
 KINDS = ("one", "two", "ours")
 ROUNDS = 10
-
-
-def move_to(processors: set[int]) -> int:
-    """Run all threads of this process on some processors only; return the parent process."""
-    for thread in os.listdir("/proc/self/task"):
-        os.sched_setaffinity(int(thread), processors)
-    return os.getppid()
-
-
-def move_apart(mesh: Mesh) -> None:
-    """Give the ranks the last processor, and this process and the one that starts ranks the others."""
-    *others, last = sorted(os.sched_getaffinity(0))
-    move_to(set(others))
-    host = mesh.execute(move_to, {last})  # one number: all ranks say the same
-    for thread in os.listdir(f"/proc/{host}/task"):
-        os.sched_setaffinity(int(thread), others)
 
 
 class Models:
@@ -132,7 +116,7 @@ def measure(mesh: Mesh, strategy: str, rounds: int) -> None:
         if where := os.environ.get("BENCH_SAMPLES"):
             Path(where).write_text(json.dumps({"rows": rows, "steps": STEPS, "width": WIDTH}))
     print(f"  this process: {models.here / rounds / TURNS / STEPS * 1e3:.1f} ms of CPU a step")
-    for n, what in enumerate(("rank CPU", "wall")):
+    for n, what in enumerate(("rank CPU", "wall", "CPU of the thread that computes")):
         show(what, {which: [row[which][n] for row in rows] for which in KINDS})
 
 
@@ -172,8 +156,7 @@ def run(strategy: str, rounds: int) -> None:
     """Measure a strategy on ranks of its own: two, and four for "hsdp", which shards over two and copies."""
     shape, names = ((2, 2), ("replicas", "shards")) if strategy == "hsdp" else ((2,), ("data_parallel",))
     with Mesh(shape, names) as ranks:
-        if os.environ.get("BENCH_APART") == "1":
-            move_apart(ranks)
+        move_apart(ranks)
         measure(ranks, strategy, rounds)
 
 

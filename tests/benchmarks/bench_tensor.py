@@ -11,8 +11,11 @@ Then a training step of a GPT, as streamed commands and as a replay of `monarch_
 step written by hand for DTensors, on the same ranks and process groups: turns of a step, in random order, by
 hand twice; models are made anew in each round of ten turns. Ranks note their times themselves, and nothing
 waits between turns. In the large one operations take longest, in the small one what is around them. Ratios
-are by turn, of CPU time of a rank and of its wall time, each median with the interval of 95 of 100 such
-medians. If by hand against by hand isn't 1, the rest can't be told either. BENCH_ROUNDS: how many rounds.
+are by turn, of CPU time of a rank, of that of its thread that computes, and of wall time, each median with
+the interval of 95 of 100 such medians. If by hand against by hand isn't 1, the rest can't be told either.
+BENCH_ROUNDS: how many rounds.
+BENCH_SAMPLES: a file for the measurements of each round (JSON), with the width in its name.
+BENCH_APART=1: ranks share one processor (see `processors`).
 
 At last operations a second of a chain of them on 8 ranks, beside Monarch's tensor engine, if BENCH_MONARCH
 is the path of a Python that has `torchmonarch`.
@@ -20,6 +23,7 @@ is the path of a Python that has `torchmonarch`.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import statistics
@@ -40,6 +44,7 @@ from monarch_nb.distributed import Mesh
 from tests.benchmarks.gpt_by_hand import GPT, by_hand, loss_of, train_by_hand
 from tests.benchmarks.medians import ratio
 from tests.benchmarks.notes import Seconds, between, note, read_notes
+from tests.benchmarks.processors import move_apart
 
 NUM_RANKS = 2
 NUM_ROUNDS = 15
@@ -283,17 +288,20 @@ def gpt(mesh: Mesh, width: int, length: int) -> None:
         rows += models.turns()
         losses = models.losses().values()
         differs = max(differs, max(losses) - min(losses))
+        if where := os.environ.get("BENCH_SAMPLES"):
+            Path(where).with_suffix(f".{width}.json").write_text(json.dumps({"rows": rows}))
     one, two = ([row[which] for row in rows] for which in BY_HAND)
-    both = [((a[0] * b[0]) ** 0.5, (a[1] * b[1]) ** 0.5) for a, b in zip(one, two, strict=True)]
+    both = [tuple((x * y) ** 0.5 for x, y in zip(a, b, strict=True)) for a, b in zip(one, two, strict=True)]
     for name in WAYS:
         taken, floor = [row[name] for row in rows], both if name in OURS else one
-        cpu, wall = (
+        cpu, wall, thread = (
             f"{statistics.median(each[n] for each in taken) * 1e3:6.1f} ms, "
             f"{ratio([each[n] for each in taken], [each[n] for each in floor])} x by hand"
-            for n in range(2)
+            for n in range(3)
         )
         here = statistics.median(models.here[name]) * 1e3
-        print(f"GPT of width {width}, {name}, {len(rows)} turns: rank CPU {cpu}; wall {wall}; "
+        print(f"GPT of width {width}, {name}, {len(rows)} turns: rank CPU {cpu}; of its "
+              f"thread that computes {thread}; wall {wall}; "
               f"here {here:.2f} ms CPU, {models.sent(name)} bytes")  # fmt: skip
     print(f"  losses of all four differ by at most {differs:.1e}")
 
@@ -334,5 +342,6 @@ PARTS: dict[str, Callable[[Mesh], None]] = {
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with Mesh((NUM_RANKS,), ("data_parallel",)) as benchmarked:
+        move_apart(benchmarked)
         for part in sys.argv[1:] or PARTS:
             PARTS[part](benchmarked)

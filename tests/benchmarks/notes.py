@@ -9,17 +9,30 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import monarch_nb
 
-Note = tuple[str, float, float]
-"""What begins, the CPU seconds of this rank so far, and the time."""
+Note = tuple[str, float, float, float]
+"""What begins, the CPU seconds so far of this rank and of its thread that computes, and the time."""
 _notes: list[Note] = []
-Seconds = tuple[float, float]
-"""Of a rank's CPU, and of the wall."""
+
+
+class Seconds(NamedTuple):
+    """The duration of something on ranks.
+
+    Attributes:
+        cpu: CPU seconds of a rank, with all its threads. Gloo's thread is among them: it looks for data in a
+            loop from when the other rank has sent its part until this one takes it.
+        wall: seconds that passed.
+        thread: CPU seconds of the thread that computes, and begins all collectives.
+    """
+
+    cpu: float
+    wall: float
+    thread: float
 
 
 def nothing(*_: Any) -> torch.Tensor:
@@ -30,7 +43,7 @@ def nothing(*_: Any) -> torch.Tensor:
 @monarch_nb.remote(propagate=nothing)
 def note(which: str) -> torch.Tensor:
     """Note the time at which something begins."""
-    _notes.append((which, time.process_time(), time.perf_counter()))
+    _notes.append((which, time.process_time(), time.thread_time(), time.perf_counter()))
     return nothing()
 
 
@@ -42,13 +55,14 @@ def read_notes() -> list[Note]:
 
 
 def between(of_ranks: list[list[Note]]) -> list[tuple[str, Seconds]]:
-    """Return what was done between each two notes: CPU seconds of a rank, the mean of all, and the first
-    rank's wall seconds.
+    """Return what was done between each two notes: CPU seconds of a rank and of its thread, the means of
+    all, and the first rank's wall seconds.
     """
     at_once = zip(*of_ranks, strict=True)
     return [(began[0][0], _seconds(began, ended)) for began, ended in itertools.pairwise(at_once)]
 
 
 def _seconds(began: Any, ended: Any) -> Seconds:
-    cpu = statistics.mean(after[1] - before[1] for before, after in zip(began, ended, strict=True))
-    return cpu, ended[0][2] - began[0][2]
+    pairs = list(zip(began, ended, strict=True))
+    cpu, thread = (statistics.mean(after[n] - before[n] for before, after in pairs) for n in (1, 2))
+    return Seconds(cpu, ended[0][3] - began[0][3], thread)

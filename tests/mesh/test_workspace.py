@@ -403,6 +403,34 @@ def test_monarchs_way_with_hosts_of_a_job(project: Path, store: Path, tmp_path: 
         job.kill()
 
 
+SCRIPT = """
+import asyncio, sys
+from pathlib import Path
+
+import beside
+from monarch_nb.actor import this_host
+from monarch_nb.actor.workspace import Workspace
+
+if __name__ == "__main__":
+    hosts = this_host()
+    procs = hosts.spawn_procs({"gpus": 1})
+    print(beside.version(), procs.execute(beside.version).get(60).item())
+    Path(beside.__file__).write_text("def version(): return 'new'")
+    receipt = asyncio.run(hosts.sync_workspace(Workspace(dirs=[Path.cwd()]), auto_reload=True))
+    print(beside.version(), procs.execute(beside.version).get(60).item())
+    print(receipt)
+"""
+
+
+def test_a_program_of_this_host_reloads_what_its_ranks_do(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("def version(): return 'old'")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    ran = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert ran.stdout.splitlines()[:2] == ["old old", "new new"], ran.stdout + ran.stderr
+
+
 def test_a_host_that_shares_the_files_is_sent_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = ProcessJob({"hosts": 1})
     hosts = job.state().hosts
