@@ -13,8 +13,9 @@ from typing import Any
 from torch import nn
 
 from monarch_nb._parallel.contents import compared, contents
-from monarch_nb._parallel.variables import Elsewhere, Variables
+from monarch_nb._parallel.variables import Variables
 from monarch_nb._rank.tensor.private import num_hooks, own_buffers, own_layers, own_parameters
+from monarch_nb._tensor.elsewhere import Elsewhere
 from monarch_nb._tensor.reach import OF_ALL_LAYERS, SIMPLE
 from monarch_nb._tensor.tensor import Tensor
 from monarch_nb.exceptions import MeshUsageError

@@ -25,11 +25,11 @@ from monarch_nb._parallel.mismatch import across_error, mismatch_error
 from monarch_nb._parallel.rules import row_dim
 from monarch_nb._parallel.sharing import ASK_FOR_SAMPLE, NO_SAMPLE, Sharing, check_asked, lines_of
 from monarch_nb._parallel.tensor_proof import Unproven
-from monarch_nb._parallel.variables import Elsewhere
 from monarch_nb._rank.tensor.inside import is_constant
 from monarch_nb._rank.tensor.private import own_buffers, parametrized_sent
 from monarch_nb._rank.tensor.protocol import Hole, ParallelSpec, TensorPlan
 from monarch_nb._tensor.distribute import relaid
+from monarch_nb._tensor.elsewhere import ASK_S, Elsewhere
 from monarch_nb._tensor.engines import grid_of
 from monarch_nb._tensor.metadata import Grid, Placements, contiguous, intern
 from monarch_nb._tensor.module import brought, check_module, copied
@@ -42,7 +42,6 @@ M = TypeVar("M", bound=nn.Module)
 STRATEGIES = ("auto", "ddp", "fsdp", "hsdp", "tp", "ddp+tp", "fsdp+tp")
 SHARED = STRATEGIES[4:]
 PRECISIONS = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16"}
-ASK_S = 60.0
 CANT_FOLLOW = "the forward can't be followed without numbers"
 
 
@@ -224,7 +223,7 @@ class Parallel:
         self.made: Any = copied(module, self._grid, self._layout)
         self.made.forward = self
         self._names = [name for name, _ in self.made.named_parameters()]
-        self._watched = Watched(self.made, _elsewhere(mesh))
+        self._watched = Watched(self.made, Elsewhere.of(grid_of(mesh).engine.control, mesh))
 
     # --- the choice
 
@@ -688,15 +687,6 @@ def _is_covered(wanted: ParallelSpec, built: ParallelSpec) -> bool:
 def _rows(leaves: Sequence[Any]) -> int:
     """Return the size of the batch, which is the first tensor's first dimension; 1 if there is no tensor."""
     return next((x.shape[0] for x in leaves if isinstance(x, torch.Tensor) and x.dim()), 1)
-
-
-def _elsewhere(mesh: Any) -> Elsewhere:
-    """Return what asks the ranks of a mesh for what their modules have."""
-    control = grid_of(mesh).engine.control
-    return Elsewhere(
-        lambda names: list(control.checksums.call(names).get(ASK_S).values()),
-        lambda: getattr(mesh, "sync_mode", "warn"),
-    )
 
 
 def _key_of(value: Any) -> Any:

@@ -6,46 +6,14 @@ variables that they read, as these were then. Of a module that can be imported e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
-from monarch_nb._frames.owner import warn_user
 from monarch_nb._parallel.contents import Contents
-from monarch_nb._rank.tensor.files import checksums
+from monarch_nb._tensor.elsewhere import Elsewhere
 from monarch_nb._tensor.references import OfFile, is_users_class
-from monarch_nb.exceptions import StaleCode
-
-_WARN, _STRICT = "warn", "strict"
-Checksums = list[int | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """The ranks' own modules.
-
-    Attributes:
-        checksums: asks all ranks for checksums of what has these names.
-        mode: says what is done if they differ: `warn`, `strict`, or nothing.
-    """
-
-    checksums: Callable[[list[tuple[str, str]]], list[Checksums]]
-    mode: Callable[[], str]
-
-    def other(self, names: Iterable[OfFile]) -> list[OfFile]:
-        """Return those that aren't on all ranks what they are here, as far as it can be said."""
-        ordered = sorted(names, key=lambda each: (not each.is_code, each))
-        asked = [(each.owner, each.part) for each in ordered]
-        if not asked:
-            return []
-        here, there = checksums(asked), self.checksums(asked)
-        return [name for n, name in enumerate(ordered) if any(_differ(here[n], found[n]) for found in there)]
-
-
-def _differ(here: int | None, there: int | None) -> bool:
-    return here is not None and there is not None and here != there
 
 
 class Variables:
@@ -93,21 +61,4 @@ class Variables:
     def _tell_of(self, names: Iterable[tuple[Any, ...]]) -> None:
         """Say what of these ranks have otherwise in their modules."""
         found = ([part for part in name if type(part) is OfFile] for name in names)
-        of_files = {parts[-1] for parts in found if parts}
-        mode = self._elsewhere.mode() if of_files else ""
-        if mode not in (_WARN, _STRICT):
-            return
-        texts = [*map(_text, self._elsewhere.other(of_files))]
-        if texts and mode == _STRICT:
-            raise StaleCode("; ".join(texts))
-        for each in texts:
-            warn_user(each)
-
-
-def _text(name: OfFile) -> str:
-    if name.is_code:
-        return f"ranks have loaded other code of {name} than this program: mesh.sync() has them load it"
-    return (
-        f"{name} has another value on ranks than in this program; "
-        f"mesh.execute(setattr, {name.owner}, {name.part!r}, {name}) sets it there"
-    )
+        self._elsewhere.tell_of(parts[-1] for parts in found if parts)

@@ -12,7 +12,14 @@ report      what a reload has done, as data
 This package knows nothing of meshes; ranks and kernels use it alike.
 """
 
-from monarch_nb._reload.loaded import Changed, changed_modules, imported_anew, install, known_modules
+from monarch_nb._reload.loaded import (
+    Changed,
+    changed_modules,
+    imported_anew,
+    install,
+    known_modules,
+    num_loads,
+)
 from monarch_nb._reload.module import AFTER, finish, reload_changed, reload_modules
 from monarch_nb._reload.report import (
     SYNC_VARIABLE,
@@ -39,6 +46,7 @@ __all__ = [
     "imported_anew",
     "install",
     "known_modules",
+    "num_loads",
     "reload_changed",
     "reload_modules",
 ]

@@ -85,6 +85,7 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 _modules: dict[str, Loaded] = {}
+_num_loads = 0
 _watch = Watch()
 _get_code = SourceFileLoader.get_code
 _create_module = ExtensionFileLoader.create_module
@@ -109,6 +110,11 @@ def uninstall() -> None:
     for table in (_modules, _by_path, _unsure):
         table.clear()
     _watch.close()
+
+
+def num_loads() -> int:
+    """Return how often files of the user's were loaded, by an import or a reload."""
+    return _num_loads
 
 
 def known_modules() -> dict[str, Loaded]:
@@ -178,10 +184,16 @@ def _suspects(thoroughly: bool) -> list[Loaded]:
 
 def _note(loaded: Loaded) -> None:
     """Record a module that has been executed."""
+    _count()
     _modules.pop(loaded.name, None)
     _modules[loaded.name] = loaded
     _look_after(loaded)
     _unsure.add(loaded.name)
+
+
+def _count() -> None:
+    global _num_loads
+    _num_loads += 1
 
 
 def _look_after(loaded: Loaded) -> None:
@@ -193,6 +205,7 @@ def _look_after(loaded: Loaded) -> None:
 
 def is_current(loaded: Loaded, source: bytes | None, tree: ast.Module) -> None:
     """Record that a module runs `source` now."""
+    _count()
     loaded.source, loaded.imported, loaded.tree = source, None, tree
     _look_after(loaded)
     loaded.status, loaded.read_ns = None, 0  # to be checked once more: the file may have changed meanwhile

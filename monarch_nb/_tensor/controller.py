@@ -46,6 +46,7 @@ from monarch_nb._tensor.adopted import Adopted
 from monarch_nb._tensor.arguments import plain_arguments
 from monarch_nb._tensor.barrier import STARTED_ANEW, Barrier
 from monarch_nb._tensor.by_others import BY_OTHERS, TAKEN_APART
+from monarch_nb._tensor.elsewhere import CalledCode
 from monarch_nb._tensor.failure import lost_while, reason_of
 from monarch_nb._tensor.metadata import Grid, Meta, Placements, contiguous, forget, intern  # fmt: skip
 from monarch_nb._tensor.operation import Operation, check_access, check_together, lost_or_foreign
@@ -117,6 +118,8 @@ class Engine:
         """Whether what is put is sent at once in any case, with what comes next."""
         self._warned_of: set[str] = set()
         self._adopted = Adopted()
+        self.called_code = CalledCode(self._control)
+        """Checks the code of functions that ranks are to call."""
         self.slots = Slots()
         self.places = Places()
         self._grids: dict[Any, Grid] = {}

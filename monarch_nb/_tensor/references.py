@@ -55,22 +55,26 @@ def _is_users_module(module: Any) -> bool:
 
 
 def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    for name, cell in cells:
+    code = function.__code__
+    names, attributes, imported = _names_of(code)
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         try:
-            yield name, cell.cell_contents
+            value = cell.cell_contents
         except ValueError:  # not assigned yet
             continue
+        yield name, value
+        yield from _of_module(value, attributes)
     defaults: Mapping[str, Any] = {"defaults": function.__defaults__, **(function.__kwdefaults__ or {})}
     yield from defaults.items()
     named = names_in(function)
-    for name in _names_of(function.__code__)[0]:
+    for name in names:
         if name not in function.__globals__:
             continue
         value = function.__globals__[name]
         yield named(name), value
-        if type(value) is ModuleType and _is_users_module(value):
-            yield from _of_module(value, function.__code__)
+        yield from _of_module(value, attributes)
+    for name in imported:
+        yield from _of_module(sys.modules.get(name), attributes)
 
 
 class OfFile(str):
@@ -95,9 +99,11 @@ def of_file(owner: str, part: str, *, is_code: bool = False) -> OfFile:
     return made
 
 
-def _of_module(module: ModuleType, code: CodeType) -> Iterator[tuple[str, Any]]:
-    """Yield the variables of a module of the user's that a function may read."""
-    for part in _names_of(code)[1]:
+def _of_module(module: Any, attributes: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """Yield the variables of a module, if it's the user's, that a function with these attributes may read."""
+    if type(module) is not ModuleType or not _is_users_module(module):
+        return
+    for part in attributes:
         if part in vars(module):
             yield of_file(module.__name__, part), vars(module)[part]
 
@@ -111,23 +117,31 @@ def names_in(owner: Any) -> Callable[[str], str]:
     return functools.partial(of_file, full)
 
 
-Names = tuple[tuple[str, ...], tuple[str, ...]]
+Names = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 _names: dict[int, tuple[CodeType, Names]] = {}
 """By id of the code, which is kept alive here: a code object's own hash covers all its contents."""
 
 
 def _names_of(code: CodeType) -> Names:
-    """Return the names of global variables that a function and those within it read, and of attributes."""
+    """Return the names of global variables that a function and those within it read, of attributes, and of
+    modules that it imports.
+    """
     found = _names.get(id(code))
     if found is None:
         codes = [*_codes_in(code)]
-        read = {i.argval for each in codes for i in dis.get_instructions(each) if i.opname in _READ}
-        names = tuple(sorted(read)), tuple(sorted({name for each in codes for name in each.co_names}))
-        found = _names[id(code)] = code, names
+        steps = [step for each in codes for step in dis.get_instructions(each)]
+        read = {step.argval for step in steps if step.opname in _READ}
+        imported = {step.argval for step in steps if step.opname == "IMPORT_NAME"}
+        attributes = {name for each in codes for name in each.co_names}
+        found = _names[id(code)] = code, (_sorted(read), _sorted(attributes), _sorted(imported))
     return found[1]
 
 
 _READ = ("LOAD_GLOBAL", "LOAD_NAME")
+
+
+def _sorted(names: set[str]) -> tuple[str, ...]:
+    return tuple(sorted(names))
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:

@@ -31,17 +31,21 @@ def execute(mesh: Any, function: Callable[..., Any], args: Sequence[Any], kwargs
     if not callable(function):
         raise WrongTensor(f"execute takes a function and its arguments, not {type(function).__name__}")
     grid = grid_of(mesh)
-    made, _ = _called(grid, function, args, kwargs)
+    made, _ = _called(grid, function, args, kwargs, mesh)
     return _result(grid.engine.fetch(made, "describe"), made, grid)
 
 
 def _called(
-    grid: Grid, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    grid: Grid, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mesh: Any = None
 ) -> tuple[Tensor, bytes]:
     """Make the ranks of a grid call a function; return the slot of the whole result, and the function as it
     was sent.
+
+    Args:
+        mesh: the mesh that the user has named; None for the active one.
     """
     engine = grid.engine
+    engine.called_code.check(function, get_active_mesh() if mesh is None else mesh)
     tensors: list[Tensor] = []
 
     def hole(value: Any) -> Any:
@@ -63,7 +67,8 @@ def _called(
 
     positional, named = pytree.tree_map(hole, (tuple(args), dict(kwargs)))
     unknown = intern((), (), torch.float32, grid, None)
-    call = freeze(function, positional, named)
+    sent = function.function if isinstance(function, Remote) else function
+    call = freeze(sent, positional, named)
     return engine.call(call, tensors, unknown), call[0]
 
 
@@ -126,7 +131,7 @@ class Remote:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function on the ranks; return its results as tensors of the mesh."""
         grid = _grid_for(args, kwargs)
-        made, sent = _called(grid, self.function, args, kwargs)
+        made, sent = _called(grid, self, args, kwargs)
         return _parts(self._described(made, sent, grid, args, kwargs), made, grid)
 
     rref = __call__
@@ -234,8 +239,7 @@ def call_on_shard_and_fetch(
         shard: the rank's coordinates by axis of the mesh; 0 for axes that aren't given.
     """
     grid = _grid_for(args, kwargs)
-    function = remote.function if isinstance(remote, Remote) else remote
-    made, _ = _called(grid, function, args, kwargs)
+    made, _ = _called(grid, remote, args, kwargs)
     return fetch_shard(made, shard)
 
 

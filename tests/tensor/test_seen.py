@@ -5,6 +5,7 @@ changes of these counts, on the ranks and in compiled functions.
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import itertools
 import os
@@ -22,9 +23,12 @@ from torch import nn
 from torch.nn import functional
 
 import monarch_nb
-from monarch_nb._parallel.variables import Elsewhere, Variables
+from monarch_nb._parallel.variables import Variables
+from monarch_nb._rank.tensor.files import checksums
 from monarch_nb._tensor.compiled import MOST_TRIES
+from monarch_nb._tensor.elsewhere import CalledCode, Elsewhere
 from monarch_nb._tensor.reach import Reach
+from monarch_nb._tensor.tensor import Tensor
 from monarch_nb.distributed import Mesh
 from monarch_nb.exceptions import StaleCode
 
@@ -308,11 +312,21 @@ def test_a_large_array_is_told_of_once() -> None:
 
 
 FILE = """
+import torch
 from torch import nn
+import monarch_nb
 
 gain = 1.0
 
 def helper(x):
+    return x * gain
+
+@monarch_nb.remote
+def remote_one(x):
+    return x * gain
+
+@torch.no_grad()
+def decorated(x):
     return x * gain
 
 class OfFile(nn.Module):
@@ -391,6 +405,83 @@ def test_a_file_that_was_edited(mesh: Mesh, file: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(model(x).full(), plain(x)) and torch.equal(plain(x), 2 * x)
+
+
+def importing(file: Any) -> Any:
+    """Return a function of a cell that imports a module itself."""
+    cell = f"def called(x):\n    import {file.__name__} as file\n    return file.helper(x)"
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(cell, "<ipython-input-7-0>", "exec"), namespace)
+    return namespace["called"]
+
+
+CALLS: dict[str, Any] = {
+    "itself": lambda mesh, file, x: mesh.execute(file.helper, x),
+    "by another": lambda mesh, file, x: mesh.execute(lambda x: file.helper(x), x),
+    "imported in it": lambda mesh, file, x: mesh.execute(importing(file), x),
+    "partial": lambda mesh, file, x: mesh.execute(functools.partial(file.helper), x),
+    "decorated": lambda mesh, file, x: mesh.execute(file.decorated, x),
+    "remote": lambda mesh, file, x: file.remote_one(x),
+    "a remote one executed": lambda mesh, file, x: mesh.execute(file.remote_one, x),
+    "one rank": lambda mesh, file, x: monarch_nb.call_on_shard_and_fetch(file.helper, x).get(),
+}
+
+
+@pytest.mark.parametrize("way", CALLS)
+def test_a_function_of_a_file_that_was_edited(mesh: Mesh, file: Any, way: str) -> None:
+    x = torch.ones(8)
+
+    def called() -> Any:
+        with mesh.activate():
+            found = CALLS[way](mesh, file, x)
+            return found.full() if isinstance(found, Tensor) else found
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(called(), x)
+        edit(file, "x * gain", "x * gain * 2")
+        assert torch.equal(called(), x)  # nobody has loaded it
+    importlib.reload(file)
+    told = f"ranks have loaded other code of {file.__name__}.[a-z_]+ than this program: mesh.sync"
+    with pytest.warns(UserWarning, match=told) as warned:
+        called()
+    assert warned[0].filename == __file__ and len(warned) == 1
+    mesh.sync()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(called(), 2 * x)
+
+
+class Ranks:
+    """Ranks that have loaded what this program has, and note what they are asked for."""
+
+    def __init__(self) -> None:
+        self.checksums = self
+        self.asked: list[list[tuple[str, str]]] = []
+
+    def call(self, names: list[tuple[str, str]]) -> Any:
+        self.asked.append(names)
+        return self
+
+    def get(self, timeout: float) -> dict[int, list[int | None]]:
+        return {0: checksums(self.asked[-1])}
+
+
+def test_what_a_function_leads_to_is_asked_for_once(file: Any) -> None:
+    ranks = Ranks()
+    checked = CalledCode(ranks)
+
+    def leads_there(x: Any) -> Any:
+        return file.OfFile()(file.helper(x))
+
+    for _ in range(3):
+        checked.check(leads_there, None)
+        checked.check(len, None)
+    [names] = ranks.asked
+    assert {(file.__name__, "helper"), (file.__name__, "OfFile.forward")} <= set(names)
+    importlib.reload(file)
+    checked.check(leads_there, None)
+    assert ranks.asked == [names, names]
 
 
 def test_sync_loads_it_here_and_there(mesh: Mesh, file: Any) -> None:
