@@ -10,7 +10,7 @@ from torch import nn
 
 from monarch_nb._rank.tensor.private import version_of
 from monarch_nb._tensor.reach import SIMPLE, Fact, Reach
-from monarch_nb._tensor.references import PROGRAM, Held, is_users, of_file
+from monarch_nb._tensor.references import PROGRAM, Held, of_file
 from monarch_nb._tensor.tensor import Tensor
 
 
@@ -33,9 +33,6 @@ class Contents(Reach):
 
     def _optimizer(self, name: tuple[Any, ...], optimizer: torch.optim.Optimizer) -> None:
         self.facts.append((name, Held(optimizer)))
-
-    def _is_followed(self, function: FunctionType) -> bool:
-        return function.__module__ == PROGRAM or is_users(function)
 
     def _code(self, name: tuple[Any, ...], function: FunctionType) -> None:
         if function.__module__ != PROGRAM:

@@ -24,6 +24,8 @@ from monarch_nb.exceptions import MeshError, StaleCode
 ASK_S = 60.0
 _WARN, _STRICT = "warn", "strict"
 _MOST_CHECKED = 256
+_MOST_WRAPPED = 16
+_MOST_ITEMS = 100
 Checksums = list[int | None]
 
 
@@ -110,21 +112,21 @@ class CalledCode:
         Raises:
             StaleCode: if the mesh is strict.
         """
-        called = _python_function(function)
+        called = _users_function(function)
         if called is None:
             return
         code, now = called.__code__, _reload.num_loads()
         if self._checked.get(id(code), (code, -1))[1] == now:
             return
-        if len(self._checked) >= _MOST_CHECKED:
-            self._checked.clear()
-        self._checked[id(code)] = code, now
         try:
             Elsewhere.of(self._control, mesh).tell_of(code_of_files(function))
         except StaleCode:
             raise
         except (MeshError, TimeoutError):  # the call itself says that ranks are lost, or busy
             return
+        if len(self._checked) >= _MOST_CHECKED:
+            self._checked.clear()
+        self._checked[id(code)] = code, now
 
 
 def code_of_files(function: Any) -> set[OfFile]:
@@ -132,20 +134,30 @@ def code_of_files(function: Any) -> set[OfFile]:
     among them.
     """
     found = _Code()
-    found.add((), function)
+    found.add(("called",), function)
+    found.add(("function",), _users_function(function))
     return found.names
 
 
-def _python_function(function: Any) -> FunctionType | None:
-    """Return the function that a callable calls, if it's written in Python."""
-    while not isinstance(function, FunctionType):
-        if isinstance(function, functools.partial):
-            function = function.func
-        elif isinstance(function, MethodType):
-            function = function.__func__
-        elif (function := wrapped_by(function)) is None:
-            return None
-    return function
+def _users_function(called: Any) -> FunctionType | None:
+    """Return the function of the user's that is called, behind what wraps it."""
+    for _ in range(_MOST_WRAPPED):
+        if type(called) is FunctionType and is_users(called):
+            return called
+        called = _inner(called)
+    return None
+
+
+def _inner(called: Any) -> Any:
+    if issubclass(type(called), functools.partial):  # an object may raise from __class__
+        return called.func
+    if type(called) is MethodType:
+        return called.__func__
+    try:
+        wrapped = wrapped_by(called)
+    except Exception:  # an object that can't be looked into
+        return None
+    return getattr(type(called), "__call__", None) if wrapped is None else wrapped  # noqa: B004 - not what it is
 
 
 class _Code(Reach):
@@ -154,9 +166,6 @@ class _Code(Reach):
     def __init__(self) -> None:
         super().__init__(())
         self.names: set[OfFile] = set()
-
-    def _is_followed(self, function: FunctionType) -> bool:
-        return function.__module__ == PROGRAM or is_users(function)
 
     def _code(self, name: tuple[Any, ...], function: FunctionType) -> None:
         if function.__module__ != PROGRAM:
@@ -170,3 +179,7 @@ class _Code(Reach):
 
     def _optimizer(self, name: tuple[Any, ...], optimizer: torch.optim.Optimizer) -> None:
         """Add nothing."""
+
+    def _collection(self, name: tuple[Any, ...], collection: Any, depth: int) -> None:
+        if len(collection) <= _MOST_ITEMS:  # in a longer one there's data
+            super()._collection(name, collection, depth)

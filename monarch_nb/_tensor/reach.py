@@ -123,16 +123,12 @@ class Reach:
         if isinstance(function, FunctionType):
             if wrapped := wrapped_by(function):
                 self.add((*name, "wrapped"), wrapped, depth + 1)
-            if not self._is_followed(function):
+            if not is_users(function):
                 self.facts.append((name, Held(function)))
                 return
             self._code(name, function)
         for part, each in seen_by(function):
             self.add((*name, part), each, depth + 1)
-
-    def _is_followed(self, function: FunctionType) -> bool:
-        """Return whether what a function refers to may change what it does: the user wrote it."""
-        return is_users(function)
 
     def _code(self, name: tuple[Any, ...], function: FunctionType) -> None:
         self.facts.append((name, id(function.__code__)))
@@ -156,7 +152,7 @@ class Reach:
 
     def _methods(self, name: tuple[Any, ...], kind: type) -> None:
         for part, each in methods_of(kind):
-            if self._is_followed(each):
+            if is_users(each):
                 self.add((*name, part), each)
 
     def _tensor(self, name: tuple[Any, ...], value: torch.Tensor) -> None:

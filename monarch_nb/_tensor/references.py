@@ -31,8 +31,8 @@ def seen_by(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_users(function: FunctionType) -> bool:
-    """Return whether a function was written by the user."""
-    return owner_of_file(function.__code__.co_filename) is Owner.USER
+    """Return whether what a function refers to may change what it does: the user wrote it."""
+    return function.__module__ == PROGRAM or owner_of_file(function.__code__.co_filename) is Owner.USER
 
 
 def is_of_user(kind: type) -> bool:

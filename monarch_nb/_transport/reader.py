@@ -47,6 +47,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from monarch_nb._wire.local_sockets import CLOSED_BY_OTHERS, LocalReceiver, SendQueues
+from monarch_nb._wire.segment import OwnerGone
 from monarch_nb.exceptions import TransportClosed
 
 TICK_S = 0.002
@@ -304,15 +305,22 @@ class Reader:
     def _deliver(self, arrived: deque[bytes], waiter: Waiter) -> bool:
         """Dispatch the oldest message; True if the lead has gone to the one it was for."""
         self._turns += 1
+        target = self._dispatch_oldest(arrived)
+        if target is None or target is waiter:
+            return False
+        return self._wake(target) and not target.urgent and not waiter.urgent
+
+    def _dispatch_oldest(self, arrived: deque[bytes]) -> Waiter | None:
+        """Dispatch the oldest message; return whom it was for."""
         try:
             target = self._dispatch(arrived[0])
+        except OwnerGone:  # who waits for the message hears of the end of the process that has sent it
+            target = None
         except Exception:  # a KeyboardInterrupt leaves the message where it is: it's dispatched again
             _report()
             target = None
         arrived.popleft()
-        if target is None or target is waiter:
-            return False
-        return self._wake(target) and not target.urgent and not waiter.urgent
+        return target
 
     @staticmethod
     def _until(waiter: Waiter, deadline: float | None) -> float | None:
@@ -521,12 +529,7 @@ class Reader:
         if not arrived:
             self._receiver.receive(0.0, arrived)
         for _ in range(min(len(arrived), _BATCH)):
-            try:
-                target = self._dispatch(arrived[0])
-            except Exception:
-                _report()
-                target = None
-            arrived.popleft()
+            target = self._dispatch_oldest(arrived)
             if target is not None:
                 self._wake(target)
 

@@ -57,6 +57,10 @@ class SegmentError(RuntimeError):
     """The error of a segment that could not be opened: its owner is gone, or it has been replaced."""
 
 
+class OwnerGone(SegmentError):
+    """The error of a segment whose owner is gone."""
+
+
 def reserve(fd: int, nbytes: int) -> None:
     """Give a file in memory its size.
 
@@ -334,7 +338,7 @@ class Mapping(mmap.mmap):
         """Open the segment's file once more; return a descriptor, to be closed.
 
         Raises:
-            SegmentError: if the owner is gone.
+            OwnerGone: if the owner is gone.
         """
         return _open_file(*self.place)
 
@@ -350,7 +354,8 @@ def open_segment(pid: int, fd: int, inode: int, on_release: Callable[[], None]) 
     not block.
 
     Raises:
-        SegmentError: if the owner is gone or `fd` is another file by now.
+        OwnerGone: if the owner is gone.
+        SegmentError: if `fd` is another file by now.
     """
     own = _open_file(pid, fd, inode)
     try:
@@ -367,7 +372,7 @@ def _open_file(pid: int, fd: int, inode: int) -> int:
     try:
         own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise SegmentError(f"a buffer of process {pid} is gone with its owner ({error.strerror})") from None
+        raise OwnerGone(f"a buffer of process {pid} is gone with its owner ({error.strerror})") from None
     if os.fstat(own).st_ino != inode:
         os.close(own)
         raise SegmentError(f"a buffer of process {pid} was dropped by its owner before it was read")

@@ -15,7 +15,8 @@ are by turn, of CPU time of a rank, of that of its thread that computes, and of 
 the interval of 95 of 100 such medians. If by hand against by hand isn't 1, the rest can't be told either.
 BENCH_ROUNDS: how many rounds.
 BENCH_SAMPLES: a file for the measurements of each round (JSON), with the width in its name.
-BENCH_APART=1: ranks share one processor (see `processors`).
+BENCH_APART=1: ranks share one processor (see `processors`). BENCH_RANKS=1 with it: one rank and this program
+have a processor each, so that what's said is what operations take, without what ranks wait for each other.
 
 At last operations a second of a chain of them on 8 ranks, beside Monarch's tensor engine, if BENCH_MONARCH
 is the path of a Python that has `torchmonarch`.
@@ -46,7 +47,7 @@ from tests.benchmarks.medians import ratio
 from tests.benchmarks.notes import Seconds, between, note, read_notes
 from tests.benchmarks.processors import move_apart
 
-NUM_RANKS = 2
+NUM_RANKS = int(os.environ.get("BENCH_RANKS", "2"))
 NUM_ROUNDS = 15
 NUM_OPERATIONS = 300
 NUM_STEPS = 10

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from faults import wait_for_news
+from processes import wait_for_exit
 from sample_actors import BadStart, Cleaner, Counter, Faulty, Owner, Stuck
 from two_by_two import spawn_two_by_two
 
 import monarch_nb.actor
-from monarch_nb.actor import MeshFailure, ProcMesh
+from monarch_nb._transport.transport import Transport
+from monarch_nb.actor import MeshFailure, ProcMesh, this_host
 from monarch_nb.exceptions import ActorError, MeshStartError, SupervisionError
 
 T = 30
@@ -79,6 +83,32 @@ def test_a_killed_rank_fails_its_pending_calls(doomed: ProcMesh, number: int) ->
     assert caught.value.failures[0].ranks == (3,)
     with pytest.raises(SupervisionError, match="killed by"):
         faulty.slice(hosts=1, gpus=1).ok.call_one().get(T)
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["who waits reads", "the background reader reads"])
+def test_an_answer_whose_rank_is_killed_before_it_is_taken(
+    monkeypatch: pytest.MonkeyPatch, unhandled: object, waits: bool
+) -> None:
+    """A big answer lies in the rank's memory until it's mapped. That it can't be is no error of a thread's:
+    pytest would fail for one.
+    """
+    rank = this_host().spawn_procs({"gpus": 1})
+    rank.initialized.get(60)
+    open_segment, killed = Transport.open_segment, threading.Event()
+
+    def killed_first(self: Transport, owner: int, pid: int, fd: int, inode: int) -> Any:
+        os.kill(pid, signal.SIGKILL)
+        assert wait_for_exit(pid)
+        killed.set()
+        return open_segment(self, owner, pid, fd, inode)
+
+    monkeypatch.setattr(Transport, "open_segment", killed_first)
+    answer = rank.execute(numpy.ones, 3 << 20, numpy.uint8)
+    assert waits or killed.wait(T)
+    with pytest.raises(SupervisionError, match="SIGKILL"):
+        answer.get(T)
+    assert killed.is_set()
+    rank.stop(grace_s=0.0).get(T)
 
 
 def test_exit_code_and_last_lines_are_told(doomed: ProcMesh) -> None:

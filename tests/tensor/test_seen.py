@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -329,6 +330,14 @@ def remote_one(x):
 def decorated(x):
     return x * gain
 
+class Callable:
+    def __call__(self, x):
+        return x * gain
+
+class Methods:
+    def method(self, x):
+        return x * gain
+
 class OfFile(nn.Module):
     shift = 0.0
 
@@ -421,6 +430,8 @@ CALLS: dict[str, Any] = {
     "imported in it": lambda mesh, file, x: mesh.execute(importing(file), x),
     "partial": lambda mesh, file, x: mesh.execute(functools.partial(file.helper), x),
     "decorated": lambda mesh, file, x: mesh.execute(file.decorated, x),
+    "an object": lambda mesh, file, x: mesh.execute(file.Callable(), x),
+    "a method": lambda mesh, file, x: mesh.execute(file.Methods().method, x),
     "remote": lambda mesh, file, x: file.remote_one(x),
     "a remote one executed": lambda mesh, file, x: mesh.execute(file.remote_one, x),
     "one rank": lambda mesh, file, x: monarch_nb.call_on_shard_and_fetch(file.helper, x).get(),
@@ -442,7 +453,7 @@ def test_a_function_of_a_file_that_was_edited(mesh: Mesh, file: Any, way: str) -
         edit(file, "x * gain", "x * gain * 2")
         assert torch.equal(called(), x)  # nobody has loaded it
     importlib.reload(file)
-    told = f"ranks have loaded other code of {file.__name__}.[a-z_]+ than this program: mesh.sync"
+    told = f"ranks have loaded other code of {file.__name__}.[A-Za-z_.]+ than this program: mesh.sync"
     with pytest.warns(UserWarning, match=told) as warned:
         called()
     assert warned[0].filename == __file__ and len(warned) == 1
@@ -450,6 +461,16 @@ def test_a_function_of_a_file_that_was_edited(mesh: Mesh, file: Any, way: str) -
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(called(), 2 * x)
+
+
+class Hostile:
+    """A callable that can't be looked into."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise ValueError(name)
+
+    def __call__(self) -> None:
+        pass
 
 
 class Ranks:
@@ -477,11 +498,21 @@ def test_what_a_function_leads_to_is_asked_for_once(file: Any) -> None:
     for _ in range(3):
         checked.check(leads_there, None)
         checked.check(len, None)
+        checked.check(Hostile(), None)
     [names] = ranks.asked
     assert {(file.__name__, "helper"), (file.__name__, "OfFile.forward")} <= set(names)
     importlib.reload(file)
     checked.check(leads_there, None)
     assert ranks.asked == [names, names]
+
+
+def test_a_mesh_that_is_strict_calls_no_other_code(file: Any) -> None:
+    ranks = Ranks()
+    ranks.get = lambda timeout: {0: [1] * len(ranks.asked[-1])}  # type: ignore[method-assign]
+    checked, mesh = CalledCode(ranks), SimpleNamespace(sync_mode="strict")
+    for _ in range(2):  # not only the first time
+        with pytest.raises(StaleCode, match=r"helper than this program: mesh\.sync"):
+            checked.check(file.helper, mesh)
 
 
 def test_sync_loads_it_here_and_there(mesh: Mesh, file: Any) -> None:
