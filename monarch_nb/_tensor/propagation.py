@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -111,12 +111,44 @@ class Propagation:
             reason = "" if func in _WHOLE else "torch has no sharding rule for it"
             return self._whole(func, args, kwargs, first.grid, first.grid.replicated, reason)
         try:
-            find = self._resized if func in _BY_SIZE else self._by_rules
-            return find(func, args, kwargs, first.grid)
+            return self._found(func, args, kwargs, first.grid)
         except Exception as error:
             reason = str(error).split("\n")[0] or type(error).__name__
         # not within `except`: what the arguments' own fault is would be shown below this error
         return self._whole(func, args, kwargs, first.grid, first.grid.replicated, reason)
+
+    def _found(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Grid) -> Outcome:
+        if func in _BY_SIZE:
+            return self._resized(func, args, kwargs, grid)
+        if "_foreach_" in str(func):
+            return self._by_kinds(func, args, kwargs, grid)
+        return self._by_rules(func, args, kwargs, grid)
+
+    def _by_kinds(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Grid) -> Outcome:
+        """Return the outcome of an operation on lists, such as an optimiser's on all parameters.
+
+        Torch's rules take 0.2 ms for each tensor of a list, so they are asked once for those that are alike.
+        """
+        lists = [each for each in (*args, *kwargs.values()) if isinstance(each, (list, tuple))]
+        if len({*map(len, lists)}) != 1:
+            return self._by_rules(func, args, kwargs, grid)
+        numbers: dict[Any, int] = {}
+        kinds = [numbers.setdefault(self._kind(each), len(numbers)) for each in zip(*lists, strict=True)]
+        firsts = [*map(kinds.index, range(len(numbers)))]
+
+        def of_firsts(value: Any) -> Any:
+            return [value[n] for n in firsts] if isinstance(value, (list, tuple)) else value
+
+        named = {name: of_firsts(each) for name, each in kwargs.items()}
+        found = self._by_rules(func, tuple(map(of_firsts, args)), named, grid)
+        if found.moves or found.sums or found.cuts:  # these number inputs
+            return self._by_rules(func, args, kwargs, grid)
+        if not schema_of(func).returns:
+            return found
+        return replace(found, parts=tuple(found.parts[each] for each in kinds))
+
+    def _kind(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(each.mesh_meta if self._is_tensor(each) else type(each) for each in values)
 
     def _fills_partial(self, func: Any, args: Sequence[Any]) -> bool:
         """Say whether each rank would fill its summand with what is to be the sum."""

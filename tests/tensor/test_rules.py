@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812  # as everybody calls it
 
 import monarch_nb
+from monarch_nb._tensor.propagation import Propagation
 from monarch_nb.distributed import Mesh
 
 Loss = Callable[..., torch.Tensor]
@@ -339,3 +340,37 @@ def test_gradients_where_torchs_rules_are_wrong(mesh: Mesh, name: str, spec: lis
     assert given.grad is not None and alone.grad is not None
     torch.testing.assert_close(found.full(), wanted, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(given.grad.full(), alone.grad, rtol=1e-4, atol=1e-4)
+
+
+Lists = list[torch.Tensor]
+OF_LISTS: dict[str, Callable[[Lists, Lists], Any]] = {
+    "in place": lambda xs, ys: torch._foreach_addcdiv_(xs, ys, ys, value=0.5),
+    "a number for each": lambda xs, ys: torch._foreach_mul_(xs, [float(n) for n in range(len(xs))]),
+    "out of place": lambda xs, ys: torch._foreach_add(xs, ys, alpha=2.0),
+    "reductions": lambda xs, ys: torch._foreach_norm(xs, 2),
+    "inputs laid out anew": lambda xs, ys: torch._foreach_mul(xs, [*reversed(ys)]),
+    "one kind": lambda xs, ys: torch._foreach_sqrt_(ys[:2]),
+}
+
+
+@pytest.mark.parametrize("name", OF_LISTS)
+def test_lists_of_tensors_that_are_alike(mesh: Mesh, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's rules are asked of each kind once, and say what they say of all."""
+    first, second = "data_parallel", "model_parallel"
+    specs: list[Any] = [[first], [first], None, [None, second], None, [first]]
+    plain = [torch.rand(4, 6) for _ in specs]
+    outcomes: list[tuple[Any, Any]] = []
+    by_kinds = Propagation._by_kinds
+
+    def both(self: Propagation, *given: Any) -> Any:
+        outcomes.append((by_kinds(self, *given), self._by_rules(*given)))
+        return outcomes[-1][0]
+
+    monkeypatch.setattr(Propagation, "_by_kinds", both)
+    mesh.tensor_grid().engine.plans.clear()
+    there = [monarch_nb.distribute(x, mesh, spec) for x, spec in zip(plain, specs, strict=True)]
+    ours = OF_LISTS[name](there, [x.clone() for x in there])
+    theirs = OF_LISTS[name](plain, [x.clone() for x in plain])
+    for mine, expected in zip(ours or there, theirs or plain, strict=True):
+        torch.testing.assert_close(mine.full(), expected)  # type: ignore[attr-defined]
+    assert outcomes and all(one == other for one, other in outcomes)
