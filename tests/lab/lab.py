@@ -223,6 +223,11 @@ class Page:
             found = f"cell {n} shows {self.text(n)!r}, the kernel is {kernel}, errors {self.errors}"
             raise AssertionError(f"never: {text!r}: {found}; the server's log ends:\n{log}") from error
 
+    def wait_until_ended(self, n: int) -> None:
+        """Wait until a cell has ended: what is run while one fails, the kernel refuses."""
+        cell = self.page.locator(".jp-Notebook .jp-Cell").nth(n)
+        cell.locator(".jp-InputPrompt", has_text="*").wait_for(state="hidden")
+
     def execute(self, command: str) -> None:
         """Run a command of the application."""
         self.page.evaluate("(c) => { jupyterapp.commands.execute(c); }", command)

@@ -54,6 +54,7 @@ def test_a_session_as_people_have_it(lab: Lab, page: Page, pictures: Path) -> No
     page.wait_for(3, "asleep")
     page.execute("notebook:interrupt-kernel")
     page.wait_for(3, "ranks 0-3 were interrupted")
+    page.wait_until_ended(3)
 
     assert "rank 3: FileNotFoundError: shard.bin" in page.run(4)
     page.picture(pictures / "errors.png")

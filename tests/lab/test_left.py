@@ -52,6 +52,7 @@ def test_the_menu_restarts_the_kernel(lab: Lab, browser: Any, pictures: Path) ->
     page.wait_for(4, "asleep")
     page.execute("notebook:interrupt-kernel")
     page.wait_for(4, "ranks 0-1 were interrupted")
+    page.wait_until_ended(4)
     assert "mesh 'left' has ended" in page.run(5)
     assert page.errors == []
 
