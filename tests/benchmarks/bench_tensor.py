@@ -247,7 +247,8 @@ class GPTs:
         """Wait for the ranks; return what each step took, in order."""
         with self.mesh.activate():
             note("")
-        return between(self.mesh.execute(read_notes))
+        found = self.mesh.execute(read_notes)  # a list for each rank; one for all if they say the same
+        return between([found] if NUM_RANKS == 1 else found)
 
     def turns(self) -> list[dict[str, Seconds]]:
         """Make models anew, and have them take turns; return what each took at each turn."""
