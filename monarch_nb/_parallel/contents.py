@@ -10,7 +10,7 @@ from torch import nn
 
 from monarch_nb._rank.tensor.private import version_of
 from monarch_nb._tensor.reach import SIMPLE, Fact, Reach
-from monarch_nb._tensor.references import PROGRAM, Held, of_file
+from monarch_nb._tensor.references import Held, code_of_file
 from monarch_nb._tensor.tensor import Tensor
 
 
@@ -35,9 +35,8 @@ class Contents(Reach):
         self.facts.append((name, Held(optimizer)))
 
     def _code(self, name: tuple[Any, ...], function: FunctionType) -> None:
-        if function.__module__ != PROGRAM:
-            name = (*name, of_file(function.__module__, function.__qualname__, is_code=True))
-        super()._code(name, function)
+        of_file = code_of_file(function)
+        super()._code(name if of_file is None else (*name, of_file), function)
 
 
 def contents(value: Any) -> list[Fact] | None:

@@ -18,7 +18,7 @@ from monarch_nb import _reload
 from monarch_nb._frames.owner import warn_user
 from monarch_nb._rank.tensor.files import checksums
 from monarch_nb._tensor.reach import Reach
-from monarch_nb._tensor.references import PROGRAM, OfFile, is_users, of_file, wrapped_by
+from monarch_nb._tensor.references import OfFile, code_of_file, is_users, wrapped_by
 from monarch_nb.exceptions import MeshError, StaleCode
 
 ASK_S = 60.0
@@ -168,8 +168,8 @@ class _Code(Reach):
         self.names: set[OfFile] = set()
 
     def _code(self, name: tuple[Any, ...], function: FunctionType) -> None:
-        if function.__module__ != PROGRAM:
-            self.names.add(of_file(function.__module__, function.__qualname__, is_code=True))
+        if (found := code_of_file(function)) is not None:
+            self.names.add(found)
 
     def _tensor(self, name: tuple[Any, ...], value: torch.Tensor) -> None:
         """Add nothing."""

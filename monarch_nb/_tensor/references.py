@@ -99,6 +99,13 @@ def of_file(owner: str, part: str, *, is_code: bool = False) -> OfFile:
     return made
 
 
+def code_of_file(function: FunctionType) -> OfFile | None:
+    """Return the full name of a function of a module that can be imported; None for one of the program."""
+    if function.__module__ == PROGRAM:
+        return None
+    return of_file(function.__module__, function.__qualname__, is_code=True)
+
+
 def _of_module(module: Any, attributes: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     """Yield the variables of a module, if it's the user's, that a function with these attributes may read."""
     if type(module) is not ModuleType or not _is_users_module(module):
